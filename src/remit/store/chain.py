@@ -1,0 +1,152 @@
+"""Who writes, and did a watcher see it all? One head row that every batch compares and advances.
+
+The head is `(incarnation, epoch, sequence)` with the count and digest of the rows that its batch changed. Three things follow:
+
+- **Fencing.** A batch is guarded by the head that its writer last saw. Whoever raises the epoch (`seize`) changes the head, so
+  every batch that an older writer still has under way fails its guard, however late it arrives.
+- **A lost answer is settled, not guessed.** A read is no barrier: the lost batch may land after it. So the writer commits an
+  *empty* batch at the same sequence, guarded by the same head (`settle`). It or the lost one wins, never both; whoever's digest
+  stands in the head has won.
+- **Gaps show.** Sequences count up by one, and each digest is taken over the digest before it and the rows: a watcher that
+  checks both (`gap`) cannot miss a batch, nor follow a history that forked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from remit.store.protocol import HEAD, Commit, Committed, Corrupt, Event, Guard, Head, Store, Unanswered
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Head).decode
+
+
+class Place(NamedTuple):
+    """A head as one reader knows it, with the revision that guards it (0: there is no chain yet)."""
+
+    head: Head
+    revision: int
+
+
+class Deposed(NamedTuple):
+    """Somebody else advanced the chain; nothing of ours will be written any more."""
+
+    by: Head
+
+
+def encode_head(head: Head) -> bytes:
+    return _encode(head)
+
+
+def decode_head(value: bytes) -> Head:
+    try:
+        return _decode(value)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the head row does not decode ({error}); restore a backup") from None
+
+
+def digest(before: str, puts: Iterable[tuple[str, bytes]], deletes: Iterable[str]) -> str:
+    """Over the digest before and every row, each part with its length, so that no two batches share one byte stream."""
+    parts = [before.encode()]
+    for key, value in puts:
+        name = key.encode()
+        parts += (b"\np%d %d " % (len(name), len(value)), name, value)
+    for key in deletes:
+        name = key.encode()
+        parts += (b"\nd%d " % len(name), name)
+    return blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def advance(head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]) -> Head:
+    """The head after a batch that makes these changes."""
+    return Head(
+        incarnation=head.incarnation,
+        epoch=head.epoch,
+        sequence=head.sequence + 1,
+        holder=head.holder,
+        count=len(puts) + len(deletes),
+        digest=digest(head.digest, puts, deletes),
+    )
+
+
+def batch(place: Place, head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str] = ()) -> Commit:
+    """The transaction that moves the chain from `place` to `head` and makes the changes `head` was computed from."""
+    return Commit(
+        guards=(Guard(HEAD, place.revision),),
+        puts=(*puts, (HEAD, _encode(head))),
+        deletes=deletes,
+    )
+
+
+async def read_place(store: Store) -> Place | None:
+    row = await store.get(HEAD)
+    return None if row is None else Place(decode_head(row.value), row.revision)
+
+
+async def seize(store: Store, holder: str, incarnation: str) -> Place:
+    """Raise the epoch: from here on every older writer is fenced. `incarnation` names the chain if it starts here.
+
+    Losing a race or an answer here is harmless: the epoch is raised again over whatever stands. It ends because each
+    round either wins or follows another's progress.
+    """
+    while True:
+        place = await read_place(store)
+        if place is None:
+            place = Place(Head(incarnation, 0, 0, "", 0, ""), 0)
+        old = place.head
+        head = Head(
+            incarnation=old.incarnation,
+            epoch=old.epoch + 1,
+            sequence=old.sequence + 1,
+            holder=holder,
+            count=0,
+            digest=digest(f"{old.digest} {old.epoch + 1} {holder}", (), ()),
+        )
+        try:
+            answer = await store.commit(batch(place, head, ()))
+        except Unanswered:
+            continue
+        if isinstance(answer, Committed):
+            return Place(head, answer.revision)
+
+
+async def settle(store: Store, place: Place, lost: Head) -> Place | Deposed:
+    """After a lost answer: has `lost` landed on `place`? Answers the place where the chain now stands.
+
+    If it is `lost`, that batch is in; if it is another head of the same epoch and sequence, it is the empty batch, and the
+    lost one can never land. Raises `Unanswered` never: it asks until it knows; `Unavailable` passes through.
+    """
+    empty = advance(place.head, (), ())
+    while True:
+        try:
+            answer = await store.commit(batch(place, empty, ()))
+        except Unanswered:
+            continue
+        if isinstance(answer, Committed):
+            return Place(empty, answer.revision)
+        now = await read_place(store)
+        if now is None:
+            raise Corrupt("the head row is gone; restore a backup")
+        if now.head in (lost, empty):
+            return now
+        return Deposed(now.head)
+
+
+def gap(seen: Head, event: Event) -> str | None:
+    """Why does `event` not follow from `seen` without a break? None if it does. The cure for any gap is to list anew."""
+    if event.span is None or event.head is None:
+        return "it carries no head"
+    if event.head.incarnation != seen.incarnation:
+        return f"the scope was restored: incarnation {seen.incarnation} became {event.head.incarnation}"
+    if event.span.first != seen.sequence + 1:
+        return f"it starts at sequence {event.span.first}, {seen.sequence + 1} was due"
+    if event.head.epoch < seen.epoch:
+        return f"its epoch {event.head.epoch} is older than {seen.epoch}"
+    rows = len(event.changes) + event.superseded + event.elsewhere
+    if rows != event.span.rows:
+        return f"it accounts for {rows} rows of {event.span.rows}"
+    return None
