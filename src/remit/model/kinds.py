@@ -18,19 +18,23 @@ from remit.model.resources import Amount, Duration
 
 API_VERSION = "remit/v1"
 
-DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-DNS_NAME = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$"
-_LABEL_KEY = r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
-_LABEL_VALUE = r"^([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?$"
+END = r"$(?!\n)"
+"""The very end: to Python a bare `$` also stands before a last newline, and a name with a newline in it would pass."""
+
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?" + END
+DNS_NAME = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?" + END
+LABEL_KEY = r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?" + END
+LABEL_VALUE = r"^([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?" + END
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*" + END
 
 Name = Annotated[str, Meta(pattern=DNS_LABEL, max_length=63, description="a DNS label: a-z, 0-9 and -")]
-LabelKey = Annotated[str, Meta(pattern=_LABEL_KEY, max_length=317, description="a label key")]
-LabelValue = Annotated[str, Meta(pattern=_LABEL_VALUE, max_length=63, description="a label value")]
+LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=317, description="a label key")]
+LabelValue = Annotated[str, Meta(pattern=LABEL_VALUE, max_length=63, description="a label value")]
 Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 Natural = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
-EnvName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+EnvName = Annotated[str, Meta(pattern=ENV_NAME, max_length=256)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Resources = Annotated[Amount, Meta(extra={"devices": False}, description="resources by name, such as cpu and memory")]
 Quota = Annotated[Amount, Meta(extra={"devices": True}, description="resources by name, and devices by kind")]
@@ -56,7 +60,7 @@ class Owner(Record, frozen=True):
 
 class Metadata(Record, frozen=True):
     name: Name
-    tenant: Annotated[str, Meta(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")] = ""
+    tenant: Annotated[str, Meta(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?" + END)] = ""
     labels: Labels = field(default_factory=dict)
     annotations: Annotated[dict[LabelKey, Text], Meta(max_length=64)] = field(default_factory=dict)
     owners: Annotated[tuple[Owner, ...], Meta(max_length=16)] = ()
@@ -65,6 +69,16 @@ class Metadata(Record, frozen=True):
     generation: Natural = 0
     revision: Natural = 0
     deleting: bool = False
+
+
+class Stamp(Record, frozen=True):
+    """Metadata of the authority's own records: it names them itself, so nothing is checked again at each reading."""
+
+    name: str
+    tenant: str = ""
+    uid: str = ""
+    generation: int = 0
+    revision: int = 0
 
 
 class Condition(Record, frozen=True):
@@ -270,7 +284,7 @@ class Probes(Record, frozen=True):
 
 class Artifact(Record, frozen=True):
     source: Annotated[str, Meta(min_length=1, max_length=4096)]
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}" + END)]
     path: Annotated[str, Meta(min_length=1, max_length=1024)] = "."
     unpack: bool = False
 
@@ -286,9 +300,7 @@ class Template(Record, frozen=True):
     """What one replica runs and needs."""
 
     command: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=1024)]
-    env: Annotated[
-        dict[Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)], Text], Meta(max_length=1024)
-    ] = field(default_factory=dict)
+    env: Annotated[dict[EnvName, Text], Meta(max_length=1024)] = field(default_factory=dict)
     ports: Annotated[tuple[PortAsk, ...], Meta(max_length=64)] = ()
     resources: Resources = Amount()
     devices: Annotated[tuple[DeviceAsk, ...], Meta(max_length=64)] = ()
@@ -455,21 +467,23 @@ class Phase(StrEnum):
 
 
 class ReplicaSpec(Record, frozen=True):
-    workload: Name
-    generation: Natural
-    index: Natural = 0
-    priority: Priority = 0
+    workload: str
+    generation: int
+    index: int = 0
+    priority: int = 0
 
 
 class ReplicaStatus(Record, frozen=True):
-    """`devices` are thousandths by device name; `before` is the phase that `unknown` interrupted."""
+    """`devices` are thousandths by device name; `grants` are all the ledgers that carry its charge, the one that the claim
+    drew on first; `victims` must be gone before a reservation is bound; `before` is the phase that `unknown` interrupted.
+    """
 
     phase: Phase = Phase.PENDING
-    attempt: Natural = 1
+    attempt: int = 1
     node: str = ""
     devices: dict[str, int] = field(default_factory=dict)
-    grant: str = ""
-    policy: Natural = 0
+    grants: tuple[str, ...] = ()
+    policy: int = 0
     victims: tuple[str, ...] = ()
     result: str = ""
     reason: str = ""
@@ -477,7 +491,7 @@ class ReplicaStatus(Record, frozen=True):
 
 
 class Replica(Object, tag="Replica", frozen=True, kw_only=True):
-    metadata: Metadata
+    metadata: Stamp
     spec: ReplicaSpec
     status: ReplicaStatus = ReplicaStatus()
 
@@ -489,15 +503,44 @@ class Deadline(Record, frozen=True):
     at_ms: Natural
 
 
+class GenerationSpec(Record, frozen=True):
+    """One generation of a workload, kept while replicas of it exist, and for rollback."""
+
+    workload: str
+    generation: int
+    labels: dict[str, str]
+    spec: WorkloadSpec
+
+
+class Generation(Object, tag="Generation", frozen=True, kw_only=True):
+    metadata: Stamp
+    spec: GenerationSpec
+
+
+class PolicyRevisionSpec(Record, frozen=True):
+    """All policies as of one numbered publication. `deadline` is set where it came from another scope, on lease."""
+
+    number: int
+    policies: dict[str, PolicySpec]
+    deadline: Deadline | None = None
+
+
+class PolicyRevision(Object, tag="PolicyRevision", frozen=True, kw_only=True):
+    metadata: Stamp
+    spec: PolicyRevisionSpec
+
+
 class GrantSpec(Record, frozen=True):
     """Authority over `amount`, for `ttl`, carved out of `parent` (another grant here, or a tenant's quota).
 
     `holder` draws on it: a role of this scope (an offer to a framework, a shard, a node's slots), or another scope
     (`scope/eu-west`), whose own authority keeps the books of it. `issuer` is set on the copy that such a holder keeps.
+    `shares` caps each tenant inside a budget; they are charged to those tenants' emergency quota.
     """
 
     holder: Annotated[str, Meta(min_length=1, max_length=253)]
     amount: Quota
+    shares: dict[str, Quota] = field(default_factory=dict)
     parent: Annotated[str, Meta(max_length=253)] = ""
     issuer: Annotated[str, Meta(max_length=253)] = ""
     tenant: Annotated[str, Meta(max_length=63)] = ""
@@ -523,7 +566,7 @@ class GrantStatus(Record, frozen=True):
 
 
 class Grant(Object, tag="Grant", frozen=True, kw_only=True):
-    metadata: Metadata
+    metadata: Stamp
     spec: GrantSpec
     status: GrantStatus = GrantStatus()
 
@@ -537,7 +580,7 @@ class LeaseSpec(Record, frozen=True):
 
 
 class Lease(Object, tag="Lease", frozen=True, kw_only=True):
-    metadata: Metadata
+    metadata: Stamp
     spec: LeaseSpec
 
 
@@ -564,7 +607,7 @@ class DecisionSpec(Record, frozen=True):
 
 
 class Decision(Object, tag="Decision", frozen=True, kw_only=True):
-    metadata: Metadata
+    metadata: Stamp
     spec: DecisionSpec
 
 
@@ -578,7 +621,7 @@ class EventSpec(Record, frozen=True):
 
 
 class Event(Object, tag="Event", frozen=True, kw_only=True):
-    metadata: Metadata
+    metadata: Stamp
     spec: EventSpec
 
 
@@ -593,19 +636,19 @@ class SummarySpec(Record, frozen=True):
 
 
 class Summary(Object, tag="Summary", frozen=True, kw_only=True):
-    metadata: Metadata
+    metadata: Stamp
     spec: SummarySpec
 
 
 AnyObject = (
     Region | Node | NodePool | Tenant | PriorityClass | Policy | Workload | Secret | Config | Allotment
-    | Replica | Grant | Lease | Decision | Event | Summary
+    | Replica | Generation | PolicyRevision | Grant | Lease | Decision | Event | Summary
 )  # fmt: skip
 
 KINDS: dict[str, type[Object]] = {cls.__struct_config__.tag: cls for cls in get_args(AnyObject)}
 """Every kind by its name."""
 
-TENANTED = frozenset({"Workload", "Secret", "Config", "Allotment", "Replica", "Decision"})
+TENANTED = frozenset({"Workload", "Secret", "Config", "Allotment", "Replica", "Generation", "Decision"})
 """Kinds whose name is unique only within a tenant."""
 
 DECLARED = ("Region", "Node", "NodePool", "Tenant", "PriorityClass", "Policy", "Workload", "Secret", "Config", "Allotment")

@@ -1,0 +1,349 @@
+"""Does this replica fit this node, and if not, why not? Asked by proposers over columns and by the authority node by node.
+
+Each rule is one expression over an `Ask` (what the replica needs), a `Site` (what the node has left) and its `Peers` (who is
+where). The operands may be numbers or NumPy columns: `site.free["cpu"] >= 500` is a bool for one node and a mask for all of
+them, and `ask.regions[site.region]` looks a name up in a dictionary or a column of ids in an array. So a proposer and the
+authority cannot disagree about what fits: they run the same line. Only label matching has two forms (labels.py).
+
+Nothing is decided here about grants, quota, leases or phases: those are the authority's books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from remit.law.labels import expressions, selects
+from remit.model.claims import Code
+from remit.model.kinds import DeviceAsk, NodeExpression, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.quantity import parse_quantity
+from remit.model.resources import DEVICES, WHOLE, Amount
+
+WORKLOAD_LABEL: Final = "remit/workload"
+"""Every replica has its workload's name under this label, so that a selector can mean "my own kind"."""
+
+Truth = Any
+"""A bool, or a column of them."""
+
+ANY: Final = ""
+"""In place of a device model: whichever."""
+
+
+class Index(NamedTuple):
+    """Replicas of a tenant that a selector picks, counted by topology domain; or those that *carry* the term, to shun it."""
+
+    tenant: str
+    selector: tuple[tuple[str, str], ...]
+    key: str
+    carriers: bool = False
+
+
+class Term(NamedTuple):
+    """One constraint towards other replicas; `own` is 1 if the replica is itself picked by the selector."""
+
+    of: Index
+    own: int
+    skew: int = 0
+
+
+class Devices(NamedTuple):
+    """So many whole devices, or one share in thousandths, of a kind and any of these models (none named: of any)."""
+
+    kind: str
+    models: tuple[str, ...]
+    amount: int
+
+
+class Ask(NamedTuple):
+    """What a replica needs. The look-up tables are keyed by name here; columns.py makes the same ones keyed by id."""
+
+    tenant: str
+    labels: Mapping[str, str]
+    charge: Amount
+    resources: tuple[tuple[str, int], ...]
+    devices: tuple[DeviceAsk, ...]
+    whole: tuple[Devices, ...]
+    shares: tuple[Devices, ...]
+    wanted: tuple[NodeExpression, ...]
+    regions: Any
+    zones: Any
+    pools: Any
+    allowed_regions: Any
+    allowed_zones: Any
+    allowed_pools: Any
+    tolerates: Any
+    spread: tuple[Term, ...]
+    affinity: tuple[Term, ...]
+    anti: tuple[Term, ...]
+
+
+class Site(Protocol):
+    """What a node is and has left; every attribute may be one value or a column."""
+
+    free: Mapping[str, Any]
+    whole: Mapping[tuple[str, str], Any]
+    room: Mapping[tuple[str, str], Any]
+    ready: Any
+    open: Any
+    region: Any
+    zone: Any
+    pool: Any
+    taints: Any
+
+    def labelled(self, wanted: Sequence[NodeExpression]) -> Truth: ...
+
+    def domain(self, key: str) -> tuple[Truth, Any]:
+        """Is the node in a domain of this topology key, and in which?"""
+        ...
+
+
+class Peers(Protocol):
+    """Who is where, counted by topology domain; phases that hold room count."""
+
+    def counts(self, index: Index) -> Any: ...
+
+    def least(self, ask: Ask, index: Index) -> int:
+        """The smallest count over the domains in which the replica could be placed at all."""
+        ...
+
+    def total(self, index: Index) -> int: ...
+
+    def shunners(self, ask: Ask) -> Sequence[Index]:
+        """Indexes of carriers whose anti-affinity picks this replica."""
+        ...
+
+
+def ready(ask: Ask, site: Site, peers: Peers) -> Truth:
+    return site.ready
+
+
+def accepting(ask: Ask, site: Site, peers: Peers) -> Truth:
+    return site.open
+
+
+def place(ask: Ask, site: Site, peers: Peers) -> Truth:
+    return ask.regions[site.region] & ask.zones[site.zone] & ask.pools[site.pool]
+
+
+def policy(ask: Ask, site: Site, peers: Peers) -> Truth:
+    return ask.allowed_regions[site.region] & ask.allowed_zones[site.zone] & ask.allowed_pools[site.pool]
+
+
+def taints(ask: Ask, site: Site, peers: Peers) -> Truth:
+    return ask.tolerates[site.taints]
+
+
+def labels(ask: Ask, site: Site, peers: Peers) -> Truth:
+    return site.labelled(ask.wanted)
+
+
+def resources(ask: Ask, site: Site, peers: Peers) -> Truth:
+    fits: Truth = True
+    for name, count in ask.resources:
+        fits = fits & (site.free.get(name, 0) >= count)
+    return fits
+
+
+def devices(ask: Ask, site: Site, peers: Peers) -> Truth:
+    """Hall's condition: for each set of models asked for, all asks inside that set together must find devices in it."""
+    fits: Truth = True
+    for one in ask.whole:
+        inside = sum(o.amount for o in ask.whole if o.kind == one.kind and _within(o.models, one.models))
+        fits = fits & (sum(site.whole.get((one.kind, model), 0) for model in one.models or (ANY,)) >= inside)
+    return fits
+
+
+def shares(ask: Ask, site: Site, peers: Peers) -> Truth:
+    fits: Truth = True
+    for one in ask.shares:
+        found: Truth = False
+        for model in one.models or (ANY,):
+            found = found | (site.room.get((one.kind, model), 0) >= one.amount)
+        fits = fits & found
+    return fits
+
+
+def spread(ask: Ask, site: Site, peers: Peers) -> Truth:
+    fits: Truth = True
+    for term in ask.spread:
+        known, domain = site.domain(term.of.key)
+        fits = fits & known & (peers.counts(term.of)[domain] + term.own - peers.least(ask, term.of) <= term.skew)
+    return fits
+
+
+def affinity(ask: Ask, site: Site, peers: Peers) -> Truth:
+    fits: Truth = True
+    for term in ask.affinity:
+        known, domain = site.domain(term.of.key)
+        # The first of a group that must be near itself may stand anywhere; otherwise no group could ever begin.
+        first = bool(term.own) and peers.total(term.of) == 0
+        fits = fits & known & ((peers.counts(term.of)[domain] > 0) | first)
+    return fits
+
+
+def anti_affinity(ask: Ask, site: Site, peers: Peers) -> Truth:
+    fits: Truth = True
+    for index in [term.of for term in ask.anti] + list(peers.shunners(ask)):
+        known, domain = site.domain(index.key)
+        fits = fits & ((known == False) | (peers.counts(index)[domain] == 0))  # noqa: E712  (a column cannot be `not`ed)
+    return fits
+
+
+class Rule(NamedTuple):
+    code: Code
+    check: Callable[[Ask, Site, Peers], Truth]
+    static: bool
+    """True if it depends only on what the node is, not on what is left of it."""
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    Rule(Code.NODE_UNREADY, ready, False),
+    Rule(Code.DRAINING, accepting, False),
+    Rule(Code.PLACE, place, True),
+    Rule(Code.POLICY, policy, True),
+    Rule(Code.TAINT, taints, True),
+    Rule(Code.SELECTOR, labels, True),
+    Rule(Code.NO_ROOM, resources, False),
+    Rule(Code.DEVICE_TAKEN, devices, False),
+    Rule(Code.DEVICE_TAKEN, shares, False),
+    Rule(Code.SPREAD, spread, False),
+    Rule(Code.AFFINITY, affinity, False),
+    Rule(Code.ANTI_AFFINITY, anti_affinity, False),
+)
+STATIC: Final = tuple(rule for rule in RULES if rule.static)
+_CHECKS: Final = tuple((rule.check, rule.code) for rule in RULES)
+
+
+def misfit(ask: Ask, site: Site, peers: Peers) -> Code | None:
+    """The first rule that one node breaks; None if the replica fits."""
+    for check, code in _CHECKS:
+        if not check(ask, site, peers):
+            return code
+    return None
+
+
+def misfits(ask: Ask, site: Site, peers: Peers) -> tuple[Code, ...]:
+    """Every rule that one node breaks."""
+    return tuple(dict.fromkeys(code for check, code in _CHECKS if not check(ask, site, peers)))
+
+
+def mask(ask: Ask, sites: Site, peers: Peers, rules: Sequence[Rule] = RULES) -> Truth:
+    """Over columns: where does it fit?"""
+    fits: Truth = True
+    for rule in rules:
+        fits = fits & rule.check(ask, sites, peers)
+    return fits
+
+
+# ---------------------------------------------------------------------------------------------------------- making an ask
+
+
+class Lookup(dict[Any, bool]):
+    """Answers of one predicate by value, each found when it is first asked for."""
+
+    def __init__(self, predicate: Callable[[Any], bool]) -> None:
+        self.predicate = predicate
+
+    def __missing__(self, value: Any) -> bool:
+        answer = self[value] = self.predicate(value)
+        return answer
+
+
+def make_ask(tenant: str, workload: str, labels: Mapping[str, str], spec: WorkloadSpec, policies: Sequence[PolicySpec]) -> Ask:
+    """What each replica of this generation needs, under these policies. Raises ValueError for asks that cannot be met."""
+    marked = {**labels, WORKLOAD_LABEL: workload}
+    where, template = spec.placement, spec.template
+    wholes, parts = _devices(template.devices)
+    charge = template.resources + Amount(_sums((DEVICES + one.kind, one.amount * WHOLE) for one in wholes))
+    charge += Amount(_sums((DEVICES + one.kind, one.amount) for one in parts))
+    rules = [rule for policy in policies for rule in policy.rules]
+    allowed = [r.allow for r in rules if _matches(r.match.tenants, r.match.labels, tenant, marked)]
+
+    def term(selector: Mapping[str, str], key: str, skew: int = 0) -> Term:
+        pairs = tuple(sorted(selector.items())) or ((WORKLOAD_LABEL, workload),)
+        return Term(Index(tenant, pairs, key), int(selects(pairs, marked)), skew)
+
+    return Ask(
+        tenant=tenant,
+        labels=marked,
+        charge=charge,
+        resources=template.resources.pairs,
+        devices=template.devices,
+        whole=wholes,
+        shares=parts,
+        wanted=expressions(where),
+        regions=_one_of([where.regions]),
+        zones=_one_of([where.zones]),
+        pools=_one_of([where.pools]),
+        allowed_regions=_one_of([allow.regions for allow in allowed]),
+        allowed_zones=_one_of([allow.zones for allow in allowed]),
+        allowed_pools=_one_of([allow.pools for allow in allowed]),
+        tolerates=Lookup(lambda tainted: all(tolerated(taint, where.tolerations) for taint in tainted)),
+        spread=tuple(
+            term(s.label_selector, s.topology_key, s.max_skew)
+            for s in where.topology_spread
+            if s.when_unsatisfiable == "DoNotSchedule"
+        ),
+        affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
+        anti=tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity),
+    )
+
+
+def carried(ask: Ask) -> tuple[Index, ...]:
+    """The indexes in which a replica counts as a carrier: its own anti-affinity, which others must respect."""
+    return tuple(term.of._replace(carriers=True) for term in ask.anti)
+
+
+def tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
+    """PreferNoSchedule only ranks; the others bar, unless some toleration covers them."""
+    if taint.effect == "PreferNoSchedule":
+        return True
+    return any(
+        (not t.key or t.key == taint.key)
+        and (t.operator == "Exists" or t.value == taint.value)
+        and (not t.effect or t.effect == taint.effect)
+        for t in tolerations
+    )
+
+
+def share_of(ask: DeviceAsk) -> int:
+    """A share in thousandths of one device."""
+    return parse_quantity("share", ask.share)
+
+
+def _devices(asks: Sequence[DeviceAsk]) -> tuple[tuple[Devices, ...], tuple[Devices, ...]]:
+    wholes: dict[tuple[str, tuple[str, ...]], int] = {}
+    parts: dict[str, Devices] = {}
+    for ask in asks:
+        models = tuple(sorted(set(ask.models)))
+        if ask.share == "":
+            wholes[ask.kind, models] = wholes.get((ask.kind, models), 0) + ask.count
+        elif ask.kind in parts:
+            raise ValueError(f"two shares of {ask.kind}: ask for one share, or for whole devices")
+        else:
+            parts[ask.kind] = Devices(ask.kind, models, share_of(ask))
+    mixed = sorted(set(parts) & {kind for kind, _ in wholes})
+    if mixed:
+        raise ValueError(f"a share and whole devices of {mixed[0]} in one replica: ask for one or the other")
+    return tuple(Devices(kind, models, count) for (kind, models), count in wholes.items()), tuple(parts.values())
+
+
+def _within(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
+    return not outer or (bool(inner) and set(inner) <= set(outer))
+
+
+def _one_of(lists: Sequence[Sequence[str]]) -> Lookup:
+    """A place passes if every list that names any names it."""
+    sets = [frozenset(names) for names in lists if names]
+    return Lookup(lambda value: all(value in names for names in sets))
+
+
+def _matches(tenants: Sequence[str], selector: Mapping[str, str], tenant: str, labels: Mapping[str, str]) -> bool:
+    return (not tenants or tenant in tenants) and selects(selector, labels)
+
+
+def _sums(pairs: Any) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for name, count in pairs:
+        total[name] = total.get(name, 0) + count
+    return total

@@ -1,0 +1,189 @@
+"""Who may move a replica, from where to where, and on what conditions? One table; nothing decides beside it.
+
+A replica is one instance of a workload: the thing that is bound and run. It moves along this line:
+
+    pending -> reserved -> bound -> starting -> running -> ready -> serving -> draining -> stopping -> released
+
+A job ends in `finished`. Any phase in which a node may be running it can become `unknown`, which is a position like any other,
+with a deadline and an owner: back to where it was, or to `failed` once the fence has passed. From `failed` and `finished` it
+is released; a released replica may be queued again as a new attempt.
+
+Three readings of the table carry the safety argument:
+
+1. *One owner per edge.* A transition is a name with one role. Several roles may drain a replica, each for its own cause and
+   under its own name, so the record always says who did it and why.
+2. *From `reserved` until `released` a replica holds its room.* Not ready, draining, stopping, unknown, failed: all of them
+   hold capacity, devices and quota. Only `release`, `settle` and `stopped` free them, and each of these knows that no process
+   is left: the agent saw it end, or the fence passed.
+3. *Nothing starts on a stale order.* An agent starts a process only after its own `start` is committed for that attempt, and
+   `start` leaves from `bound` alone.
+
+A pair that is not in the table is refused, and nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from remit.model.claims import Role
+from remit.model.kinds import NodeHealth, Phase
+
+P = Phase
+
+
+class Wait(NamedTuple):
+    """How long a phase may last before `role` moves it on by `transition`; 0 ms: as long as the workload says."""
+
+    limit_ms: int
+    role: Role
+    transition: str
+
+
+class Row(NamedTuple):
+    """One edge. `guards` are checked by the authority in the same transaction; `fresh_ms` bounds the evidence's age."""
+
+    name: str
+    source: Phase | None
+    target: Phase | None
+    role: Role
+    guards: tuple[str, ...]
+    fresh_ms: int
+
+    @property
+    def wait(self) -> Wait | None:
+        return WAITS.get(self.target) if self.target else None
+
+
+GUARDS: Final[dict[str, str]] = {
+    "claimant": "the asker holds its role's lease, at the current epoch",
+    "as_seen": "the replica still stands at the revision that the claim names",
+    "attempt": "the claim speaks of the current attempt",
+    "own_node": "the agent is the one of the node that the replica is bound to",
+    "fits": "the replica fits the node by law/fit.py, against the books and the earlier claims of the batch",
+    "devices": "the devices named are on the node, of the kind asked for, and free",
+    "grant": "the grant is alive and covers the charge, up its whole chain",
+    "quota": "the tenant's slice covers the charge",
+    "policy": "the policy in force allows the place",
+    "victims_leave": "every victim is of lower priority, on that node, and moves to draining in the same transaction",
+    "victims_gone": "every victim of the reservation has been released",
+    "wait_over": "the phase has lasted longer than its limit",
+    "fence_passed": "the node has been silent for longer than the workload's fence, the kill grace and the clock drift allow",
+    "result": "the claim carries the attempt's one result",
+    "was_there": "the phase is the one that `unknown` interrupted",
+    "attempts_left": "the workload still exists and grants another attempt",
+    "restored": "the scope was restored from a backup, so nothing is known of what ran since",
+}
+
+_RUNS = (P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING)
+_ON_NODE = (*_RUNS, P.DRAINING, P.STOPPING)
+_PLACE = ("claimant", "as_seen", "fits", "devices", "grant", "quota", "policy")
+_AGENT = ("claimant", "as_seen", "attempt", "own_node")
+_LOOP = ("claimant", "as_seen")
+
+SNAPSHOT_FRESH_MS: Final = 60_000
+REPORT_FRESH_MS: Final = 15_000
+
+
+def _rows() -> Iterable[Row]:
+    def edge(
+        name: str, sources: Iterable[Phase | None], target: Phase | None, role: Role, guards: tuple[str, ...]
+    ) -> Iterable[Row]:
+        fresh = REPORT_FRESH_MS if role is Role.AGENT else SNAPSHOT_FRESH_MS
+        return [Row(name, source, target, role, guards, fresh) for source in sources]
+
+    yield from edge("create", [None], P.PENDING, Role.WORKLOADS, ("claimant",))
+    yield from edge("reserve", [P.PENDING], P.RESERVED, Role.SCHEDULER, (*_PLACE, "victims_leave"))
+    yield from edge("bind", [P.PENDING], P.BOUND, Role.SCHEDULER, _PLACE)
+    yield from edge("confirm", [P.RESERVED], P.BOUND, Role.SCHEDULER, (*_PLACE, "victims_gone"))
+    yield from edge("unreserve", [P.RESERVED], P.PENDING, Role.SCHEDULER, _LOOP)
+    yield from edge("reclaim", [P.RESERVED], P.PENDING, Role.REPAIR, (*_LOOP, "wait_over"))
+    yield from edge("cancel", [P.PENDING, P.RESERVED], P.RELEASED, Role.WORKLOADS, _LOOP)
+    yield from edge("start", [P.BOUND], P.STARTING, Role.AGENT, _AGENT)
+    yield from edge("run", [P.STARTING], P.RUNNING, Role.AGENT, _AGENT)
+    yield from edge("ready", [P.RUNNING], P.READY, Role.AGENT, _AGENT)
+    yield from edge("unready", [P.READY, P.SERVING], P.RUNNING, Role.AGENT, _AGENT)
+    yield from edge("serve", [P.READY], P.SERVING, Role.ENDPOINTS, _LOOP)
+    yield from edge("unserve", [P.SERVING], P.READY, Role.ENDPOINTS, _LOOP)
+    yield from edge("finish", [P.RUNNING, P.READY], P.FINISHED, Role.AGENT, (*_AGENT, "result"))
+    yield from edge("crash", [P.STARTING, P.RUNNING, P.READY, P.SERVING], P.FAILED, Role.AGENT, (*_AGENT, "result"))
+    yield from edge("preempt", _RUNS, P.DRAINING, Role.SCHEDULER, _LOOP)
+    yield from edge("evict", _RUNS, P.DRAINING, Role.NODES, _LOOP)
+    yield from edge("retire", _RUNS, P.DRAINING, Role.ROLLOUT, _LOOP)
+    yield from edge("remove", _RUNS, P.DRAINING, Role.WORKLOADS, _LOOP)
+    yield from edge("abort", [P.BOUND, P.STARTING], P.DRAINING, Role.REPAIR, (*_LOOP, "wait_over"))
+    yield from edge("stop", [P.DRAINING], P.STOPPING, Role.AGENT, _AGENT)
+    yield from edge("stopped", [P.STOPPING], P.RELEASED, Role.AGENT, (*_AGENT, "result"))
+    yield from edge("doubt", _ON_NODE, P.UNKNOWN, Role.NODES, _LOOP)
+    yield from edge("distrust", _ON_NODE, P.UNKNOWN, Role.AUTHORITY, ("restored",))
+    for phase in _ON_NODE:
+        yield from edge("resume", [P.UNKNOWN], phase, Role.AGENT, (*_AGENT, "was_there"))
+    yield from edge("lose", [P.UNKNOWN], P.FAILED, Role.NODES, (*_LOOP, "fence_passed", "result"))
+    yield from edge("release", [P.FAILED], P.RELEASED, Role.REPAIR, _LOOP)
+    yield from edge("settle", [P.FINISHED], P.RELEASED, Role.WORKLOADS, _LOOP)
+    yield from edge("requeue", [P.RELEASED], P.PENDING, Role.REPAIR, (*_LOOP, "attempts_left"))
+    yield from edge("forget", [P.RELEASED], None, Role.WORKLOADS, _LOOP)
+
+
+TABLE: Final[tuple[Row, ...]] = tuple(_rows())
+
+WAITS: Final[dict[Phase, Wait]] = {
+    P.RESERVED: Wait(60_000, Role.REPAIR, "reclaim"),
+    P.BOUND: Wait(60_000, Role.REPAIR, "abort"),
+    P.STARTING: Wait(600_000, Role.REPAIR, "abort"),
+    P.DRAINING: Wait(60_000, Role.NODES, "doubt"),
+    P.STOPPING: Wait(60_000, Role.NODES, "doubt"),
+    P.UNKNOWN: Wait(0, Role.NODES, "lose"),
+    P.FAILED: Wait(30_000, Role.REPAIR, "release"),
+    P.FINISHED: Wait(30_000, Role.WORKLOADS, "settle"),
+}
+"""Phases that something else must end. The rest last as long as the work does; `pending` waits with a reason and a cure."""
+
+OWNER: Final[dict[str, Role]] = {row.name: row.role for row in TABLE}
+"""The one role of each transition."""
+
+_EDGES: Final[dict[tuple[str, Phase | None], tuple[Row, ...]]] = {
+    (name, source): tuple(row for row in TABLE if (row.name, row.source) == (name, source))
+    for name, source in dict.fromkeys((row.name, row.source) for row in TABLE)
+}
+
+HOLDS: Final[frozenset[Phase]] = frozenset(Phase) - {P.PENDING, P.RELEASED}
+"""Phases that hold capacity, devices and quota."""
+
+ON_NODE: Final[frozenset[Phase]] = frozenset((*_ON_NODE, P.UNKNOWN))
+"""Phases in which a node may be running the replica."""
+
+PLACED_BY: Final[dict[Phase, str]] = {P.PENDING: "bind", P.RESERVED: "confirm"}
+"""The transition that binds, by where it starts."""
+
+
+def edge(name: str, source: Phase | None, before: str = "") -> Row | None:
+    """The row that `name` takes from `source`, or None. `resume` goes back to `before`, the phase that was interrupted."""
+    rows = _EDGES.get((name, source), ())
+    if len(rows) <= 1:
+        return rows[0] if rows else None
+    return next((row for row in rows if row.target == before), None)
+
+
+NODE_EDGES: Final[frozenset[tuple[NodeHealth, NodeHealth]]] = frozenset(
+    {
+        (NodeHealth.JOINING, NodeHealth.READY),
+        (NodeHealth.JOINING, NodeHealth.LOST),
+        (NodeHealth.READY, NodeHealth.SUSPECT),
+        (NodeHealth.SUSPECT, NodeHealth.READY),
+        (NodeHealth.SUSPECT, NodeHealth.UNKNOWN),
+        (NodeHealth.UNKNOWN, NodeHealth.LOST),
+        (NodeHealth.UNKNOWN, NodeHealth.JOINING),
+        (NodeHealth.LOST, NodeHealth.JOINING),
+    }
+)
+"""How a node's health moves, always by node-lifecycle. One that was unknown or lost joins again before it takes work."""
+
+DRIFT_MAX_PERCENT: Final = 1
+KILL_GRACE_MS: Final = 5_000
+EAGER_FENCE_MS: Final = 30_000
+
+
+def lost_after_ms(fence_ms: int) -> int:
+    """How long a node must be silent before its old copy is surely gone: (fence + kill grace) with room for clock drift."""
+    return ((fence_ms + KILL_GRACE_MS) * (100 + DRIFT_MAX_PERCENT) + 99) // 100
