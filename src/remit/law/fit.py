@@ -28,6 +28,9 @@ Truth = Any
 ANY: Final = ""
 """In place of a device model: whichever."""
 
+DEVICE_SETS_MAX: Final = 64
+"""How many sets of models an ask may come to, with the unions of those that overlap: these could be exponentially many."""
+
 
 class Index(NamedTuple):
     """Replicas of a tenant that a selector picks, counted by topology domain; or those that *carry* the term, to shun it."""
@@ -47,7 +50,10 @@ class Term(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """So many whole devices, or one share in thousandths, of a kind and any of these models (none named: of any)."""
+    """So many whole devices, or one share in thousandths, of a kind and any of these models (none named: of any).
+
+    Among the whole ones of an ask, those with amount 0 stand for the unions of model sets that overlap: see `devices`.
+    """
 
     kind: str
     models: tuple[str, ...]
@@ -58,6 +64,7 @@ class Ask(NamedTuple):
     """What a replica needs. The look-up tables are keyed by name here; columns.py makes the same ones keyed by id."""
 
     tenant: str
+    generation: tuple[str, str, int]
     labels: Mapping[str, str]
     charge: Amount
     resources: tuple[tuple[str, int], ...]
@@ -75,20 +82,30 @@ class Ask(NamedTuple):
     spread: tuple[Term, ...]
     affinity: tuple[Term, ...]
     anti: tuple[Term, ...]
+    gang: int
 
 
 class Site(Protocol):
     """What a node is and has left; every attribute may be one value or a column."""
 
-    free: Mapping[str, Any]
-    whole: Mapping[tuple[str, str], Any]
-    room: Mapping[tuple[str, str], Any]
-    ready: Any
-    open: Any
-    region: Any
-    zone: Any
-    pool: Any
-    taints: Any
+    @property
+    def free(self) -> Mapping[str, Any]: ...
+    @property
+    def whole(self) -> Mapping[tuple[str, str], Any]: ...
+    @property
+    def room(self) -> Mapping[tuple[str, str], Any]: ...
+    @property
+    def ready(self) -> Any: ...
+    @property
+    def open(self) -> Any: ...
+    @property
+    def region(self) -> Any: ...
+    @property
+    def zone(self) -> Any: ...
+    @property
+    def pool(self) -> Any: ...
+    @property
+    def taints(self) -> Any: ...
 
     def labelled(self, wanted: Sequence[NodeExpression]) -> Truth: ...
 
@@ -145,7 +162,10 @@ def resources(ask: Ask, site: Site, peers: Peers) -> Truth:
 
 
 def devices(ask: Ask, site: Site, peers: Peers) -> Truth:
-    """Hall's condition: for each set of models asked for, all asks inside that set together must find devices in it."""
+    """Hall's condition: for each set of models asked for, all asks inside that set together must find devices in it.
+
+    It is exact, because `make_ask` adds the unions of overlapping sets: one device of B meets {A, B} and {B, C}, each alone.
+    """
     fits: Truth = True
     for one in ask.whole:
         inside = sum(o.amount for o in ask.whole if o.kind == one.kind and _within(o.models, one.models))
@@ -187,6 +207,25 @@ def anti_affinity(ask: Ask, site: Site, peers: Peers) -> Truth:
         known, domain = site.domain(index.key)
         fits = fits & ((known == False) | (peers.counts(index)[domain] == 0))  # noqa: E712  (a column cannot be `not`ed)
     return fits
+
+
+class _Nobody:
+    """Peers of a cluster in which nothing runs."""
+
+    def counts(self, index: Index) -> Any:
+        return Lookup(lambda domain: False)
+
+    def least(self, ask: Ask, index: Index) -> int:
+        return 0
+
+    def total(self, index: Index) -> int:
+        return 0
+
+    def shunners(self, ask: Ask) -> Sequence[Index]:
+        return ()
+
+
+NOBODY: Final[Peers] = _Nobody()
 
 
 class Rule(NamedTuple):
@@ -249,7 +288,14 @@ class Lookup(dict[Any, bool]):
         return answer
 
 
-def make_ask(tenant: str, workload: str, labels: Mapping[str, str], spec: WorkloadSpec, policies: Sequence[PolicySpec]) -> Ask:
+def make_ask(
+    tenant: str,
+    workload: str,
+    labels: Mapping[str, str],
+    spec: WorkloadSpec,
+    policies: Sequence[PolicySpec],
+    generation: int = 0,
+) -> Ask:
     """What each replica of this generation needs, under these policies. Raises ValueError for asks that cannot be met."""
     marked = {**labels, WORKLOAD_LABEL: workload}
     where, template = spec.placement, spec.template
@@ -265,6 +311,7 @@ def make_ask(tenant: str, workload: str, labels: Mapping[str, str], spec: Worklo
 
     return Ask(
         tenant=tenant,
+        generation=(tenant, workload, generation),
         labels=marked,
         charge=charge,
         resources=template.resources.pairs,
@@ -286,6 +333,7 @@ def make_ask(tenant: str, workload: str, labels: Mapping[str, str], spec: Worklo
         ),
         affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
         anti=tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity),
+        gang=spec.gang.min if spec.gang else 0,
     )
 
 
@@ -316,16 +364,35 @@ def _devices(asks: Sequence[DeviceAsk]) -> tuple[tuple[Devices, ...], tuple[Devi
     parts: dict[str, Devices] = {}
     for ask in asks:
         models = tuple(sorted(set(ask.models)))
+        if ANY in models:
+            raise ValueError(f"a model of {ask.kind} without a name: name no models to mean any")
         if ask.share == "":
             wholes[ask.kind, models] = wholes.get((ask.kind, models), 0) + ask.count
         elif ask.kind in parts:
             raise ValueError(f"two shares of {ask.kind}: ask for one share, or for whole devices")
         else:
             parts[ask.kind] = Devices(ask.kind, models, share_of(ask))
+            if not 0 < parts[ask.kind].amount <= WHOLE:
+                raise ValueError(f"a share of {ask.kind} is more than nothing and at most one device")
     mixed = sorted(set(parts) & {kind for kind, _ in wholes})
     if mixed:
         raise ValueError(f"a share and whole devices of {mixed[0]} in one replica: ask for one or the other")
+    for kind, models in _unions(list(wholes)):
+        wholes.setdefault((kind, models), 0)
     return tuple(Devices(kind, models, count) for (kind, models), count in wholes.items()), tuple(parts.values())
+
+
+def _unions(asked: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[tuple[str, tuple[str, ...]]]:
+    """What was asked, and every union of model sets that overlap; sets that are nested or disjoint add none."""
+    found = list(asked)
+    for kind, models in found:  # grows as it goes
+        for other, more in asked:
+            union = kind, tuple(sorted({*models, *more}))
+            if kind == other and set(models) & set(more) and union not in found:
+                found.append(union)
+        if len(found) > max(DEVICE_SETS_MAX, len(asked)):
+            raise ValueError(f"the models of {kind} that are asked for overlap in too many ways")
+    return found
 
 
 def _within(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:

@@ -6,6 +6,7 @@ it once to each distinct value of the column and spreads the answers, so they ca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from remit.model.kinds import NodeExpression, Placement
+
+_INTEGER = re.compile("[+-]?[0-9]{1,63}")
 
 
 class LabelColumn(NamedTuple):
@@ -69,7 +72,5 @@ def selects(selector: Mapping[str, str] | Sequence[tuple[str, str]], labels: Map
 
 
 def _integer(text: str | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        return None
+    # Not whatever int() takes: `1_000` is a lawful label value, and no number to anybody who reads it.
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None

@@ -13,8 +13,9 @@ Three readings of the table carry the safety argument:
 1. *One owner per edge.* A transition is a name with one role. Several roles may drain a replica, each for its own cause and
    under its own name, so the record always says who did it and why.
 2. *From `reserved` until `released` a replica holds its room.* Not ready, draining, stopping, unknown, failed: all of them
-   hold capacity, devices and quota. Only `release`, `settle` and `stopped` free them, and each of these knows that no process
-   is left: the agent saw it end, or the fence passed.
+   hold capacity, devices and quota. Only `release`, `settle` and `stopped` free what was bound, and each of these knows that
+   no process is left: the agent saw it end, or the fence passed. A reservation is freed by `cancel`, `unreserve` and
+   `reclaim`: nothing has been started on it yet.
 3. *Nothing starts on a stale order.* An agent starts a process only after its own `start` is committed for that attempt, and
    `start` leaves from `bound` alone.
 

@@ -139,7 +139,7 @@ class Bind(Claim, frozen=True):
 
 
 class Reserve(Claim, frozen=True):
-    """Hold room for a replica until it is bound; `victims` start to drain in the same transaction."""
+    """Hold room for a replica until it is bound; `victims`, each as seen at a revision, drain in the same transaction."""
 
     replica: Short
     at: int
@@ -147,7 +147,7 @@ class Reserve(Claim, frozen=True):
     grant: Short
     devices: dict[str, int] = field(default_factory=dict)
     policy: int = 0
-    victims: tuple[Short, ...] = ()
+    victims: Annotated[dict[str, int], Meta(max_length=1024)] = field(default_factory=dict)
 
 
 class Ganged(Claim, frozen=True, tag="gang"):
@@ -194,12 +194,16 @@ class Issue(Claim, frozen=True):
 
 
 class Accept(Claim, frozen=True):
-    """Take up a grant that another scope has issued (and debited) to this one; again, to renew it."""
+    """Take up a grant that another scope has issued (and debited) to this one, or its renewal at a higher serial.
+
+    It is made out to one incarnation of this scope, so that a restored one does not take up what it had given back since.
+    """
 
     name: Short
     spec: GrantSpec
     serial: int
     asked_ms: int
+    incarnation: Short
 
 
 class Renew(Claim, frozen=True):

@@ -20,7 +20,7 @@ _SUFFIX = {
     **{letter: Fraction(1000**power) for power, letter in enumerate("kMGTPE", start=1)},
     **{letter + "i": Fraction(1024**power) for power, letter in enumerate("KMGTPE", start=1)},
 }
-_DURATION = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d{1,3})?)s)?(?:(\d{1,12})ms)?")
+_DURATION = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d{1,3})?)s)?(?:(\d{1,12})ms)?", re.ASCII)
 
 
 def scale(resource: str) -> int:

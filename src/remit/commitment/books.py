@@ -1,0 +1,283 @@
+"""What does the scope hold, row by row and in sum? The authority's memory; it decides nothing, and does no I/O.
+
+`Books` are what is committed. A `Draft` lies over them (or over another draft) while a batch is decided: it reads through to
+what is below, keeps copies of what it changes, and is either absorbed whole or thrown away. So nothing uncommitted is ever
+visible, and taking over is the same code as working: every row of the store is put into a draft over empty books.
+
+Ledgers are sums of postings, and the rows are the postings: no ledger is stored. What each row posts is in draft.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from remit.commitment.ledgers import GrantLedger, NodeLedger, domain_of
+from remit.law.fit import NOBODY, STATIC, Ask, Index, carried, make_ask
+from remit.law.labels import selects
+from remit.model.kinds import (
+    PolicyRevision,
+    Replica,
+    dec_hook,
+    key_of,
+)
+
+if TYPE_CHECKING:
+    from remit.commitment.draft import Draft
+
+GenerationKey = tuple[str, str, int]
+"""Tenant, workload, generation: replicas of one are all alike."""
+
+_decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode
+
+NOTES_MAX = 20_000
+"""How many events and decisions are kept; older ones go as new ones come."""
+
+
+class Moment(NamedTuple):
+    """When a decision is made, on the authority's own clock, and when it last heard from each lease's holder."""
+
+    now_ms: int
+    boot: str
+    heard: Mapping[str, int]
+    since_ms: int
+    sequence: int
+    incarnation: str
+
+    def silent_ms(self, lease: str) -> int:
+        """For how long nothing was heard; a new authority counts from its takeover."""
+        return self.now_ms - self.heard.get(lease, self.since_ms)
+
+
+class Tally(dict[str, int]):
+    """Counts by topology domain; a domain that is not there counts nothing."""
+
+    def __missing__(self, domain: str) -> int:
+        return 0
+
+
+class Books:
+    """What is committed. Replicas are kept as the bytes that were written; the rest, far fewer, as objects."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, tuple[int, bytes]] = {}
+        self.things: dict[str, tuple[Any, int]] = {}
+        self.nodes: dict[str, NodeLedger] = {}
+        self.grants: dict[str, GrantLedger] = {}
+        self.spots: dict[GenerationKey, dict[str, int]] = {}
+        self.population: dict[GenerationKey, int] = {}
+        self.active: dict[tuple[str, str], int] = {}
+        self.patrons: dict[str, str] = {}
+        self.since: dict[str, int] = {}
+        self.notes: dict[str, None] = {}
+        self.policy: PolicyRevision | None = None
+        self._asks: dict[GenerationKey, Ask] = {}
+        self._tallies: dict[Index, Tally] = {}
+        self._tallied: dict[GenerationKey, tuple[Index, ...]] = {}
+        self._eligible: dict[tuple[GenerationKey, str], tuple[str, ...]] = {}
+        self._carriers: dict[str, tuple[Index, ...]] = {}
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def replica(self, name: str) -> tuple[Replica, int] | None:
+        kept = self.replicas.get(name)
+        return None if kept is None else (_decode_replica(kept[1]), kept[0])
+
+    def thing(self, name: str) -> tuple[Any, int] | None:
+        return self.things.get(name)
+
+    def node(self, name: str) -> NodeLedger | None:
+        return self.nodes.get(name)
+
+    def grant(self, name: str) -> GrantLedger | None:
+        return self.grants.get(name)
+
+    def patron(self, victim: str) -> str | None:
+        return self.patrons.get(victim)
+
+    def waiting_since(self, name: str) -> int | None:
+        return self.since.get(name)
+
+    def alike(self, generation: GenerationKey) -> int:
+        return self.population.get(generation, 0)
+
+    def members(self, tenant: str, workload: str) -> int:
+        return self.active.get((tenant, workload), 0)
+
+    def held(self, generation: GenerationKey) -> int:
+        """How many replicas of a generation hold room."""
+        return sum(self.spots.get(generation, {}).values())
+
+    def in_force(self) -> PolicyRevision | None:
+        return self.policy
+
+    def keys(self, prefix: str) -> list[str]:
+        """Keys of kept things, in order; replicas are not among them."""
+        return sorted(name for name in self.things if name.startswith(prefix))
+
+    def ask(self, generation: GenerationKey) -> Ask | None:
+        ask = self._asks.get(generation)
+        if ask is None:
+            ask = compile_ask(self, generation)
+            if ask is not None:
+                self._asks[generation] = ask
+        return ask
+
+    def counts(self, index: Index) -> Tally:
+        """Committed counts by domain, made from the spots when first asked for, and kept up since."""
+        tally = self._tallies.get(index)
+        if tally is None:
+            tally = Tally()
+            for generation, spots in self.spots.items():
+                if self.counts_in(generation, index):
+                    for name, count in spots.items():
+                        tally[domain_of(self.nodes[name].node, index.key)] += count
+            self._tallies[index] = tally
+            self._tallied.clear()
+        return tally
+
+    def total(self, index: Index) -> int:
+        return sum(self.counts(index).values())
+
+    def counts_in(self, generation: GenerationKey, index: Index) -> bool:
+        ask = self.ask(generation) if generation[0] == index.tenant else None
+        return ask is not None and picks(index, ask)
+
+    def tallied(self, generation: GenerationKey) -> tuple[Index, ...]:
+        """Which of the tallies kept count replicas of this generation."""
+        found = self._tallied.get(generation)
+        if found is None:
+            found = self._tallied[generation] = tuple(i for i in self._tallies if self.counts_in(generation, i))
+        return found
+
+    def eligible(self, ask: Ask, topology_key: str) -> tuple[str, ...]:
+        """Domains in which a replica could be placed at all, whatever is left of their nodes."""
+        found = self._eligible.get((ask.generation, topology_key))
+        if found is None:
+            found = self._eligible[ask.generation, topology_key] = domains(ask, self.nodes.values(), topology_key)
+        return found
+
+    def all_nodes(self) -> Mapping[str, NodeLedger | None]:
+        return self.nodes
+
+    def carriers(self, tenant: str) -> tuple[Index, ...]:
+        """Anti-affinity terms that replicas of this tenant carry, which newcomers must respect."""
+        found = self._carriers.get(tenant)
+        if found is None:
+            asks = [self.ask(generation) for generation in self.spots if generation[0] == tenant]
+            found = tuple(dict.fromkeys(index for ask in asks if ask is not None for index in carried(ask)))
+            self._carriers[tenant] = found
+        return found
+
+    def excess(self) -> Iterator[tuple[str, str]]:
+        """Ledgers that stand above their amount since a lawful reduction, and by how much: to be drained."""
+        for name, node in sorted(self.nodes.items()):
+            if over := node.over():
+                yield f"node/{name}", str(over)
+        for name, grant in sorted(self.grants.items()):
+            if over := grant.over():
+                yield name, str(over)
+
+    # -- absorbing -------------------------------------------------------------------------------------------------------
+
+    def absorb(self, draft: Draft, revision: int, encoded: Mapping[str, bytes]) -> None:
+        """Make a draft's changes official: they were committed at `revision` as the bytes given."""
+        for name, replica in draft.replicas.items():
+            if replica is None:
+                self.replicas.pop(name, None)
+            else:
+                self.replicas[name] = (revision, encoded[name])
+        for name, thing in draft.things.items():
+            if thing is None:
+                self.things.pop(name, None)
+            else:
+                self.things[name] = (thing, revision)
+        for name, note in draft.notes.items():
+            self.notes.pop(name, None)
+            if note is not None:
+                self.notes[name] = None
+        merge(self.grants, draft.grants)
+        merge(self.patrons, draft.patrons)
+        merge(self.since, draft.since)
+        add(self.population, draft.population)
+        add(self.active, draft.active)
+        if draft.policy is not None:
+            self.policy = draft.policy
+        if draft.policy is not None or draft.reshaped:
+            self._asks.clear()
+            self._tallied.clear()
+        merge(self.nodes, draft.nodes)
+        self._absorb_spots(draft.spots)
+        if draft.relabelled:
+            self._tallies.clear()
+            self._tallied.clear()
+        if draft.relabelled or draft.policy is not None or draft.reshaped:
+            self._eligible.clear()
+
+    def _absorb_spots(self, moves: Mapping[GenerationKey, Mapping[str, int]]) -> None:
+        for generation, moved in moves.items():
+            spots = self.spots.get(generation)
+            if spots is None:
+                spots = self.spots[generation] = {}
+                self._carriers.pop(generation[0], None)
+            add(spots, moved)
+            if self._tallies:
+                for index in self.tallied(generation):
+                    tally = self._tallies[index]
+                    for name, count in moved.items():
+                        tally[domain_of(self.nodes[name].node, index.key)] += count
+            if not spots:
+                del self.spots[generation]
+                self._carriers.pop(generation[0], None)
+
+
+def generation_of(replica: Replica) -> GenerationKey:
+    return replica.metadata.tenant, replica.spec.workload, replica.spec.generation
+
+
+def generation_key(generation: GenerationKey) -> str:
+    return key_of("Generation", f"{generation[1]}/{generation[2]:08d}", generation[0])
+
+
+def picks(index: Index, ask: Ask) -> bool:
+    """Does a replica with this ask count in the index?"""
+    return index in carried(ask) if index.carriers else selects(index.selector, ask.labels)
+
+
+def compile_ask(books: Books | Draft, generation: GenerationKey) -> Ask | None:
+    found = books.thing(generation_key(generation))
+    if found is None:
+        return None
+    policy = books.in_force()
+    spec = found[0].spec
+    policies = () if policy is None else tuple(policy.spec.policies.values())
+    return make_ask(generation[0], generation[1], spec.labels, spec.spec, policies, generation[2])
+
+
+def domains(ask: Ask, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:
+    found = {}
+    for ledger in nodes:
+        if ledger is not None and all(rule.check(ask, ledger, NOBODY) for rule in STATIC):
+            known, domain = ledger.domain(topology_key)
+            if known:
+                found[domain] = True
+    return tuple(sorted(found))
+
+
+def merge(into: dict[Any, Any], changes: Mapping[Any, Any]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            into.pop(name, None)
+        else:
+            into[name] = value
+
+
+def add(into: dict[Any, int], changes: Mapping[Any, int]) -> None:
+    for name, count in changes.items():
+        total = into.get(name, 0) + count
+        if total:
+            into[name] = total
+        else:
+            into.pop(name, None)

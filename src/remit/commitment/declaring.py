@@ -1,0 +1,239 @@
+"""May this be declared, replaced or deleted? What people and controllers want, and the numbered policies. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from remit.commitment.draft import Draft
+from remit.commitment.rulings import Coordination, refuse, ruling
+from remit.law.fit import make_ask
+from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
+from remit.model.kinds import (
+    DECLARED,
+    TENANTED,
+    AnyObject,
+    Deadline,
+    Generation,
+    GenerationSpec,
+    Metadata,
+    Node,
+    Policy,
+    PolicyRevision,
+    PolicyRevisionSpec,
+    PolicySpec,
+    Stamp,
+    Workload,
+    key,
+    key_of,
+)
+
+GENERATIONS_KEPT = 10
+POLICY_REVISIONS_KEPT = 256
+
+PEOPLE = frozenset({Role.USER, Role.OPERATOR})
+DECLARERS: dict[str, frozenset[Role]] = {
+    "Region": frozenset({Role.OPERATOR}),
+    "Node": frozenset({Role.OPERATOR, Role.AGENT}),
+    "NodePool": frozenset({Role.OPERATOR}),
+    "Tenant": frozenset({Role.OPERATOR}),
+    "PriorityClass": frozenset({Role.OPERATOR}),
+    "Policy": frozenset({Role.OPERATOR, Role.POLICY}),
+    "Workload": frozenset({*PEOPLE, Role.ROLLOUT}),
+    "Secret": PEOPLE,
+    "Config": PEOPLE,
+    "Allotment": frozenset({Role.OPERATOR, Role.WORKLOADS, Role.BUDGETS}),
+}
+"""Who may declare each kind; the rest are the authority's own records."""
+
+ANY_DECLARER = frozenset(role for roles in DECLARERS.values() for role in roles)
+
+
+@ruling(Apply, ANY_DECLARER, Coordination.HARD, "one object per name, one spec per generation")
+def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
+    thing = claim.thing
+    kind, meta = type(thing).__name__, thing.metadata
+    if kind not in DECLARED or not isinstance(meta, Metadata):
+        return refuse(Code.INVALID, f"a {kind} is the authority's own record; it is not declared")
+    if operation.actor.role not in DECLARERS[kind]:
+        return refuse(Code.ROLE, f"a {kind} is declared by {', '.join(sorted(DECLARERS[kind]))}, not by {operation.actor.role}")
+    if bool(meta.tenant) != (kind in TENANTED):
+        return refuse(Code.INVALID, f"metadata.tenant: a {kind} {'needs a' if kind in TENANTED else 'has no'} tenant")
+    found = draft.thing(key(thing))
+    refused = _expected(key(thing), claim.expect, found) or _allowed(draft, operation, thing, found)
+    if refused is not None:
+        return refused
+    before = None if found is None else found[0]
+    changed = before is None or before.spec != thing.spec or before.metadata.labels != meta.labels
+    generation = 1 if before is None else before.metadata.generation + changed
+    stamped = replace(
+        thing,
+        metadata=replace(
+            meta, uid=draft.uid() if before is None else before.metadata.uid, generation=generation, revision=0, deleting=False
+        ),
+    )
+    if before is not None and hasattr(before, "status"):
+        stamped = replace(stamped, status=before.status)
+    draft.put(stamped)
+    if isinstance(stamped, Workload) and changed:
+        _keep_generation(draft, stamped)
+    elif isinstance(stamped, Policy):
+        _publish(draft, {**_policies(draft), stamped.metadata.name: stamped.spec})
+    return generation
+
+
+def _expected(name: str, expect: int | None, found: tuple[Any, int] | None) -> Refused | None:
+    if expect is None:
+        return None
+    if expect == 0 and found is not None:
+        return refuse(Code.EXISTS, f"{name} exists, at revision {found[1]}")
+    if expect and found is None:
+        return refuse(Code.NOT_FOUND, f"there is no {name} any more")
+    if expect and found is not None and found[1] != expect:
+        return refuse(Code.REVISION, f"{name} was seen at revision {expect} and has changed since")
+    return None
+
+
+def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[Any, int] | None) -> Refused | None:
+    """What each kind asks beyond its own fields."""
+    if found is not None and found[0].metadata.deleting:
+        return refuse(Code.DELETING, f"{key(thing)} is being deleted")
+    if thing.metadata.tenant and draft.thing(key_of("Tenant", thing.metadata.tenant)) is None:
+        return refuse(Code.NOT_FOUND, f"metadata.tenant: there is no tenant {thing.metadata.tenant}")
+    if isinstance(thing, Node):
+        own = f"{Role.AGENT}/{thing.metadata.name}"
+        if operation.actor.role is Role.AGENT and operation.actor.lease != own:
+            return refuse(Code.NOT_OWNER, f"an agent declares only its own node, {operation.actor.lease}")
+        names = [device.name for device in thing.spec.devices]
+        if len(set(names)) != len(names):
+            return refuse(Code.INVALID, "spec.devices: two devices have one name")
+    if isinstance(thing, Workload):
+        return _allowed_workload(draft, thing)
+    return None
+
+
+def _allowed_workload(draft: Draft, workload: Workload) -> Refused | None:
+    spec, meta = workload.spec, workload.metadata
+    if spec.priority_class and draft.thing(key_of("PriorityClass", spec.priority_class)) is None:
+        return refuse(Code.NOT_FOUND, f"spec.priorityClass: there is no priority class {spec.priority_class}")
+    if spec.gang is not None and (len(spec.placement.regions) > 1 or spec.placement.standby):
+        return refuse(Code.INVALID, "spec.gang: a gang lives in one region; name one, and no standby")
+    if spec.gang is not None and spec.gang.min > spec.replicas:
+        return refuse(Code.INVALID, f"spec.gang.min: {spec.gang.min} of {spec.replicas} replicas can never be bound")
+    try:
+        make_ask(meta.tenant, meta.name, meta.labels, spec, ())
+    except ValueError as error:
+        return refuse(Code.INVALID, f"spec.template.devices: {error}")
+    return None
+
+
+def _keep_generation(draft: Draft, workload: Workload) -> None:
+    """Keep this generation, and let go of old ones that no replica is of any more."""
+    meta = workload.metadata
+    name = f"{meta.name}/{meta.generation:08d}"
+    spec = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=workload.spec)
+    draft.put(Generation(metadata=Stamp(name=name, tenant=meta.tenant, uid=meta.uid), spec=spec))
+    for old in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
+        found = draft.thing(old)
+        if found is not None and not draft.alike((meta.tenant, meta.name, found[0].spec.generation)):
+            draft.drop(old)
+
+
+@ruling(Delete, ANY_DECLARER, Coordination.HARD, "nothing is deleted while something depends on it")
+def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
+    if claim.kind not in DECLARERS:
+        return refuse(Code.INVALID, f"kind: a {claim.kind} is not declared, so not deleted either")
+    if operation.actor.role not in DECLARERS[claim.kind] | {Role.WORKLOADS}:
+        return refuse(Code.ROLE, f"a {claim.kind} is not deleted by {operation.actor.role}")
+    name = key_of(claim.kind, claim.name, claim.tenant)
+    found = draft.thing(name)
+    if found is None:
+        return refuse(Code.NOT_FOUND, f"there is no {name}")
+    refused = _expected(name, claim.expect, found) or _free(draft, claim)
+    if refused is not None:
+        return refused
+    thing = found[0]
+    if isinstance(thing, Workload):
+        generations = draft.keys(key_of("Generation", f"{claim.name}/", claim.tenant))
+        if any(draft.alike((claim.tenant, claim.name, int(old.rsplit("/", 1)[1]))) for old in generations):
+            draft.put(replace(thing, metadata=replace(thing.metadata, deleting=True)))
+            return 0
+        for old in generations:
+            draft.drop(old)
+    if isinstance(thing, Policy):
+        _publish(draft, {k: v for k, v in _policies(draft).items() if k != claim.name})
+    draft.drop(name)
+    return 1
+
+
+def _free(draft: Draft, claim: Delete) -> Refused | None:
+    """Is anything left that depends on it?"""
+    match claim.kind:
+        case "Node":
+            ledger = draft.node(claim.name)
+            if ledger is not None and ledger.holders:
+                return refuse(Code.IN_USE, f"node {claim.name} holds {len(ledger.holders)} replicas; drain it first")
+        case "Tenant":
+            ledgers = [draft.grant(f"tenant/{claim.name}"), draft.grant(f"tenant/{claim.name}/emergency")]
+            owned = [k for kind in sorted(TENANTED) for k in draft.keys(f"{kind.lower()}/{claim.name}/")]
+            if owned or any(ledger is not None and ledger.taken() for ledger in ledgers):
+                return refuse(Code.IN_USE, f"tenant {claim.name} still has objects, work or grants; delete them first")
+        case "PriorityClass":
+            users = [k for k in draft.keys("workload/") if (w := draft.thing(k)) and w[0].spec.priority_class == claim.name]
+            if users:
+                return refuse(Code.IN_USE, f"priority class {claim.name} is used by {users[0]}")
+        case "Region":
+            inside = [k for k in draft.keys("node/") if (n := draft.thing(k)) and n[0].spec.region == claim.name]
+            if inside:
+                return refuse(Code.IN_USE, f"region {claim.name} has {len(inside)} nodes; delete them first")
+    return None
+
+
+def _policies(draft: Draft) -> dict[str, PolicySpec]:
+    latest = draft.in_force()
+    return {} if latest is None else dict(latest.spec.policies)
+
+
+def _publish(draft: Draft, policies: dict[str, PolicySpec], number: int = 0, deadline: Deadline | None = None) -> int:
+    latest = draft.in_force()
+    number = number or (1 if latest is None else latest.spec.number + 1)
+    spec = PolicyRevisionSpec(number=number, policies=policies, deadline=deadline)
+    draft.put(PolicyRevision(metadata=Stamp(name=f"{number:08d}"), spec=spec))
+    for old in draft.keys("policyrevision/")[:-POLICY_REVISIONS_KEPT]:
+        draft.drop(old)
+    return number
+
+
+@ruling(Rollback, frozenset({Role.OPERATOR, Role.POLICY}), Coordination.HARD, "policy revisions are numbered one after another")
+def rollback(draft: Draft, operation: Operation, claim: Rollback) -> int | Refused:
+    found = draft.thing(key_of("PolicyRevision", f"{claim.to:08d}"))
+    if found is None:
+        return refuse(Code.NOT_FOUND, f"policy revision {claim.to} is not kept; the last {POLICY_REVISIONS_KEPT} are")
+    policies: dict[str, PolicySpec] = dict(found[0].spec.policies)
+    for name in draft.keys("policy/"):
+        if name.removeprefix("policy/") not in policies:
+            draft.drop(name)
+    for name, spec in policies.items():
+        now = draft.thing(key_of("Policy", name))
+        if now is None or now[0].spec != spec:
+            meta = now[0].metadata if now is not None else _fresh(draft, name)
+            draft.put(Policy(metadata=replace(meta, generation=meta.generation + 1), spec=spec))
+    return _publish(draft, policies)
+
+
+def _fresh(draft: Draft, name: str) -> Metadata:
+    return Metadata(name=name, uid=draft.uid())
+
+
+@ruling(Adopt, frozenset({Role.POLICY}), Coordination.BOUNDED, "the higher number stands; one number has one content")
+def adopt(draft: Draft, operation: Operation, claim: Adopt) -> int | Refused:
+    latest = draft.in_force()
+    if latest is not None and claim.number < latest.spec.number:
+        return refuse(Code.REVISION, f"policy revision {latest.spec.number} is in force here, {claim.number} is older")
+    if latest is not None and claim.number == latest.spec.number and claim.policies != latest.spec.policies:
+        return refuse(Code.OPERATION_MISMATCH, f"policy revision {claim.number} is known here with other content")
+    if claim.asked_ms > draft.moment.now_ms:
+        return refuse(Code.INVALID, "asked_ms: the lease cannot have been asked for in the future")
+    deadline = Deadline(boot=draft.moment.boot, at_ms=claim.asked_ms + claim.ttl)
+    return _publish(draft, dict(claim.policies), claim.number, deadline)

@@ -1,0 +1,423 @@
+"""What follows from a row? The changes of a batch that is being decided; the one place that posts to ledgers, and no I/O.
+
+`put` takes back what the old row held and posts what the new one holds:
+
+- A replica in a holding phase posts its resources and devices on its node, and its charge on each of its grants.
+- A reservation that waits for victims posts only what their going will not free: its need less what the victims still hold,
+  ledger by ledger. So no sum rises above its limit, and what the victims free cannot be taken by anybody else.
+- An issued grant posts what is outstanding of it on its parent, and a budget's shares on the tenants' emergency quota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remit.commitment.books import Books, GenerationKey, Moment, Tally, add, compile_ask, domains, generation_of, picks
+from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
+from remit.law.fit import Ask, Index, carried
+from remit.law.labels import selects
+from remit.law.lifecycle import HOLDS, WAITS
+from remit.model.kinds import AnyObject, Generation, Grant, GrantPhase, Node, Phase, PolicyRevision, Replica, Tenant, key
+
+Pairs = tuple[tuple[str, int], ...]
+
+
+class Overlay:
+    """Counts by domain as a draft sees them."""
+
+    __slots__ = ("base", "moved")
+
+    def __init__(self, base: Tally | Overlay, moved: Mapping[str, int]) -> None:
+        self.base, self.moved = base, moved
+
+    def __getitem__(self, domain: str) -> int:
+        return self.base[domain] + self.moved.get(domain, 0)
+
+
+class Draft:
+    """Changes of a batch that is being decided. Satisfies `fit.Peers`."""
+
+    def __init__(self, base: Books | Draft, moment: Moment, *, takeover: bool = False) -> None:
+        self.base = base
+        self.moment = moment
+        self.takeover = takeover
+        self.replicas: dict[str, Replica | None] = {}
+        self.things: dict[str, AnyObject | None] = {}
+        self.notes: dict[str, AnyObject | None] = {}
+        self.heard: dict[str, int] = {}
+        self.born = 0
+        self.nodes: dict[str, NodeLedger | None] = {}
+        self.grants: dict[str, GrantLedger | None] = {}
+        self.spots: dict[GenerationKey, dict[str, int]] = {}
+        self.population: dict[GenerationKey, int] = {}
+        self.active: dict[tuple[str, str], int] = {}
+        self.patrons: dict[str, str | None] = {}
+        self.since: dict[str, int | None] = {}
+        self.policy: PolicyRevision | None = None
+        self.reshaped = False
+        self.relabelled = False
+        self._asks: dict[GenerationKey, Ask | None] = {}
+        self._moved: dict[Index, dict[str, int]] = {}
+        self._carried: dict[str, dict[Index, None]] = {}
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def replica(self, name: str) -> tuple[Replica, int] | None:
+        if name in self.replicas:
+            replica = self.replicas[name]
+            return None if replica is None else (replica, -1)
+        return self.base.replica(name)
+
+    def thing(self, name: str) -> tuple[Any, int] | None:
+        if name in self.things:
+            thing = self.things[name]
+            return None if thing is None else (thing, -1)
+        return self.base.thing(name)
+
+    def node(self, name: str) -> NodeLedger | None:
+        return self.nodes[name] if name in self.nodes else self.base.node(name)
+
+    def grant(self, name: str) -> GrantLedger | None:
+        return self.grants[name] if name in self.grants else self.base.grant(name)
+
+    def patron(self, victim: str) -> str | None:
+        return self.patrons[victim] if victim in self.patrons else self.base.patron(victim)
+
+    def waiting_since(self, name: str) -> int | None:
+        return self.since[name] if name in self.since else self.base.waiting_since(name)
+
+    def alike(self, generation: GenerationKey) -> int:
+        return self.base.alike(generation) + self.population.get(generation, 0)
+
+    def members(self, tenant: str, workload: str) -> int:
+        return self.base.members(tenant, workload) + self.active.get((tenant, workload), 0)
+
+    def held(self, generation: GenerationKey) -> int:
+        return self.base.held(generation) + sum(self.spots.get(generation, {}).values())
+
+    def in_force(self) -> PolicyRevision | None:
+        return self.policy if self.policy is not None else self.base.in_force()
+
+    def keys(self, prefix: str) -> list[str]:
+        there = dict.fromkeys(self.base.keys(prefix), True)
+        there.update({name: thing is not None for name, thing in self.things.items() if name.startswith(prefix)})
+        return sorted(name for name in there if there[name])
+
+    def all_nodes(self) -> Mapping[str, NodeLedger | None]:
+        return {**self.base.all_nodes(), **self.nodes}
+
+    def ask(self, generation: GenerationKey) -> Ask | None:
+        if self.policy is None and not self.reshaped:
+            return self.base.ask(generation)
+        if generation not in self._asks:
+            self._asks[generation] = compile_ask(self, generation)
+        return self._asks[generation]
+
+    # -- fit.Peers -------------------------------------------------------------------------------------------------------
+
+    def counts(self, index: Index) -> Overlay:
+        return Overlay(self.base.counts(index), self._moves(index))
+
+    def total(self, index: Index) -> int:
+        return self.base.total(index) + sum(self._moves(index).values())
+
+    def least(self, ask: Ask, index: Index) -> int:
+        counts = self.counts(index)
+        return min((counts[domain] for domain in self.eligible(ask, index.key)), default=0)
+
+    def eligible(self, ask: Ask, topology_key: str) -> tuple[str, ...]:
+        if self.relabelled or self.policy is not None or self.reshaped:
+            return domains(ask, self.all_nodes().values(), topology_key)
+        return self.base.eligible(ask, topology_key)
+
+    def carriers(self, tenant: str) -> tuple[Index, ...]:
+        below = self.base.carriers(tenant)
+        return tuple(dict.fromkeys((*below, *self._carried[tenant]))) if tenant in self._carried else below
+
+    def shunners(self, ask: Ask) -> Sequence[Index]:
+        carriers = self.carriers(ask.tenant)
+        return [index for index in carriers if selects(index.selector, ask.labels)] if carriers else ()
+
+    def _moves(self, index: Index) -> dict[str, int]:
+        """How this draft has changed a tally: found from its spots when first asked for, and kept up since."""
+        moved = self._moved.get(index)
+        if moved is None:
+            moved = self._moved[index] = {}
+            for generation, spots in self.spots.items():
+                ask = self.ask(generation) if generation[0] == index.tenant else None
+                if ask is not None and picks(index, ask):
+                    for name, count in spots.items():
+                        self._move(moved, index, name, count)
+        return moved
+
+    def _move(self, moved: dict[str, int], index: Index, node: str, count: int) -> None:
+        ledger = self.node(node)
+        if ledger is not None:
+            domain = domain_of(ledger.node, index.key)
+            moved[domain] = moved.get(domain, 0) + count
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    def put(self, thing: AnyObject) -> None:
+        """Write one object, whatever its kind, and everything that follows from it in the ledgers."""
+        name = key(thing)
+        if isinstance(thing, Replica):
+            found = self.replica(name)
+            self.put_replica(name, None if found is None else found[0], thing)
+            return
+        found_thing = self.thing(name)
+        before = None if found_thing is None else found_thing[0]
+        self.things[name] = thing
+        match thing:
+            case Node():
+                self._put_node(thing, before)
+            case Tenant():
+                self._put_ledger(f"tenant/{thing.metadata.name}", dict(thing.spec.quota.pairs), None, thing.metadata.name)
+                emergency = dict(thing.spec.emergency_quota.pairs)
+                self._put_ledger(f"tenant/{thing.metadata.name}/emergency", emergency, None, thing.metadata.name)
+            case Grant():
+                self._put_grant(thing, before)
+            case Generation():
+                self._reshape()
+            case PolicyRevision():
+                latest = self.in_force()
+                if latest is None or thing.spec.number >= latest.spec.number:
+                    self.policy = thing
+                    self._asks.clear()
+
+    def drop(self, name: str) -> None:
+        """Remove one object; the caller has made sure that nothing depends on it."""
+        if name.startswith("replica/"):
+            found = self.replica(name)
+            if found is not None:
+                self.put_replica(name, found[0], None)
+            return
+        found_thing = self.thing(name)
+        if found_thing is None:
+            return
+        self.things[name] = None
+        match found_thing[0]:
+            case Node() as node:
+                self.nodes[node.metadata.name] = None
+                self.relabelled = True
+            case Tenant() as tenant:
+                self.grants[f"tenant/{tenant.metadata.name}"] = None
+                self.grants[f"tenant/{tenant.metadata.name}/emergency"] = None
+            case Grant() as grant:
+                self._burden(grant, -1)
+                for ledger in (grant.metadata.name, *(f"{grant.metadata.name}/{t}" for t in grant.spec.shares)):
+                    self.grants[ledger] = None
+            case Generation():
+                self._reshape()
+
+    def note(self, thing: AnyObject) -> None:
+        """Write something that no decision depends on; the oldest of these go when there are too many."""
+        self.notes[key(thing)] = thing
+
+    def uid(self) -> str:
+        """A name that no other object of this incarnation has or had: the batch, and a count within it."""
+        self.born += 1
+        return f"{self.moment.sequence:x}-{self.born:x}"
+
+    def _reshape(self) -> None:
+        self.reshaped = True
+        self._asks.clear()
+
+    def put_replica(self, name: str, old: Replica | None, new: Replica | None) -> None:
+        """The one place where a replica's postings change."""
+        was = old is not None and old.status.phase in HOLDS
+        now = new is not None and new.status.phase in HOLDS
+        still = was and now and old is not None and new is not None and _same_hold(old, new)
+        patron = self.patron(name) if was and not now else None
+        held_back = self.replica(patron) if patron is not None else None
+        if held_back is not None and patron is not None:
+            self._post(patron, held_back[0], -1)
+        if was and not still and old is not None:
+            self._post(name, old, -1)
+        self.replicas[name] = new
+        if now and not still and new is not None:
+            self._post(name, new, 1)
+        if held_back is not None and patron is not None:
+            self._post(patron, held_back[0], 1)
+        self._count(name, old, new)
+
+    def _count(self, name: str, old: Replica | None, new: Replica | None) -> None:
+        """Everything that is counted by replica rather than by amount."""
+        for replica, sign in ((old, -1), (new, 1)):
+            if replica is None:
+                continue
+            if old is None or new is None:
+                generation = generation_of(replica)
+                self.population[generation] = self.population.get(generation, 0) + sign
+            if replica.status.phase is not Phase.RELEASED:
+                group = (replica.metadata.tenant, replica.spec.workload)
+                self.active[group] = self.active.get(group, 0) + sign
+            for victim in replica.status.victims if replica.status.phase is Phase.RESERVED else ():
+                if sign > 0 or self.patron(victim) == name:
+                    self.patrons[victim] = name if sign > 0 else None
+        before = None if old is None else old.status.phase
+        after = None if new is None else new.status.phase
+        if after in WAITS and after is not before:
+            self.since[name] = self.moment.now_ms
+        elif before in WAITS and after not in WAITS:
+            self.since[name] = None
+
+    def _post(self, name: str, replica: Replica, sign: int) -> None:
+        generation = generation_of(replica)
+        ask = self.ask(generation)
+        ledger = self._own_node(replica.status.node)
+        if ask is None or ledger is None:
+            raise LookupError(f"{name} holds room, but its generation or its node is not in the books")
+        on_node, on_grants = self.needs(replica, ask)
+        ledger.post(on_node, sign)
+        if sign > 0:
+            ledger.holders[name] = None
+        else:
+            ledger.holders.pop(name, None)
+        for grant, charge in zip(replica.status.grants, on_grants, strict=True):
+            own = self._own_grant(grant)
+            if own is None:
+                raise LookupError(f"{name} is charged to {grant}, which is not in the books")
+            own.draw(charge, sign)
+        self._spot(generation, ask, replica.status.node, sign)
+
+    def needs(self, replica: Replica, ask: Ask) -> tuple[Pairs, list[Pairs]]:
+        """What a holding replica posts: on its node, and on each of its grants."""
+        status = replica.status
+        on_node = ask.resources
+        if status.devices:
+            on_node = (*on_node, *((DEVICE + device, share) for device, share in status.devices.items()))
+        if status.phase is not Phase.RESERVED or not status.victims:
+            return on_node, [ask.charge.pairs] * len(status.grants)
+        wanted, charges = dict(on_node), [dict(ask.charge.pairs) for _ in status.grants]
+        for victim, attempt in status.victims.items():
+            found = self.replica(victim)
+            shape = self.ask(generation_of(found[0])) if found is not None else None
+            if found is None or shape is None or not held_by(found[0], attempt):
+                continue
+            theirs, their_charges = self.needs(found[0], shape)
+            _lessen(wanted, theirs)
+            for grant, charge in zip(status.grants, charges, strict=True):
+                if grant in found[0].status.grants:
+                    _lessen(charge, their_charges[found[0].status.grants.index(grant)])
+        return tuple(wanted.items()), [tuple(charge.items()) for charge in charges]
+
+    def _spot(self, generation: GenerationKey, ask: Ask, node: str, sign: int) -> None:
+        spots = self.spots.setdefault(generation, {})
+        spots[node] = spots.get(node, 0) + sign
+        if ask.anti:
+            self._carried.setdefault(ask.tenant, {}).update(dict.fromkeys(carried(ask)))
+        for index, moved in self._moved.items():
+            if index.tenant == ask.tenant and picks(index, ask):
+                self._move(moved, index, node, sign)
+
+    def _put_node(self, node: Node, before: Any) -> None:
+        ledger = self.node(node.metadata.name)
+        self.nodes[node.metadata.name] = NodeLedger(node) if ledger is None else ledger.replaced(node)
+        if not isinstance(before, Node) or _standing(before) != _standing(node):
+            self.relabelled = True
+
+    def _put_ledger(
+        self, name: str, amount: Mapping[str, int], grant: Grant | None, tenant: str, deadline: int | None = None
+    ) -> None:
+        ledger = self._own_grant(name)
+        if ledger is None:
+            self.grants[name] = GrantLedger(name, amount, grant, tenant, deadline)
+        else:
+            ledger.amount, ledger.grant, ledger.deadline_ms = amount, grant, deadline
+
+    def _put_grant(self, grant: Grant, before: Any) -> None:
+        if isinstance(before, Grant):
+            self._burden(before, -1)
+        name, spec = grant.metadata.name, grant.spec
+        deadline = self._deadline(grant)
+        amount = spec.amount if spec.issuer else spec.amount - grant.status.returned
+        self._put_ledger(name, dict(amount.pairs), grant, spec.tenant, deadline)
+        for tenant, share in spec.shares.items():
+            self._put_ledger(f"{name}/{tenant}", dict(share.pairs), grant, tenant, deadline)
+        self._burden(grant, 1)
+
+    def _burden(self, grant: Grant, sign: int) -> None:
+        """Post an issued grant on what it was carved out of; a held copy burdens nothing here."""
+        if grant.spec.issuer:
+            return
+        parent = self._own_grant(grant.spec.parent) if grant.spec.parent else None
+        if parent is not None:
+            parent.lend(outstanding(grant), sign)
+        if grant.status.phase is not GrantPhase.CLOSED or outstanding(grant):
+            for tenant, share in grant.spec.shares.items():
+                emergency = self._own_grant(f"tenant/{tenant}/emergency")
+                if emergency is not None:
+                    emergency.lend(share.pairs, sign)
+
+    def _deadline(self, grant: Grant) -> int | None:
+        """On this authority's clock. At a takeover, what was issued here gets a full new term, as every lease does; what is
+        held from elsewhere keeps its instant if this is the same boot, and has otherwise lapsed until it is renewed.
+        """
+        deadline = grant.status.deadline
+        if deadline is None:
+            return None
+        if not grant.spec.issuer and self.takeover:
+            return self.moment.now_ms + grant.spec.ttl
+        return deadline.at_ms if deadline.boot == self.moment.boot else 0
+
+    def _own_node(self, name: str) -> NodeLedger | None:
+        if name in self.nodes:
+            return self.nodes[name]
+        ledger = self.base.node(name)
+        if ledger is not None:
+            ledger = self.nodes[name] = ledger.copy()
+        return ledger
+
+    def _own_grant(self, name: str) -> GrantLedger | None:
+        if name in self.grants:
+            return self.grants[name]
+        ledger = self.base.grant(name)
+        if ledger is not None:
+            ledger = self.grants[name] = ledger.copy()
+        return ledger
+
+    def absorb(self, trial: Draft) -> None:
+        """Take over all changes of a draft that lay over this one."""
+        self.replicas.update(trial.replicas)
+        self.things.update(trial.things)
+        self.notes.update(trial.notes)
+        self.heard.update(trial.heard)
+        self.nodes.update(trial.nodes)
+        self.grants.update(trial.grants)
+        self.patrons.update(trial.patrons)
+        self.since.update(trial.since)
+        add(self.population, trial.population)
+        add(self.active, trial.active)
+        for generation, moved in trial.spots.items():
+            add(self.spots.setdefault(generation, {}), moved)
+        for tenant, carriers in trial._carried.items():
+            self._carried.setdefault(tenant, {}).update(carriers)
+        self.policy = trial.policy or self.policy
+        self.reshaped |= trial.reshaped
+        self.relabelled |= trial.relabelled
+        self._moved.clear()
+
+
+def held_by(replica: Replica, attempt: int) -> bool:
+    """Does this attempt still hold its room?"""
+    return replica.status.attempt == attempt and replica.status.phase in HOLDS
+
+
+def _same_hold(old: Replica, new: Replica) -> bool:
+    a, b = old.status, new.status
+    reserved = Phase.RESERVED in (a.phase, b.phase)
+    return a.node == b.node and a.devices == b.devices and a.grants == b.grants and not reserved
+
+
+def _lessen(wanted: dict[str, int], by: Pairs) -> None:
+    for name, count in by:
+        if name in wanted:
+            wanted[name] = max(0, wanted[name] - count)
+
+
+def _standing(node: Node) -> tuple[Any, ...]:
+    """What a node is, for topology and static rules."""
+    spec = node.spec
+    return spec.region, spec.zone, spec.pool, spec.taints, node.metadata.labels

@@ -1,0 +1,314 @@
+"""May this authority be handed on, taken up, given back? Grants, on both sides of a scope's border. Pure.
+
+A grant is carved out of a parent: another grant here, or a tenant's quota. If its holder is of this scope (a framework, a
+shard, a node), every draw on it passes this authority, so what is used is known here, and closing it returns the rest at
+once. If its holder is another scope, that scope's own authority keeps the books of it, under the same name. Then amounts
+cross the border by one rule, *debit before credit*:
+
+    issue    here: the parent is debited        then  accept  there: the holder may draw
+    yield    there: the holder is debited       then  credit  here: the parent gets it back
+
+What is in flight belongs to nobody. Until the holder reports, it counts as having used everything: silence, expiry and a
+restore never give anything back. Only the holder's own report does, or an operator who declares it lost.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from remit.commitment.draft import Draft
+from remit.commitment.ledgers import SCOPE, GrantLedger, outstanding
+from remit.commitment.placing import lifeless
+from remit.commitment.rulings import Coordination, refuse, ruling
+from remit.model.claims import (
+    Accept,
+    Close,
+    Code,
+    Credit,
+    DeclareLost,
+    Issue,
+    Operation,
+    Refused,
+    Renew,
+    Role,
+    Vouch,
+    Yield,
+)
+from remit.model.kinds import DNS_LABEL, Deadline, Grant, GrantPhase, GrantSpec, GrantStatus, Stamp, key_of
+from remit.model.quantity import format_quantity
+from remit.model.resources import Amount
+
+BUDGETEERS = frozenset({Role.BUDGETS, Role.OPERATOR})
+SCHEDULING = frozenset({Role.BUDGETS, Role.OPERATOR, Role.SCHEDULER})
+AWAITED = "awaited/"
+"""After a restore, one such record stands for each holder that has not yet reported what it has from this scope."""
+
+
+@ruling(Issue, SCHEDULING, Coordination.HARD, "granted on plus used never rises above the parent's amount")
+def issue(draft: Draft, operation: Operation, claim: Issue) -> int | Refused:
+    spec = claim.spec
+    refused = _well_formed(claim.name, spec) or _unheard_of(draft, spec)
+    if refused is not None:
+        return refused
+    if draft.thing(key_of("Grant", claim.name)) is not None or draft.grant(claim.name) is not None:
+        return refuse(Code.EXISTS, f"there is a grant {claim.name} already")
+    if operation.actor.role is Role.SCHEDULER and not _held_by_asker(draft, operation, spec.parent):
+        return refuse(Code.NOT_OWNER, "spec.parent: a scheduler hands on only what it was granted itself")
+    deadline = _term(draft, spec)
+    for ledger_name, amount in _debits(spec):
+        ledger = draft.grant(ledger_name)
+        if ledger is None:
+            return refuse(Code.NOT_FOUND, f"spec.parent: there is no grant {ledger_name}")
+        if spec.purpose == "quota" and ledger.tenant != spec.tenant:
+            return refuse(Code.NOT_OWNER, f"spec.parent: {ledger_name} is not of tenant {spec.tenant}")
+        short = _covers(draft, ledger, amount)
+        if short is not None:
+            return short
+        if ledger.name == spec.parent:
+            deadline = _capped(draft, deadline, ledger)
+    draft.put(Grant(metadata=Stamp(name=claim.name, uid=draft.uid()), spec=spec, status=GrantStatus(deadline=deadline)))
+    return 1
+
+
+@ruling(Accept, BUDGETEERS, Coordination.HARD, "what was yielded is not held again: a serial is taken up once")
+def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
+    """The copy that a holder keeps. Its term counts from when it was asked for, on this scope's own clock."""
+    if not claim.spec.issuer or not claim.spec.ttl or not _is_name(claim.name):
+        return refuse(Code.INVALID, "name, spec.issuer, spec.ttl: a grant from another scope names it, and its term")
+    if any(count < 0 for _, count in claim.spec.amount):
+        return refuse(Code.INVALID, "spec.amount: nothing negative is granted")
+    if claim.incarnation != draft.moment.incarnation:
+        return refuse(
+            Code.GRANT_VOID, f"it was made out to incarnation {claim.incarnation}, this is {draft.moment.incarnation}"
+        )
+    if claim.asked_ms > draft.moment.now_ms:
+        return refuse(Code.INVALID, "asked_ms: it cannot have been asked for in the future")
+    found = draft.thing(key_of("Grant", claim.name))
+    deadline = Deadline(boot=draft.moment.boot, at_ms=claim.asked_ms + claim.spec.ttl)
+    if found is None:
+        status = GrantStatus(serial=claim.serial, deadline=deadline)
+        draft.put(Grant(metadata=Stamp(name=claim.name, uid=draft.uid()), spec=replace(claim.spec, parent=""), status=status))
+        return claim.serial
+    before: Grant = found[0]
+    if before.spec.issuer != claim.spec.issuer:
+        return refuse(Code.EXISTS, f"grant {claim.name} is from {before.spec.issuer or 'this scope'}")
+    if claim.serial <= before.status.serial:
+        return refuse(
+            Code.REVISION, f"grant {claim.name} was taken up at serial {before.status.serial}, {claim.serial} is older"
+        )
+    if before.status.phase is GrantPhase.CLOSED:
+        return refuse(Code.GRANT_VOID, f"grant {claim.name} is closed; a new one needs a new name")
+    # A renewal extends the term; the amount is what is still held. After a restore that is unknowable: then it is as reissued.
+    amount = claim.spec.amount if before.status.phase is GrantPhase.VOID else before.spec.amount
+    status = replace(before.status, phase=GrantPhase.LIVE, serial=claim.serial, deadline=deadline)
+    draft.put(replace(before, spec=replace(before.spec, amount=amount, ttl=claim.spec.ttl), status=status))
+    return claim.serial
+
+
+@ruling(Renew, SCHEDULING, Coordination.HARD, "a child never outlives its parent; a closed grant stays closed")
+def renew(draft: Draft, operation: Operation, claim: Renew) -> int | Refused:
+    grant = _issued(draft, claim.name)
+    if isinstance(grant, Refused):
+        return grant
+    parent = draft.grant(grant.spec.parent) if grant.spec.parent else None
+    dead = lifeless(draft, parent) if parent is not None else None
+    if dead is not None:
+        return dead
+    deadline = _capped(draft, _term(draft, grant.spec), parent)
+    draft.put(replace(grant, status=replace(grant.status, deadline=deadline, serial=grant.status.serial + 1)))
+    return grant.status.serial + 1
+
+
+@ruling(Yield, BUDGETEERS, Coordination.HARD, "what is given back is debited here before it is credited there")
+def give_back(draft: Draft, operation: Operation, claim: Yield) -> int | Refused:
+    found = draft.thing(key_of("Grant", claim.name))
+    if found is None:
+        return refuse(Code.NOT_FOUND, f"there is no grant {claim.name}")
+    grant: Grant = found[0]
+    ledger = draft.grant(claim.name)
+    if not grant.spec.issuer or ledger is None:
+        return refuse(Code.INVALID, f"grant {claim.name} was issued here: close it instead")
+    if any(count < 0 for _, count in claim.amount):
+        return refuse(Code.INVALID, "amount: nothing negative can be given back")
+    short = _covers(draft, ledger, claim.amount, drawing=False)
+    if short is not None:
+        return short
+    report = grant.status.report + 1
+    draft.put(
+        replace(
+            grant,
+            spec=replace(grant.spec, amount=grant.spec.amount - claim.amount),
+            status=replace(grant.status, report=report),
+        )
+    )
+    return report
+
+
+@ruling(Close, SCHEDULING | {Role.REPAIR}, Coordination.HARD, "what is drawn stays charged; only the rest returns, once")
+def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
+    found = draft.thing(key_of("Grant", claim.name))
+    ledger = draft.grant(claim.name)
+    if found is None or ledger is None:
+        return refuse(Code.NOT_FOUND, f"there is no grant {claim.name}")
+    grant: Grant = found[0]
+    if operation.actor.role is Role.REPAIR and ledger.alive(draft.moment.now_ms):
+        return refuse(Code.WAIT, f"grant {claim.name} has not run out; its holder may close it")
+    if ledger.lent_away and grant.status.phase is GrantPhase.CLOSED and not outstanding(grant):
+        draft.drop(key_of("Grant", claim.name))
+        return grant.status.report
+    if ledger.lent_away and not ledger.alive(draft.moment.now_ms):
+        return refuse(Code.AWAITING_REPORTS, f"{grant.spec.holder} has not reported what it drew on {claim.name}")
+    if ledger.lent_away:
+        return refuse(
+            Code.NOT_OWNER, f"{claim.name} is held by {grant.spec.holder}: it closes and reports, or is declared lost"
+        )
+    taken = ledger.taken()
+    if grant.spec.issuer:
+        status = replace(grant.status, phase=GrantPhase.CLOSED, report=grant.status.report + 1)
+        draft.put(replace(grant, spec=replace(grant.spec, amount=taken), status=status))
+        return status.report
+    status = replace(grant.status, phase=GrantPhase.CLOSED, returned=grant.spec.amount - taken)
+    draft.put(replace(grant, status=status))
+    if not taken:
+        draft.drop(key_of("Grant", claim.name))
+    return grant.status.report
+
+
+@ruling(Credit, BUDGETEERS, Coordination.BOUNDED, "reports count by (epoch, report): the later stands, in any order of arrival")
+def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
+    grant = _issued(draft, claim.name, closed=True)
+    if isinstance(grant, Refused):
+        return grant
+    if not grant.spec.holder.startswith(SCOPE):
+        return refuse(Code.INVALID, f"{claim.name} is held in this scope: its draws are known here")
+    if (claim.epoch, claim.report) <= (grant.status.epoch, grant.status.report):
+        return grant.status.report
+    if not claim.remaining <= grant.spec.amount:
+        return refuse(Code.INVALID, f"remaining: {claim.remaining} is more than {grant.spec.amount}, which was granted")
+    status = replace(
+        grant.status,
+        returned=grant.spec.amount - claim.remaining,
+        epoch=claim.epoch,
+        report=claim.report,
+        phase=GrantPhase.CLOSED if claim.final else grant.status.phase,
+    )
+    draft.put(replace(grant, status=status))
+    return claim.report
+
+
+@ruling(Vouch, BUDGETEERS, Coordination.HARD, "after a restore nothing is granted twice")
+def vouch(draft: Draft, operation: Operation, claim: Vouch) -> int | Refused:
+    """Take a holder's word for what it has from us, and stop waiting for it. Grants that the backup lacked are recorded."""
+    if draft.thing(key_of("Summary", AWAITED + claim.holder)) is None:
+        return refuse(Code.NOT_FOUND, f"{claim.holder} is not awaited; after a restore each holder vouches once")
+    for name, spec in sorted(claim.grants.items()):
+        refused = _well_formed(name, spec)
+        if refused is not None:
+            return refused
+        if spec.holder != claim.holder:
+            return refuse(Code.NOT_OWNER, f"grants.{name}: held by {spec.holder}, not {claim.holder}")
+    for name, spec in sorted(claim.grants.items()):
+        found = draft.thing(key_of("Grant", name))
+        if found is None:
+            status = GrantStatus(epoch=claim.epoch, deadline=_term(draft, spec))
+            draft.put(Grant(metadata=Stamp(name=name, uid=draft.uid()), spec=spec, status=status))
+        elif spec.amount <= found[0].spec.amount:
+            status = replace(found[0].status, returned=found[0].spec.amount - spec.amount, epoch=claim.epoch)
+            draft.put(replace(found[0], status=status))
+    draft.drop(key_of("Summary", AWAITED + claim.holder))
+    return len(claim.grants)
+
+
+@ruling(DeclareLost, frozenset({Role.OPERATOR}), Coordination.HARD, "what a lost holder had returns once, by one person's word")
+def declare_lost(draft: Draft, operation: Operation, claim: DeclareLost) -> int | Refused:
+    if not claim.holder.startswith(SCOPE):
+        return refuse(Code.INVALID, f"holder: {claim.holder} is not another scope; close its grants instead")
+    returned = 0
+    for name in draft.keys("grant/"):
+        found = draft.thing(name)
+        if found is not None and found[0].spec.holder == claim.holder and not found[0].spec.issuer:
+            draft.drop(name)
+            returned += 1
+    draft.drop(key_of("Summary", AWAITED + claim.holder))
+    return returned
+
+
+def _well_formed(name: str, spec: GrantSpec) -> Refused | None:
+    if not _is_name(name):
+        return refuse(Code.INVALID, f"name: {name!r} is not a DNS label")
+    amounts = [spec.amount, *spec.shares.values()]
+    if not spec.amount or any(count < 0 for amount in amounts for _, count in amount):
+        return refuse(Code.INVALID, "spec.amount: something, and nothing negative")
+    if spec.issuer:
+        return refuse(Code.INVALID, "spec.issuer: accept a grant from another scope; issue one of this scope's own")
+    if bool(spec.shares) != (spec.purpose == "budget"):
+        return refuse(Code.INVALID, "spec.shares: a budget names each tenant's share; other grants have none")
+    if spec.purpose == "quota" and (not spec.tenant or not spec.parent):
+        return refuse(Code.INVALID, "spec.tenant, spec.parent: a slice of quota names its tenant, and what it is a slice of")
+    if any(not share <= spec.amount for share in spec.shares.values()):
+        return refuse(Code.INVALID, "spec.shares: a share is at most the budget itself")
+    if not spec.ttl:
+        return refuse(Code.INVALID, "spec.ttl: authority is handed on for a bounded time")
+    return None
+
+
+def _unheard_of(draft: Draft, spec: GrantSpec) -> Refused | None:
+    """After a restore this scope may have granted what it no longer remembers; it grants nothing away until all have said."""
+    awaited = draft.keys(key_of("Summary", AWAITED))
+    if awaited and spec.holder.startswith(SCOPE):
+        holders = ", ".join(name.removeprefix(key_of("Summary", AWAITED)) for name in awaited)
+        return refuse(Code.AWAITING_REPORTS, f"restored: {holders} must first report what they hold")
+    return None
+
+
+def _held_by_asker(draft: Draft, operation: Operation, parent: str) -> bool:
+    ledger = draft.grant(parent)
+    grant = None if ledger is None else ledger.grant
+    return grant is not None and grant.spec.holder in (operation.actor.name, operation.actor.lease)
+
+
+def _debits(spec: GrantSpec) -> list[tuple[str, Amount]]:
+    debits = [(spec.parent, spec.amount)] if spec.parent else []
+    return debits + [(f"tenant/{tenant}/emergency", share) for tenant, share in sorted(spec.shares.items())]
+
+
+def _covers(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
+    if drawing:
+        if ledger.lent_away:
+            return refuse(Code.NOT_OWNER, f"{ledger.name} is held by another scope, which hands it on itself")
+        dead = lifeless(draft, ledger)
+        if dead is not None:
+            return dead
+    short = ledger.short_of(amount.pairs)
+    if short is None:
+        return None
+    left, need = format_quantity(short.resource, max(short.left, 0)), format_quantity(short.resource, short.need)
+    return refuse(Code.GRANT_SHORT, f"{ledger.name} has {left} {short.resource} left, {need} is needed")
+
+
+def _issued(draft: Draft, name: str, closed: bool = False) -> Grant | Refused:
+    found = draft.thing(key_of("Grant", name))
+    if found is None:
+        return refuse(Code.NOT_FOUND, f"there is no grant {name}")
+    grant: Grant = found[0]
+    if grant.spec.issuer:
+        return refuse(Code.NOT_OWNER, f"grant {name} was issued by {grant.spec.issuer}, not here")
+    if grant.status.phase is not GrantPhase.LIVE and not closed:
+        return refuse(Code.GRANT_VOID, f"grant {name} is {grant.status.phase}")
+    return grant
+
+
+def _term(draft: Draft, spec: GrantSpec) -> Deadline:
+    return Deadline(boot=draft.moment.boot, at_ms=draft.moment.now_ms + spec.ttl)
+
+
+def _capped(draft: Draft, deadline: Deadline, parent: GrantLedger | None) -> Deadline:
+    if parent is None or parent.deadline_ms is None or parent.deadline_ms >= deadline.at_ms:
+        return deadline
+    return replace(deadline, at_ms=parent.deadline_ms)
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(DNS_LABEL, name) is not None

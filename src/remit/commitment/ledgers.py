@@ -1,0 +1,191 @@
+"""What is left of a node, and of a grant? The books of one each; sums of postings, kept by books.py alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from remit.law.fit import ANY
+from remit.law.labels import match_labels
+from remit.model.kinds import Grant, GrantPhase, Node, NodeExpression, NodeHealth, Taint
+from remit.model.resources import WHOLE, Amount
+
+Pairs = Iterable[tuple[str, int]]
+
+DEVICE = "@"
+"""A device stands in its node's ledger as one more resource, `@gpu-0`, of which there are 1000 thousandths. So a whole device
+has one owner for the same reason that memory is not sold twice."""
+
+
+class NodeLedger:
+    """One node: what it has, what is left of each resource and device, and who holds the rest. Satisfies `fit.Site`."""
+
+    __slots__ = ("free", "holders", "node", "open", "pool", "ready", "region", "room", "taints", "whole", "zone")
+
+    def __init__(self, node: Node) -> None:
+        self.free: dict[str, int] = {}
+        self.holders: dict[str, None] = {}
+        self.whole: dict[tuple[str, str], int] = {}
+        self.room: dict[tuple[str, str], int] = {}
+        self._describe(node)
+        self.free = dict(self.capacity())
+        self._count_devices()
+
+    def _describe(self, node: Node) -> None:
+        self.node = node
+        self.region, self.zone, self.pool = node.spec.region, node.spec.zone, node.spec.pool
+        self.taints: tuple[Taint, ...] = node.spec.taints
+        self.ready = node.status.health is NodeHealth.READY
+        self.open = not (node.spec.unschedulable or node.spec.draining)
+
+    def capacity(self) -> dict[str, int]:
+        return {**dict(self.node.spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in self.node.spec.devices}}
+
+    def replaced(self, node: Node) -> NodeLedger:
+        """The same postings on a changed node; a resource that shrank may be left below zero until its excess is drained."""
+        ledger, before = self.copy(), self.capacity()
+        ledger._describe(node)
+        after = ledger.capacity()
+        used = {name: before.get(name, 0) - self.free.get(name, 0) for name in {*before, *self.free}}
+        ledger.free = {name: after.get(name, 0) - used.get(name, 0) for name in sorted({*after, *(n for n in used if used[n])})}
+        ledger._count_devices()
+        return ledger
+
+    def copy(self) -> NodeLedger:
+        ledger = NodeLedger.__new__(NodeLedger)
+        ledger.node, ledger.region, ledger.zone, ledger.pool = self.node, self.region, self.zone, self.pool
+        ledger.taints, ledger.ready, ledger.open = self.taints, self.ready, self.open
+        ledger.free, ledger.holders = self.free.copy(), self.holders.copy()
+        ledger.whole, ledger.room = self.whole, self.room
+        return ledger
+
+    def post(self, pairs: Pairs, sign: int) -> None:
+        """Take (`sign` 1) or give back (-1)."""
+        free, touched = self.free, False
+        for name, count in pairs:
+            free[name] = free.get(name, 0) - sign * count
+            touched = touched or name[0] == DEVICE
+        if touched:
+            self._count_devices()
+
+    def _count_devices(self) -> None:
+        # Made anew, never changed in place: copies share these two until a device of theirs is touched.
+        whole: dict[tuple[str, str], int] = {}
+        room: dict[tuple[str, str], int] = {}
+        for device in self.node.spec.devices:
+            left = self.free.get(DEVICE + device.name, 0)
+            for key in dict.fromkeys(((device.kind, device.model), (device.kind, ANY))):
+                whole[key] = whole.get(key, 0) + (left == WHOLE)
+                room[key] = max(room.get(key, 0), left)
+        self.whole, self.room = whole, room
+
+    def over(self) -> Amount:
+        """What is held beyond capacity, after a lawful reduction."""
+        return Amount({name: -left for name, left in self.free.items() if left < 0})
+
+    def labelled(self, wanted: Sequence[NodeExpression]) -> bool:
+        return not wanted or match_labels(wanted, self.node.metadata.labels)
+
+    def domain(self, key: str) -> tuple[bool, str]:
+        name = domain_of(self.node, key)
+        return name != "", name
+
+
+def domain_of(node: Node, key: str) -> str:
+    """The topology domain of a node; empty if it is in none."""
+    match key:
+        case "node":
+            return node.metadata.name
+        case "zone":
+            return node.spec.zone
+        case "region":
+            return node.spec.region
+        case "pool":
+            return node.spec.pool
+        case _:
+            return node.metadata.labels.get(key, "")
+
+
+class Short(NamedTuple):
+    """What a ledger lacks to cover a charge."""
+
+    resource: str
+    need: int
+    left: int
+
+
+class GrantLedger:
+    """One grant, or one tenant's quota: how much there is, what is drawn, what is granted on.
+
+    *Used plus granted on never rises above the amount.* It may stand above it after a lawful reduction; then nothing more is
+    drawn until enough is released.
+    """
+
+    __slots__ = ("amount", "deadline_ms", "grant", "lent", "name", "tenant", "used")
+
+    def __init__(self, name: str, amount: Mapping[str, int], grant: Grant | None, tenant: str, deadline_ms: int | None) -> None:
+        self.name = name
+        self.amount = amount
+        self.grant = grant
+        self.tenant = tenant
+        self.deadline_ms = deadline_ms
+        self.used: dict[str, int] = {}
+        self.lent: dict[str, int] = {}
+
+    def copy(self) -> GrantLedger:
+        ledger = GrantLedger(self.name, self.amount, self.grant, self.tenant, self.deadline_ms)
+        ledger.used, ledger.lent = self.used.copy(), self.lent.copy()
+        return ledger
+
+    def short_of(self, pairs: Pairs) -> Short | None:
+        """The first resource that `pairs` would take too much of."""
+        for name, count in pairs:
+            left = self.amount.get(name, 0) - self.used.get(name, 0) - self.lent.get(name, 0)
+            if count > left:
+                return Short(name, count, left)
+        return None
+
+    def draw(self, pairs: Pairs, sign: int) -> None:
+        _post(self.used, pairs, sign)
+
+    def lend(self, pairs: Pairs, sign: int) -> None:
+        _post(self.lent, pairs, sign)
+
+    def taken(self) -> Amount:
+        return Amount(self.used) + Amount(self.lent)
+
+    def over(self) -> Amount:
+        return self.taken().over(Amount(self.amount))
+
+    def alive(self, now_ms: int) -> bool:
+        return self.deadline_ms is None or now_ms < self.deadline_ms
+
+    @property
+    def live(self) -> bool:
+        return self.grant is None or self.grant.status.phase is GrantPhase.LIVE
+
+    @property
+    def parent(self) -> str:
+        return "" if self.grant is None or self.grant.spec.issuer else self.grant.spec.parent
+
+    @property
+    def lent_away(self) -> bool:
+        """Is it another scope that draws on this?"""
+        return self.grant is not None and not self.grant.spec.issuer and self.grant.spec.holder.startswith(SCOPE)
+
+
+SCOPE = "scope/"
+
+
+def outstanding(grant: Grant) -> tuple[tuple[str, int], ...]:
+    """What of an issued grant still burdens its parent: all of it, less what the holder reported back."""
+    return (grant.spec.amount - grant.status.returned).pairs
+
+
+def _post(column: dict[str, int], pairs: Pairs, sign: int) -> None:
+    for name, count in pairs:
+        total = column.get(name, 0) + sign * count
+        if total:
+            column[name] = total
+        else:
+            column.pop(name, None)

@@ -1,0 +1,188 @@
+"""May this replica move on, and this node be marked? Everything the lifecycle table allows but placing. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from remit.commitment.books import generation_key, generation_of
+from remit.commitment.draft import Draft
+from remit.commitment.placing import find
+from remit.commitment.rulings import LOOPS, Coordination, refuse, ruling
+from remit.law.lifecycle import EAGER_FENCE_MS, NODE_EDGES, OWNER, WAITS, Row, edge, lost_after_ms
+from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
+from remit.model.kinds import Phase, Replica, ReplicaSpec, ReplicaStatus, Stamp, WorkloadSpec, key_of
+
+REPLICAS_MAX = 4_000_000
+PLACED = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
+"""Transitions with claims of their own."""
+
+
+@ruling(Spawn, frozenset({Role.WORKLOADS}), Coordination.HARD, "no more replicas than desired and the surge")
+def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
+    generation = (claim.tenant, claim.workload, claim.generation)
+    owner = draft.thing(key_of("Workload", claim.workload, claim.tenant))
+    shape = draft.thing(generation_key(generation))
+    if owner is None or shape is None:
+        return refuse(Code.NOT_FOUND, f"there is no workload {claim.tenant}/{claim.workload} at generation {claim.generation}")
+    if owner[0].metadata.deleting:
+        return refuse(Code.DELETING, f"workload {claim.workload} is being deleted")
+    spec: WorkloadSpec = owner[0].spec
+    limit = REPLICAS_MAX if spec.type == "daemon" else max(spec.replicas, spec.completions) + spec.rollout.max_surge
+    there = draft.members(claim.tenant, claim.workload)
+    if there + claim.count > limit:
+        return refuse(Code.LIMIT, f"{claim.workload} has {there} replicas of at most {limit}; {claim.count} more are too many")
+    rank = draft.thing(key_of("PriorityClass", spec.priority_class)) if spec.priority_class else None
+    names = {f"{claim.workload}-{index}": index for index in range(claim.first, claim.first + claim.count)}
+    for name in names:
+        if draft.replica(key_of("Replica", name, claim.tenant)) is not None:
+            return refuse(Code.EXISTS, f"there is a replica {claim.tenant}/{name} already")
+    for name, index in names.items():
+        replica = Replica(
+            metadata=Stamp(name=name, tenant=claim.tenant, uid=draft.uid()),
+            spec=ReplicaSpec(
+                workload=claim.workload,
+                generation=claim.generation,
+                index=index,
+                priority=0 if rank is None else rank[0].spec.value,
+            ),
+        )
+        draft.put_replica(key_of("Replica", name, claim.tenant), None, replica)
+    return claim.count
+
+
+MOVERS = frozenset({Role.SCHEDULER, Role.AGENT, *LOOPS})
+
+
+@ruling(Move, MOVERS, Coordination.HARD, "each transition from where the last one ended, by its owner; one result per attempt")
+def move(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
+    owner = OWNER.get(claim.transition)
+    if owner is None or claim.transition in PLACED:
+        return refuse(Code.INVALID, f"{claim.transition} is not a transition that a move may name")
+    if owner is not operation.actor.role:
+        return refuse(Code.ROLE, f"{claim.transition} is owned by {owner}, not by {operation.actor.role}")
+    replica = find(draft, claim.replica, claim.at)
+    if isinstance(replica, Refused):
+        return replica
+    row = edge(claim.transition, replica.status.phase, replica.status.before)
+    if row is None or row.target is None:
+        return refuse(Code.PHASE, f"{claim.replica} is {replica.status.phase}; {claim.transition} does not start there")
+    if operation.evidence.age_ms > row.fresh_ms:
+        return refuse(Code.STALE_EVIDENCE, f"the evidence is {operation.evidence.age_ms} ms old; {row.fresh_ms} at most")
+    for guard in row.guards:
+        if guard in GUARDED:
+            refused: Refused | None = GUARDED[guard](draft, operation, claim, replica)
+            if refused is not None:
+                return refused
+    draft.put_replica(claim.replica, replica, replace(replica, status=_after(replica.status, row, claim)))
+    return 0
+
+
+def _after(status: ReplicaStatus, row: Row, claim: Move) -> ReplicaStatus:
+    """Where the move leaves the replica. What it held goes with the phases that hold."""
+    match row.target:
+        case Phase.PENDING:
+            again = status.attempt + (row.name == "requeue")
+            return ReplicaStatus(phase=Phase.PENDING, attempt=again, reason=claim.reason)
+        case Phase.RELEASED:
+            result = status.result or claim.result
+            return ReplicaStatus(
+                phase=Phase.RELEASED, attempt=status.attempt, node=status.node, result=result, reason=claim.reason
+            )
+        case Phase.UNKNOWN:
+            return replace(status, phase=Phase.UNKNOWN, before=status.phase.value, reason=claim.reason)
+        case target:
+            return replace(
+                status, phase=target, before="", result=status.result or claim.result, reason=claim.reason or status.reason
+            )
+
+
+def _attempt(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+    if claim.attempt != replica.status.attempt:
+        return refuse(Code.ATTEMPT, f"{claim.replica} is in attempt {replica.status.attempt}, not {claim.attempt}")
+    return None
+
+
+def _own_node(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+    if operation.actor.lease != agent_lease(replica.status.node):
+        return refuse(Code.NOT_OWNER, f"{claim.replica} is on {replica.status.node}, not with {operation.actor.name}")
+    return None
+
+
+def _result(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+    return None if claim.result else refuse(Code.INVALID, f"{claim.transition} must carry a result")
+
+
+def _wait_over(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+    since = draft.waiting_since(claim.replica)
+    limit = WAITS[replica.status.phase].limit_ms
+    lasted = 0 if since is None else draft.moment.now_ms - since
+    if lasted < limit:
+        return refuse(Code.WAIT, f"{claim.replica} has been {replica.status.phase} for {lasted} ms of {limit}")
+    return None
+
+
+def _fence_passed(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+    shape = draft.thing(generation_key(generation_of(replica)))
+    if shape is None:
+        return refuse(Code.NOT_FOUND, f"{claim.replica} has no generation")
+    spec: WorkloadSpec = shape[0].spec.spec
+    limit = lost_after_ms(spec.fence) if spec.never_twice else EAGER_FENCE_MS
+    silent = draft.moment.silent_ms(agent_lease(replica.status.node))
+    if silent < limit:
+        return refuse(Code.FENCE, f"{replica.status.node} has been silent for {silent} ms of {limit}; its copy may still run")
+    return None
+
+
+def _attempts_left(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+    owner = draft.thing(key_of("Workload", replica.spec.workload, replica.metadata.tenant))
+    if owner is None or owner[0].metadata.deleting:
+        return refuse(Code.DELETING, f"workload {replica.spec.workload} is gone or going")
+    spec: WorkloadSpec = owner[0].spec
+    if spec.type == "job" and replica.status.attempt > spec.retries:
+        return refuse(Code.LIMIT, f"{claim.replica} has had {replica.status.attempt} attempts; {spec.retries} retries allowed")
+    if spec.type == "job" and replica.status.result == "ok":
+        return refuse(Code.PHASE, f"{claim.replica} has done its work")
+    return None
+
+
+GUARDED: dict[str, Any] = {
+    "attempt": _attempt,
+    "own_node": _own_node,
+    "result": _result,
+    "wait_over": _wait_over,
+    "fence_passed": _fence_passed,
+    "attempts_left": _attempts_left,
+}
+"""Guards that are checked here, row by row; `claimant` and `as_seen` hold before, `was_there` is in the look-up itself."""
+
+
+@ruling(Forget, frozenset({Role.WORKLOADS}), Coordination.HARD, "a record is dropped only while nobody else moves it on")
+def forget(draft: Draft, operation: Operation, claim: Forget) -> int | Refused:
+    replica = find(draft, claim.replica, claim.at)
+    if isinstance(replica, Refused):
+        return replica
+    if edge("forget", replica.status.phase) is None:
+        return refuse(Code.PHASE, f"{claim.replica} is {replica.status.phase}; only a released replica is forgotten")
+    draft.drop(claim.replica)
+    return 0
+
+
+@ruling(Mark, frozenset({Role.NODES}), Coordination.HARD, "a node's health moves along its table, by one owner")
+def mark(draft: Draft, operation: Operation, claim: Mark) -> int | Refused:
+    found = draft.thing(key_of("Node", claim.node))
+    if found is None:
+        return refuse(Code.NOT_FOUND, f"there is no node {claim.node}")
+    node, revision = found
+    if revision != claim.at:
+        return refuse(Code.REVISION, f"node {claim.node} was seen at revision {claim.at} and has changed since")
+    if (node.status.health, claim.health) not in NODE_EDGES:
+        return refuse(Code.PHASE, f"node {claim.node} is {node.status.health}; it does not become {claim.health} from there")
+    draft.put(replace(node, status=replace(node.status, health=claim.health)))
+    return 0
+
+
+def agent_lease(node: str) -> str:
+    """The lease that a node's agent renews; its silence is the node's."""
+    return f"{Role.AGENT}/{node}"

@@ -1,0 +1,73 @@
+"""What may be said without agreement? Events, decisions, summaries, conditions: they merge in any order. Pure."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from remit.commitment.draft import Draft
+from remit.commitment.rulings import EVERYONE, Coordination, refuse, ruling
+from remit.model.claims import Code, Explain, Note, Observe, Operation, Refused, Report
+from remit.model.kinds import Condition, Decision, Event, Stamp, Summary, key_of
+
+CONDITIONS_MAX = 32
+
+
+@ruling(Note, EVERYONE, Coordination.SOFT, "events are a set: the same name is the same event")
+def note(draft: Draft, operation: Operation, claim: Note) -> int | Refused:
+    draft.note(Event(metadata=Stamp(name=claim.name), spec=claim.event))
+    return 0
+
+
+@ruling(Explain, EVERYONE, Coordination.BOUNDED, "decisions are a set; they are evidence of a choice, and bind nobody")
+def explain(draft: Draft, operation: Operation, claim: Explain) -> int | Refused:
+    draft.note(Decision(metadata=Stamp(name=claim.name, tenant=claim.tenant), spec=claim.decision))
+    return 0
+
+
+@ruling(Report, EVERYONE, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) stands")
+def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
+    found = draft.thing(key_of("Summary", claim.name))
+    before = None if found is None else found[0]
+    after = Summary(metadata=Stamp(name=claim.name), spec=claim.summary)
+    merged = after if before is None else merge_summaries(before, after)
+    if merged is not before:
+        draft.put(merged)
+    return merged.spec.sequence
+
+
+@ruling(Observe, EVERYONE, Coordination.SOFT, "of two conditions of one type the later (generation, transition) stands")
+def observe(draft: Draft, operation: Operation, claim: Observe) -> int | Refused:
+    found = draft.thing(key_of(claim.kind, claim.name, claim.tenant))
+    if found is None or not hasattr(found[0], "status") or not hasattr(found[0].status, "conditions"):
+        return refuse(Code.NOT_FOUND, f"there is no {claim.kind} {claim.name} with conditions")
+    thing = found[0]
+    merged = merge_conditions(thing.status.conditions, (claim.condition,))
+    if len(merged) > CONDITIONS_MAX:
+        return refuse(Code.LIMIT, f"{claim.kind} {claim.name} has {CONDITIONS_MAX} conditions already")
+    if merged != thing.status.conditions:
+        draft.put(replace(thing, status=replace(thing.status, conditions=merged)))
+    return 0
+
+
+def merge_summaries(one: Summary, other: Summary) -> Summary:
+    """Commutative, associative, idempotent: ties (which an honest holder never makes) go to the larger text."""
+
+    def rank(summary: Summary) -> tuple[int, int, str]:
+        spec = summary.spec
+        return spec.epoch, spec.sequence, f"{spec.used} {sorted(spec.counts.items())}"
+
+    return other if rank(other) > rank(one) else one
+
+
+def merge_conditions(one: tuple[Condition, ...], other: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    """By type, the later stands; in order of type, so that the order of arrival leaves no trace."""
+
+    def rank(c: Condition) -> tuple[int, str, str, str, str]:
+        return c.observed_generation, c.last_transition, c.status, c.reason, c.message
+
+    merged: dict[str, Condition] = {}
+    for condition in (*one, *other):
+        before = merged.get(condition.type)
+        if before is None or rank(condition) > rank(before):
+            merged[condition.type] = condition
+    return tuple(merged[type_] for type_ in sorted(merged))

@@ -1,0 +1,321 @@
+"""May this replica have that node? Bind, reserve and gang: the claims on scarce room. Pure: it reads and writes a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from remit.commitment.books import generation_of
+from remit.commitment.draft import Draft, held_by
+from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger
+from remit.commitment.rulings import Coordination, refuse, ruling
+from remit.law.fit import Ask, Devices, misfit
+from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
+from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
+from remit.model.kinds import Deadline, Phase, Replica, ReplicaStatus, key_of
+from remit.model.quantity import format_quantity
+from remit.model.resources import WHOLE
+
+SCHEDULERS = frozenset({Role.SCHEDULER})
+
+
+@ruling(Bind, SCHEDULERS, Coordination.HARD, "one binding per replica, one owner per device, no ledger above its limit")
+def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
+    found = find(draft, claim.replica, claim.at)
+    if isinstance(found, Refused):
+        return found
+    ask = draft.ask(generation_of(found))
+    if ask is not None and ask.gang and draft.held(ask.generation) < ask.gang:
+        return refuse(Code.GANG_SHORT, f"{claim.replica} is one of a gang of at least {ask.gang}: bind them together")
+    placed = place(draft, operation, claim, found)
+    if isinstance(placed, Refused):
+        return placed
+    draft.put_replica(claim.replica, found, placed)
+    return 0
+
+
+@ruling(Reserve, SCHEDULERS, Coordination.HARD, "room that victims free belongs to their preemptor; no ledger above its limit")
+def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused:
+    """Checked as if the victims were gone; posted less what they still hold (see draft.py)."""
+    found = find(draft, claim.replica, claim.at)
+    if isinstance(found, Refused):
+        return found
+    row = edge("reserve", found.status.phase)
+    if row is None:
+        return refuse(Code.PHASE, f"{claim.replica} is {found.status.phase}; only a pending replica is reserved for")
+    leaving: dict[str, tuple[Replica, Replica]] = {}
+    for victim, at in claim.victims.items():
+        ruled = _victim(draft, claim, found, victim, at)
+        if isinstance(ruled, Refused):
+            return ruled
+        leaving[victim] = ruled
+    without = Draft(draft, draft.moment)
+    for victim, (before, after) in leaving.items():
+        without.put_replica(victim, before, _moved(after, phase=Phase.RELEASED, devices={}, grants=()))
+    placed = place(without, operation, claim, found)
+    if isinstance(placed, Refused):
+        return placed
+    for victim, (before, after) in leaving.items():
+        draft.put_replica(victim, before, after)
+    attempts = {victim: after.status.attempt for victim, (_, after) in leaving.items()}
+    draft.put_replica(claim.replica, found, _moved(placed, phase=Phase.RESERVED, victims=attempts))
+    return 0
+
+
+@ruling(Ganged, SCHEDULERS, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")
+def bind_gang(draft: Draft, operation: Operation, claim: Ganged) -> int | Refused:
+    """Members that do not fit are left out; the answer is how many were bound."""
+    trial = Draft(draft, draft.moment)
+    bound, minimum, groups, last = 0, 0, set(), refuse(Code.GANG_SHORT, "no member")
+    for member in claim.members:
+        found = find(trial, member.replica, member.at)
+        if isinstance(found, Refused):
+            last = found
+            continue
+        ask = trial.ask(generation_of(found))
+        if ask is None or not ask.gang:
+            return refuse(Code.INVALID, f"{member.replica} is not of a gang: bind it alone")
+        groups.add((ask.tenant, found.spec.workload))
+        if len(groups) > 1:
+            return refuse(Code.INVALID, f"{member.replica} is of another gang: one claim binds one gang")
+        minimum = max(minimum, ask.gang)
+        placed = place(trial, operation, member, found)
+        if isinstance(placed, Refused):
+            last = placed
+            continue
+        trial.put_replica(member.replica, found, placed)
+        bound += 1
+    if bound < max(minimum, 1):
+        return refuse(
+            Code.GANG_SHORT, f"{bound} of at least {max(minimum, 1)} members fit; the last misfit: {last.code}: {last.detail}"
+        )
+    draft.absorb(trial)
+    return bound
+
+
+def find(draft: Draft, name: str, at: int) -> Replica | Refused:
+    found = draft.replica(name)
+    if found is None:
+        return refuse(Code.NOT_FOUND, f"there is no {name}")
+    if found[1] != at:
+        return refuse(Code.REVISION, f"{name} was seen at revision {at} and has changed since")
+    return found[0]
+
+
+def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Replica) -> Replica | Refused:
+    """The replica as it would be bound; every guard of the lifecycle table's `bind` and `confirm` is here, in its order."""
+    status = replica.status
+    transition = PLACED_BY.get(status.phase)
+    if transition is None:
+        return refuse(Code.PHASE, f"{claim.replica} is {status.phase}; only a pending or reserved replica is bound")
+    if operation.evidence.age_ms > SNAPSHOT_FRESH_MS:
+        return refuse(
+            Code.STALE_EVIDENCE, f"the snapshot is {operation.evidence.age_ms} ms old, {SNAPSHOT_FRESH_MS} is the limit"
+        )
+    if status.phase is Phase.RESERVED:
+        opened = _open_reservation(draft, claim, replica)
+        if isinstance(opened, Refused):
+            return opened
+        draft, replica = opened
+    ask = draft.ask(generation_of(replica))
+    ledger = draft.node(claim.node)
+    if ask is None or ledger is None:
+        return refuse(
+            Code.NOT_FOUND, f"there is no node {claim.node}" if ledger is None else f"{claim.replica} has no generation"
+        )
+    owner = draft.thing(key_of("Workload", replica.spec.workload, replica.metadata.tenant))
+    if owner is None or owner[0].metadata.deleting:
+        return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted")
+    policy = draft.in_force()
+    if policy is not None and policy.spec.deadline is not None and not _ahead(draft, policy.spec.deadline):
+        return refuse(Code.POLICY_LAPSED, f"policy revision {policy.spec.number} is past its lease here")
+    code = misfit(ask, ledger, draft)
+    if code is not None:
+        return refuse(code, f"{claim.replica} does not fit {claim.node}: {_why(code, ask, ledger)}")
+    wrong = _check_devices(ask, ledger, claim.devices)
+    if wrong is not None:
+        return wrong
+    charged = charge(draft, operation, ask, claim.grant)
+    if isinstance(charged, Refused):
+        return charged
+    return Replica(
+        metadata=replica.metadata,
+        spec=replica.spec,
+        status=ReplicaStatus(
+            phase=Phase.BOUND,
+            attempt=status.attempt,
+            node=claim.node,
+            devices=dict(claim.devices) if claim.devices else {},
+            grants=charged,
+            policy=0 if policy is None else policy.spec.number,
+        ),
+    )
+
+
+def _open_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> tuple[Draft, Replica] | Refused:
+    """A draft in which the reservation was given up, so that what it held is there for the binding it was made for."""
+    status = replica.status
+    if (claim.node, claim.devices, claim.grant) != (status.node, status.devices, status.grants[0]):
+        return refuse(Code.INVALID, f"{claim.replica} is reserved on {status.node}; bind it as reserved, or unreserve it first")
+    for victim, attempt in status.victims.items():
+        found = draft.replica(victim)
+        if found is not None and held_by(found[0], attempt):
+            return refuse(Code.VICTIMS, f"{victim} is {found[0].status.phase} and has not gone yet")
+    without = Draft(draft, draft.moment)
+    pending = Replica(
+        metadata=replica.metadata, spec=replica.spec, status=ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt)
+    )
+    without.put_replica(claim.replica, replica, pending)
+    return without, pending
+
+
+def _victim(draft: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:
+    found = find(draft, name, at)
+    if isinstance(found, Refused):
+        return found
+    if edge("preempt", found.status.phase) is None or found.status.node != claim.node:
+        return refuse(
+            Code.VICTIMS,
+            f"{name} is {found.status.phase} on {found.status.node or 'no node'}; it frees nothing on {claim.node}",
+        )
+    if found.spec.priority >= preemptor.spec.priority:
+        return refuse(Code.VICTIMS, f"{name} has priority {found.spec.priority}, not below {preemptor.spec.priority}")
+    return found, _moved(found, phase=Phase.DRAINING, reason=f"preempted by {claim.replica}")
+
+
+def _moved(replica: Replica, **changes: object) -> Replica:
+    return replace(replica, status=replace(replica.status, **changes))
+
+
+def _check_devices(ask: Ask, ledger: NodeLedger, devices: Mapping[str, int]) -> Refused | None:
+    """Do the devices named satisfy the ask exactly, and are they free?"""
+    if not devices and not ask.whole and not ask.shares:
+        return None
+    known = {device.name: device for device in ledger.node.spec.devices}
+    wanted = [Devices(one.kind, one.models, WHOLE) for one in ask.whole for _ in range(one.amount)] + list(ask.shares)
+    if sorted(devices.values()) != sorted(one.amount for one in wanted):
+        return refuse(Code.DEVICE_MISMATCH, f"{len(wanted)} devices are asked for, {len(devices)} are named")
+    # Narrow asks choose first: those that take any model can use what the others leave.
+    left = dict(devices)
+    for one in sorted(wanted, key=lambda o: (not o.models, len(o.models))):
+        chosen = next(
+            (
+                name
+                for name, amount in sorted(left.items())
+                if name in known
+                and amount == one.amount
+                and known[name].kind == one.kind
+                and (not one.models or known[name].model in one.models)
+            ),
+            None,
+        )
+        if chosen is None:
+            return refuse(
+                Code.DEVICE_MISMATCH,
+                f"none of {', '.join(sorted(left))} on {ledger.node.metadata.name} is a {one.kind} as asked for",
+            )
+        del left[chosen]
+    for name, amount in devices.items():
+        if ledger.free.get(DEVICE + name, 0) < amount:
+            return refuse(Code.DEVICE_TAKEN, f"device {name} on {ledger.node.metadata.name} is taken")
+    return None
+
+
+def charge(draft: Draft, operation: Operation, ask: Ask, name: str) -> tuple[str, ...] | Refused:
+    """Every ledger that a draw on grant `name` is charged to, each of them alive and with room for it; or why not."""
+    ledger = draft.grant(name)
+    if ledger is None:
+        return refuse(Code.NOT_FOUND, f"there is no grant {name}")
+    if ledger.grant is None:
+        if name != f"tenant/{ask.tenant}":
+            return refuse(Code.NOT_OWNER, f"{name} is not the quota of tenant {ask.tenant}")
+        charged: tuple[str, ...] = (name,)
+    else:
+        ruled = _drawn(draft, operation, ask, ledger)
+        if isinstance(ruled, Refused):
+            return ruled
+        charged = ruled
+    for one in charged:
+        own = draft.grant(one)
+        if own is None:
+            return refuse(Code.NOT_FOUND, f"there is no grant {one}")
+        dead = lifeless(draft, own)
+        if dead is not None:
+            return dead
+        short = own.short_of(ask.charge.pairs)
+        if short is not None:
+            quota = own.grant is None or own.grant.spec.purpose == "quota"
+            need, left = format_quantity(short.resource, short.need), format_quantity(short.resource, max(short.left, 0))
+            return refuse(
+                Code.OVER_QUOTA if quota else Code.GRANT_SHORT, f"{one} has {left} {short.resource} left, {need} is needed"
+            )
+    return charged
+
+
+def _drawn(draft: Draft, operation: Operation, ask: Ask, ledger: GrantLedger) -> tuple[str, ...] | Refused:
+    """Which ledgers a draw on this grant is charged to, by its purpose."""
+    grant = ledger.grant
+    if grant is None:
+        return (ledger.name,)
+    spec = grant.spec
+    if ledger.lent_away:
+        return refuse(Code.NOT_OWNER, f"{ledger.name} is held by {spec.holder}; only that scope draws on it")
+    if not spec.issuer and spec.holder not in (operation.actor.name, operation.actor.lease):
+        return refuse(Code.NOT_OWNER, f"{ledger.name} is held by {spec.holder}, not by {operation.actor.name}")
+    if spec.tenant and spec.tenant != ask.tenant:
+        return refuse(Code.NOT_OWNER, f"{ledger.name} is for tenant {spec.tenant}, not {ask.tenant}")
+    if spec.purpose == "quota":
+        return (ledger.name,)
+    if spec.purpose == "budget":
+        if ask.tenant not in spec.shares:
+            return refuse(Code.NOT_OWNER, f"budget {ledger.name} has no share for tenant {ask.tenant}")
+        return (ledger.name, f"{ledger.name}/{ask.tenant}")
+    slice_ = tenant_slice(draft, ask.tenant)
+    if slice_ is None:
+        return refuse(Code.OVER_QUOTA, f"tenant {ask.tenant} has no quota in this scope")
+    return (ledger.name, slice_)
+
+
+def tenant_slice(draft: Draft, tenant: str) -> str | None:
+    """The tenant's own quota if this scope is its home, else the slice that this scope holds of it."""
+    if draft.grant(f"tenant/{tenant}") is not None:
+        return f"tenant/{tenant}"
+    for name in draft.keys("grant/"):
+        found = draft.thing(name)
+        if found is not None and found[0].spec.issuer and (found[0].spec.tenant, found[0].spec.purpose) == (tenant, "quota"):
+            return str(found[0].metadata.name)
+    return None
+
+
+def lifeless(draft: Draft, ledger: GrantLedger) -> Refused | None:
+    """Why nothing may be drawn on this grant any more: it, or one that it was carved out of, is closed or ran out."""
+    at: GrantLedger | None = ledger
+    while at is not None:
+        if not at.live:
+            return refuse(Code.GRANT_VOID, f"grant {at.name} is {at.grant.status.phase if at.grant else 'gone'}")
+        if not at.alive(draft.moment.now_ms):
+            return refuse(Code.GRANT_EXPIRED, f"grant {at.name} ran out")
+        at = draft.grant(at.parent) if at.parent else None
+    return None
+
+
+def _ahead(draft: Draft, deadline: Deadline) -> bool:
+    return deadline.boot == draft.moment.boot and draft.moment.now_ms < deadline.at_ms
+
+
+def _why(code: Code, ask: Ask, ledger: NodeLedger) -> str:
+    match code:
+        case Code.NO_ROOM:
+            short = [
+                f"{name} {format_quantity(name, need)} asked, {format_quantity(name, max(ledger.free.get(name, 0), 0))} left"
+                for name, need in ask.resources
+                if ledger.free.get(name, 0) < need
+            ]
+            return ", ".join(short)
+        case Code.NODE_UNREADY:
+            return f"it is {ledger.node.status.health}"
+        case Code.PLACE | Code.POLICY:
+            return f"region {ledger.region}, zone {ledger.zone}, pool {ledger.pool}"
+        case _:
+            return code.value

@@ -1,0 +1,134 @@
+"""Which objects does a file declare, and what is wrong with it? All of it at once. No I/O: bytes in, values out."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from msgspec import inspect
+
+from remit.model import kinds
+from remit.model.documents import ARTICLE, Node, Place, read_documents
+from remit.model.problems import Problem, Problems, escaped, one_of, shown
+from remit.model.rules import Rules
+from remit.model.shapes import Shapes
+from remit.model.spellings import KINDS, Fields
+
+
+class Manifests(NamedTuple):
+    """What a file declares. `objects` is empty if there is any problem: half a file is never applied."""
+
+    objects: tuple[kinds.AnyObject, ...]
+    problems: tuple[Problem, ...]
+
+
+def read(data: bytes, name: str, *, system: bool = False) -> Manifests:
+    """The manifests in `data`, YAML or JSON; `name` is for the messages, and its ending tells JSON.
+
+    Never raises, whatever the bytes. `system` lets in what only Remit itself writes: its own kinds, statuses and labels.
+    """
+    problems = Problems(name)
+    reader = _Reader(problems, system=system)
+    for document in read_documents(data, name, problems):
+        reader.read(document)
+    return Manifests(() if problems else tuple(reader.objects), problems.told())
+
+
+@cache
+def shape_of(kind: str) -> inspect.StructType:
+    return cast(inspect.StructType, inspect.type_info(kinds.KINDS[kind]))
+
+
+@cache
+def _fields_of(kind: str) -> Fields:
+    return Fields(shape_of(kind))
+
+
+@cache
+def _metadata() -> inspect.StructType:
+    return cast(inspect.StructType, inspect.type_info(kinds.Metadata))
+
+
+class _Reader:
+    def __init__(self, problems: Problems, *, system: bool) -> None:
+        self._problems = problems
+        self._system = system
+        self._known = tuple(kinds.KINDS) if system else kinds.DECLARED
+        self._seen: dict[str, Place] = {}
+        self.objects: list[kinds.AnyObject] = []
+
+    def read(self, document: Node) -> None:
+        if document.form != "mapping":
+            self._no_manifest(document)
+            return
+        self._api_version(document)
+        kind = self._kind(document)
+        if kind is None:
+            metadata = document.get("metadata")
+            if metadata is not None:
+                Shapes(self._problems, None).check(metadata, _metadata(), ("metadata",))
+            return
+        value = Shapes(self._problems, _fields_of(kind)).struct(document, shape_of(kind), ())
+        Rules(self._problems, document, kind, system=self._system).check()
+        self._once(document, kind)
+        if not self._problems:
+            self._build(document, kind, value)
+
+    def _no_manifest(self, document: Node) -> None:
+        if document.form == "void":
+            return
+        cure = "write apiVersion, kind, metadata and spec, each as key: value"
+        if document.form == "string" and ":" in document.text:
+            cure += ' (with a space after ":")'
+        elif document.form == "list":
+            cure = "write each manifest as a document of its own, with --- between them"
+        self._problems.add(document.place, (), f"expected a manifest, found {ARTICLE[document.form]}", cure)
+
+    def _api_version(self, document: Node) -> None:
+        """Told here if it is missing: the structs have a default, a file must say what it was written for."""
+        version = document.get("apiVersion")
+        if version is None:
+            self._problems.add(document.place, ("apiVersion",), "is missing", f"add apiVersion: {kinds.API_VERSION}")
+
+    def _kind(self, document: Node) -> str | None:
+        node = document.get("kind")
+        if node is None:
+            self._problems.add(document.place, ("kind",), "is missing", f"add kind: {one_of(self._known)}")
+            return None
+        kind = node.scalar
+        if isinstance(kind, str) and kind in self._known:
+            return kind
+        if node.form == "void":
+            return None
+        if not isinstance(kind, str):
+            self._problems.add(
+                node.place, ("kind",), f"expected a kind, found {ARTICLE[node.form]}", f"write {one_of(self._known)}"
+            )
+        elif kind in kinds.KINDS:
+            message = f"a {kind} is a record of Remit's own, and is not declared"
+            self._problems.add(node.place, ("kind",), message, f"remove this document; declared are {one_of(self._known)}")
+        else:
+            meant = self._problems.meant(kind, self._known)
+            cure = KINDS.get(kind) or (f"did you mean {meant}?" if meant else f"write {one_of(self._known)}")
+            self._problems.add(node.place, ("kind",), f"unknown kind {shown(kind)}", cure)
+        return None
+
+    def _once(self, document: Node, kind: str) -> None:
+        name, tenant = document.at("metadata", "name"), document.at("metadata", "tenant")
+        if name is None or not isinstance(name.scalar, str):
+            return
+        key = kinds.key_of(kind, name.scalar, str(tenant.scalar) if tenant else "")
+        first = self._seen.setdefault(key, name.place)
+        if first != name.place:
+            message = f"{kind} {shown(name.scalar)} is already declared in line {first[0]}"
+            self._problems.add(name.place, ("metadata", "name"), message, "keep one of the two, or rename it")
+
+    def _build(self, document: Node, kind: str, value: dict[str, Any]) -> None:
+        try:
+            built = msgspec.convert({**value, "kind": kind}, kinds.KINDS[kind], dec_hook=kinds.dec_hook)
+        except (msgspec.ValidationError, ValueError) as error:
+            # The types refuse what the shapes let pass: told, never raised; a property test looks for such a gap.
+            self._problems.add(document.place, (), escaped(str(error)), "compare it with `remit schema`")
+            return
+        self.objects.append(cast(kinds.AnyObject, built))

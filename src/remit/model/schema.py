@@ -1,0 +1,163 @@
+"""What may be written in a manifest, as JSON Schema for editors? Generated from the types; it allows no more than they do.
+
+A schema sees one value at a time: what rules.py checks between values, `remit validate` tells, and an editor does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from msgspec import inspect
+
+from remit.model import kinds
+from remit.model.resources import Duration
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+SUMMARIES = {
+    "Region": "a place with zones, its own authority and its own store",
+    "Node": "a machine: its region and zone, capacity, devices and taints",
+    "NodePool": "nodes of one shape, and how many an autoscaler may bring",
+    "Tenant": "who owns work: quota, emergency quota and weight",
+    "PriorityClass": "a named priority; a higher number is more urgent",
+    "Policy": "where whose work may run, and how urgent it may be",
+    "Workload": "a job, service or daemon: what to run, how often, and where",
+    "Secret": "text that only the replicas which mount it may read",
+    "Config": "text for the replicas which mount it",
+    "Allotment": "how many replicas of a workload a region is to run",
+}
+"""Each declared kind in one line."""
+
+_QUANTITY = r"^\+?([0-9]{1,40}(\.[0-9]{1,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3}|m|k|[KMGTPE]i|[MGTPE])?$"
+_DURATION = r"^(?=.)([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}(\.[0-9]{1,3})?s)?([0-9]{1,12}ms)?$"
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """The schema of one kind. Raises KeyError for a kind that does not exist."""
+    writer = _Writer()
+    reference = writer.root(kind)
+    return {"$schema": DIALECT, "title": kind, **reference, "$defs": writer.definitions}
+
+
+def schema_of_all() -> dict[str, Any]:
+    """One schema for any declared kind, chosen by `kind`: what an editor is told for a whole directory."""
+    writer = _Writer()
+    references = {kind: writer.root(kind) for kind in kinds.DECLARED}
+    mapping = {kind: reference["$ref"] for kind, reference in references.items()}
+    choice = {"oneOf": list(references.values()), "discriminator": {"propertyName": "kind", "mapping": mapping}}
+    return {"$schema": DIALECT, "title": "Remit manifest", "type": "object", **choice, "$defs": writer.definitions}
+
+
+class _Writer:
+    """Not msgspec's own: that cannot write a default which is an Amount or a Duration."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, Any] = {}
+
+    def root(self, kind: str) -> dict[str, Any]:
+        type_ = cast(inspect.StructType, inspect.type_info(kinds.KINDS[kind]))
+        reference = self._struct(type_)
+        definition = self.definitions[kind]
+        definition["description"] = SUMMARIES.get(kind, definition.get("description", ""))
+        definition["required"] = sorted({"apiVersion", "kind", *definition["required"]})
+        definition["properties"] = {
+            "apiVersion": {"const": kinds.API_VERSION},
+            "kind": {"const": kind},
+            **{name: field for name, field in definition["properties"].items() if name not in ("apiVersion", "status")},
+        }
+        if "tenant" in self.definitions.get("Metadata", {}).get("properties", {}) and kind in kinds.TENANTED:
+            definition["properties"]["metadata"] = {"allOf": [{"$ref": "#/$defs/Metadata"}, {"required": ["tenant"]}]}
+        return reference
+
+    def _struct(self, type_: inspect.StructType) -> dict[str, Any]:
+        name = type_.cls.__name__
+        if name not in self.definitions:
+            definition: dict[str, Any] = {"type": "object", "additionalProperties": False}
+            self.definitions[name] = definition
+            described = (type_.cls.__dict__.get("__doc__") or "").strip().split("\n\n")[0]
+            if described:
+                definition["description"] = " ".join(described.split())
+            definition["properties"] = {field.encode_name: self._field(field) for field in type_.fields}
+            definition["required"] = [field.encode_name for field in type_.fields if field.required]
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _field(self, field: inspect.Field) -> dict[str, Any]:
+        written = self._type(field.type)
+        if isinstance(field.default, Duration):
+            return {**written, "default": str(field.default)}
+        if isinstance(field.default, (bool, int, str)) and field.default != "":
+            return {**written, "default": field.default}
+        return written
+
+    def _type(self, type_: inspect.Type) -> dict[str, Any]:
+        if isinstance(type_, inspect.Metadata):
+            extra = type_.extra or {}
+            described = type_.extra_json_schema or {}
+            if "quantity" in extra:
+                return {**_quantity(), "description": "a part of one device, 1m to 999m"}
+            if extra.get("devices") is False:
+                return {**_amount(devices=False), **described}
+            return {**self._type(type_.type), **described}
+        if isinstance(type_, inspect.StructType):
+            return self._struct(type_)
+        if isinstance(type_, inspect.UnionType):
+            parts = [self._type(part) for part in type_.types]
+            return {"anyOf": parts}
+        if isinstance(type_, inspect.CustomType):
+            return _duration() if type_.cls is Duration else _amount(devices=True)
+        return self._container(type_) or _scalar(type_)
+
+    def _container(self, type_: inspect.Type) -> dict[str, Any] | None:
+        if isinstance(type_, inspect.DictType):
+            written: dict[str, Any] = {"type": "object", "additionalProperties": self._type(type_.value_type)}
+            names = self._type(type_.key_type)
+            names.pop("description", None)
+            return {
+                **written,
+                "propertyNames": names,
+                **_limits(type_, {"min_length": "minProperties", "max_length": "maxProperties"}),
+            }
+        if isinstance(type_, inspect.VarTupleType):
+            items = {"type": "array", "items": self._type(type_.item_type)}
+            return {**items, **_limits(type_, {"min_length": "minItems", "max_length": "maxItems"})}
+        if isinstance(type_, inspect.TupleType):
+            return {"type": "array", "prefixItems": [self._type(part) for part in type_.item_types], "items": False}
+        return None
+
+
+def _scalar(type_: inspect.Type) -> dict[str, Any]:
+    if isinstance(type_, inspect.StrType):
+        limits = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
+        return {"type": "string", **_limits(type_, limits)}
+    if isinstance(type_, inspect.IntType):
+        return {"type": "integer", **_limits(type_, {"ge": "minimum", "le": "maximum"})}
+    if isinstance(type_, inspect.BoolType):
+        return {"type": "boolean"}
+    if isinstance(type_, inspect.NoneType):
+        return {"type": "null"}
+    if isinstance(type_, inspect.FloatType):
+        return {"type": "number"}
+    if isinstance(type_, inspect.LiteralType):
+        return {"enum": list(type_.values)}
+    if isinstance(type_, inspect.EnumType):
+        return {"enum": [member.value for member in type_.cls]}
+    raise TypeError(f"schema.py does not know {type(type_).__name__}: teach it")
+
+
+def _limits(type_: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
+    return {theirs: getattr(type_, ours) for ours, theirs in names.items() if getattr(type_, ours) is not None}
+
+
+def _quantity() -> dict[str, Any]:
+    return {"anyOf": [{"type": "string", "pattern": _QUANTITY}, {"type": "number", "minimum": 0}]}
+
+
+def _duration() -> dict[str, Any]:
+    return {"type": "string", "pattern": _DURATION, "examples": ["250ms", "30s", "5m", "1h30m"]}
+
+
+def _amount(*, devices: bool) -> dict[str, Any]:
+    """`devices: false` is a schema that nothing satisfies: a node lists its devices by name, a template asks for them apart."""
+    of_devices = {"type": "object", "additionalProperties": _quantity(), "description": "devices by kind"}
+    named = {"cpu": _quantity(), "memory": _quantity(), "devices": of_devices if devices else False}
+    return {"type": "object", "properties": named, "additionalProperties": _quantity()}

@@ -1,0 +1,336 @@
+"""Does a value have the shape that its type asks for? Every mismatch is told, in words for its writer, and none stops the rest.
+
+The types are those of kinds.py, as msgspec describes them, so a new field is checked without a line here. What needs more
+than one value to judge is in rules.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from msgspec import inspect
+
+from remit.model import kinds, quantity
+from remit.model.documents import ARTICLE, Node
+from remit.model.problems import Path, Problems, did_you_mean, one_of, shown
+from remit.model.resources import Amount, Duration
+from remit.model.spellings import Fields, cure_for_field
+
+_LEAVE_OUT = "write a value, or leave the field out"
+_LABEL_RULE = "use letters, digits, -, _ and . with a letter or digit at both ends, at most 63"
+_PATTERNS: dict[str, tuple[str, str]] = {
+    kinds.DNS_LABEL: ("is not a DNS label", "use a-z, 0-9 and -, with a letter or digit at both ends, at most 63 characters"),
+    kinds.LABEL_KEY: ("is not a label key", f"{_LABEL_RULE}; before it may stand a lower-case domain and /"),
+    kinds.LABEL_VALUE: ("is not a label value", _LABEL_RULE),
+    kinds.ENV_NAME: ("is not a name of an environment variable", "use letters, digits and _, and no digit first"),
+    "^/": ("is not a path", 'begin it with "/"'),
+    "^[0-9a-f]{64}" + kinds.END: (
+        "is not a SHA-256",
+        "write its 64 hexadecimal digits in lower case, as sha256sum prints them",
+    ),
+}
+_RESOURCES = ("cpu", "memory", "storage", "ephemeral-storage")
+_RESOURCE_ALIASES = {"mem": "memory", "ram": "memory", "cpus": "cpu", "cores": "cpu", "disk": "storage", "vcpu": "cpu"}
+_DEVICE_WORDS = re.compile(r"(?:.*[./])?(?:gpus?|tpus?|fpgas?)\Z")
+
+
+class Shapes:
+    """The checker of one document. `check` answers the plain value for msgspec, which is good only if no problem was told."""
+
+    def __init__(self, problems: Problems, fields: Fields | None) -> None:
+        self._problems = problems
+        self._fields = fields
+
+    def check(self, node: Node, type_: inspect.Type, path: Path) -> Any:
+        if node.form == "void":
+            return None
+        if isinstance(type_, inspect.Metadata):
+            if (type_.extra or {}).get("quantity"):
+                return self._quantity(node, str((type_.extra or {})["quantity"]), path)
+            if isinstance(type_.type, inspect.CustomType) and type_.type.cls is Amount:
+                return self._amount(node, path, devices=bool((type_.extra or {}).get("devices")))
+            return self.check(node, type_.type, path)
+        if isinstance(type_, inspect.UnionType):
+            return self._union(node, type_, path)
+        if node.form == "null":
+            self._tell(node, path, "is empty", _LEAVE_OUT)
+            return None
+        if isinstance(type_, inspect.StructType):
+            return self.struct(node, type_, path)
+        if isinstance(type_, inspect.DictType):
+            return self._dict(node, type_, path)
+        if isinstance(type_, (inspect.VarTupleType, inspect.TupleType)):
+            return self._list(node, type_, path)
+        return self._scalar(node, type_, path)
+
+    def _scalar(self, node: Node, type_: inspect.Type, path: Path) -> Any:
+        if isinstance(type_, inspect.StrType):
+            return self._string(node, type_, path)
+        if isinstance(type_, inspect.IntType):
+            return self._integer(node, type_, path)
+        if isinstance(type_, inspect.BoolType):
+            return self._boolean(node, path)
+        if isinstance(type_, inspect.LiteralType):
+            return self._choice(node, [str(value) for value in type_.values], path)
+        if isinstance(type_, inspect.EnumType):
+            return self._choice(node, [str(member.value) for member in type_.cls], path)
+        if isinstance(type_, inspect.CustomType) and type_.cls is Duration:
+            return self._duration(node, path)
+        if isinstance(type_, inspect.CustomType) and type_.cls is Amount:
+            return self._amount(node, path, devices=True)
+        raise TypeError(f"shapes.py does not know {type(type_).__name__}: teach it")
+
+    # ------------------------------------------------------------------------------------------------------- containers
+
+    def struct(self, node: Node, type_: inspect.StructType, path: Path) -> dict[str, Any]:
+        if not self._is(node, "mapping", path, "fields by name"):
+            return {}
+        fields = {field.encode_name: field for field in type_.fields}
+        value: dict[str, Any] = {}
+        misspelt = set()
+        for key, entry in node.fields.items():
+            if key in fields:
+                value[key] = self.check(entry.value, fields[key].type, (*path, key))
+            elif key != type_.tag_field:
+                cure = cure_for_field(key, list(fields), self._fields, self._problems)
+                self._problems.add(entry.place, (*path, key), "unknown field", cure)
+                misspelt.add(cure)
+        for name, field in fields.items():
+            if field.required and name not in node.fields and did_you_mean(name) not in misspelt:
+                self._tell(node, (*path, name), "is missing", f"add {name}{_choices(field.type)}")
+        return value
+
+    def _dict(self, node: Node, type_: inspect.DictType, path: Path) -> dict[str, Any]:
+        if not self._is(node, "mapping", path, "values by name"):
+            return {}
+        self._length(node, len(node.fields), type_.min_length, type_.max_length, "entries", path)
+        value = {}
+        for key, entry in node.fields.items():
+            self.check(Node("string", entry.place, key, key), type_.key_type, (*path, key))
+            value[key] = self.check(entry.value, type_.value_type, (*path, key))
+        return value
+
+    def _list(self, node: Node, type_: inspect.VarTupleType | inspect.TupleType, path: Path) -> list[Any]:
+        if node.form != "list":
+            cure = "write it as a list: [a, b], or one item on each line after -"
+            self._tell(node, path, f"expected a list, found {ARTICLE[node.form]}", cure)
+            return []
+        if isinstance(type_, inspect.TupleType):
+            self._length(node, len(node.items), len(type_.item_types), len(type_.item_types), "items", path)
+            pairs = zip(node.items, type_.item_types, strict=False)
+            return [self.check(item, part, (*path, index)) for index, (item, part) in enumerate(pairs)]
+        self._length(node, len(node.items), type_.min_length, type_.max_length, "items", path)
+        return [self.check(item, type_.item_type, (*path, index)) for index, item in enumerate(node.items)]
+
+    def _union(self, node: Node, type_: inspect.UnionType, path: Path) -> Any:
+        parts = [part for part in type_.types if not isinstance(part, inspect.NoneType)]
+        if node.form == "null" and len(parts) < len(type_.types):
+            return None
+        if len(parts) > 1:
+            wanted = inspect.IntType if node.form == "integer" else inspect.StrType
+            bare = {type(part.type if isinstance(part, inspect.Metadata) else part): part for part in parts}
+            return self.check(node, bare.get(wanted, parts[0]), path)
+        return self.check(node, parts[0], path)
+
+    # ---------------------------------------------------------------------------------------------------------- scalars
+
+    def _string(self, node: Node, type_: inspect.StrType, path: Path) -> str:
+        if node.form in ("integer", "number", "boolean"):
+            self._tell(node, path, f"expected a string, found {ARTICLE[node.form]}", f'write it in quotes: "{node.text}"')
+            return ""
+        if not self._is(node, "string", path, "a string"):
+            return ""
+        text = str(node.scalar)
+        if type_.pattern and not re.search(type_.pattern, text):
+            message, cure = _PATTERNS.get(type_.pattern, ("is not a DNS label", _PATTERNS[kinds.DNS_LABEL][1]))
+            if not text:
+                message, text_shown = "is empty", ""
+            else:
+                text_shown = shown(text) + " "
+            self._tell(node, path, text_shown + message, did_you_mean(_label(text, type_.pattern)) or cure)
+        elif type_.max_length is not None and len(text) > type_.max_length:
+            self._tell(node, path, f"{len(text)} characters are too many", f"use at most {type_.max_length}")
+        elif type_.min_length is not None and len(text) < type_.min_length:
+            self._tell(node, path, "is empty", _LEAVE_OUT)
+        elif "\0" in text:
+            self._tell(node, path, "has a NUL character in it", "remove it")
+        return text
+
+    def _integer(self, node: Node, type_: inspect.IntType, path: Path) -> int:
+        if node.form != "integer" or not isinstance(node.scalar, int):
+            cure = "write a whole number"
+            if node.form == "string" and re.fullmatch(r"-?[0-9]{1,18}", str(node.scalar)):
+                cure = f"write {node.scalar} without quotes"
+            elif isinstance(node.scalar, float) and node.scalar == int(node.scalar):
+                cure = f"write {int(node.scalar)}"
+            self._tell(node, path, f"expected a whole number, found {ARTICLE[node.form]}", cure)
+            return 0
+        low, high = type_.ge, type_.le
+        limits = f"use {low} to {high}" if low is not None and high is not None else "use a smaller one"
+        if low is not None and node.scalar < low:
+            self._tell(node, path, f"{node.text} is too small", limits)
+        elif node.scalar > ((1 << 63) - 1 if high is None else high):
+            self._tell(node, path, f"{node.text} is too large", limits)
+        return node.scalar
+
+    def _boolean(self, node: Node, path: Path) -> bool:
+        if node.form == "boolean":
+            return bool(node.scalar)
+        yes = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
+        meant = yes.get(str(node.scalar).lower(), "") if node.form == "string" else ""
+        self._tell(
+            node, path, f"expected true or false, found {ARTICLE[node.form]}", did_you_mean(meant) or "write true or false"
+        )
+        return False
+
+    def _choice(self, node: Node, values: list[str], path: Path) -> str:
+        listed = [value for value in values if value]
+        if node.form != "string":
+            self._tell(node, path, f"expected one of a few words, found {ARTICLE[node.form]}", f"write {one_of(listed)}")
+            return ""
+        text = str(node.scalar)
+        if text not in values:
+            meant = self._problems.meant(text, listed)
+            cure = f"did you mean {meant}? Known are {one_of(listed)}" if meant else f"write {one_of(listed)}"
+            self._tell(node, path, f"{shown(text)} is not known here", cure)
+        return text
+
+    def _duration(self, node: Node, path: Path) -> str:
+        if node.form in ("integer", "number"):
+            cure = "write 0s" if not node.scalar else f"did you mean {node.text.lstrip('-+')}s?"
+            self._tell(node, path, "a duration without its unit", f"{cure} Units are ms, s, m, h and d")
+            return "0s"
+        if self._is(node, "string", path, "a duration such as 30s"):
+            try:
+                quantity.parse_duration(str(node.scalar))
+            except ValueError as error:
+                message, _, cure = str(error).partition(": ")
+                cure = cure or "write a shorter one"
+                said = (
+                    "a duration cannot be negative"
+                    if str(node.scalar).startswith("-")
+                    else f"{shown(str(node.scalar))} is {message}"
+                )
+                self._tell(node, path, said, cure)
+        return str(node.scalar)
+
+    # -------------------------------------------------------------------------------------------------------- quantities
+
+    def _amount(self, node: Node, path: Path, *, devices: bool) -> dict[str, Any]:
+        if not self._is(node, "mapping", path, "amounts by name, such as {cpu: 500m, memory: 1Gi}"):
+            return {}
+        self._length(node, len(node.fields), None, 64, "resources", path)
+        value: dict[str, Any] = {}
+        for name, entry in node.fields.items():
+            below = (*path, name)
+            if name == "devices" and devices and entry.value.form == "mapping":
+                value[name] = self._devices(entry.value, below)
+            elif self._is_resource(entry.place, name, below, devices=devices):
+                value[name] = self._quantity(entry.value, name, below)
+        return value
+
+    def _devices(self, node: Node, path: Path) -> dict[str, str]:
+        self._length(node, len(node.fields), None, 64, "kinds", path)
+        value = {}
+        for kind, entry in node.fields.items():
+            name = inspect.StrType(max_length=63, pattern=kinds.DNS_LABEL)
+            self._string(Node("string", entry.place, kind, kind), name, (*path, kind))
+            value[kind] = self._quantity(entry.value, kind, (*path, kind))
+        return value
+
+    def _is_resource(self, place: tuple[int, int], name: str, path: Path, *, devices: bool) -> bool:
+        if name == "devices" or _DEVICE_WORDS.match(name.lower()):
+            kind = name.lower().replace("/", ".").rsplit(".", 1)[-1].removesuffix("s") if name != "devices" else "gpu"
+            ask = f"{{name: {kind}-0, kind: {kind}}}" if "capacity" in path else f"{{kind: {kind}, count: 1}}"
+            cure = f"devices: {{{kind}: 1}}" if devices else f"devices: [{ask}] beside it"
+            message = (
+                "expected devices by kind" if name == "devices" and devices else "devices do not stand among the resources"
+            )
+            self._problems.add(place, path, message, f"write {cure}")
+            return False
+        if name in ("requests", "limits"):
+            self._problems.add(place, path, "unknown resource", "write the amounts straight here: there is one amount of each")
+            return False
+        meant = "" if name in _RESOURCES else _RESOURCE_ALIASES.get(name.lower()) or self._problems.meant(name, _RESOURCES)
+        if meant:
+            self._problems.add(place, path, "unknown resource", did_you_mean(meant))
+            return False
+        if not re.search(kinds.LABEL_KEY, name):
+            cure = 'put a space after ":"' if ":" in name else _LABEL_RULE
+            self._problems.add(place, path, f"{shown(name)} is not a name of a resource", cure)
+            return False
+        return True
+
+    def _quantity(self, node: Node, resource: str, path: Path) -> str:
+        if node.form not in ("string", "integer", "number"):
+            cure = (
+                _LEAVE_OUT if node.form == "null" else "write a number with an optional suffix, such as 500m, 1.5, 2k or 64Gi"
+            )
+            found = "is empty" if node.form == "null" else f"expected a quantity, found {ARTICLE.get(node.form, 'nothing')}"
+            if node.form != "void":
+                self._tell(node, path, found, cure)
+            return "0"
+        text = node.text if node.form == "number" else str(node.scalar)
+        try:
+            quantity.parse_quantity(resource, text)
+        except ValueError as error:
+            message, _, cure = str(error).partition(": ")
+            said = f"{shown(text)} is {message}" if message.startswith(("not", "too", "finer")) else message
+            rounded = "round it" if message.startswith("finer") else "write 0 or more"
+            self._tell(node, path, said, did_you_mean(_quantity_meant(resource, text)) or cure or rounded)
+        return text
+
+    # ------------------------------------------------------------------------------------------------------------ words
+
+    def _is(self, node: Node, form: str, path: Path, expected: str) -> bool:
+        if node.form == form:
+            return True
+        if node.form == "null":
+            self._tell(node, path, "is empty", _LEAVE_OUT)
+        elif node.form != "void":
+            cure = (
+                "indent what belongs to it below it, as key: value"
+                if form == "mapping"
+                else f"write {ARTICLE['string']} in its place"
+            )
+            self._tell(node, path, f"expected {expected}, found {ARTICLE[node.form]}", cure)
+        return False
+
+    def _length(self, node: Node, length: int, low: int | None, high: int | None, what: str, path: Path) -> None:
+        if low is not None and length < low:
+            self._tell(node, path, f"{length} {what} are too few", f"write at least {low}")
+        if high is not None and length > high:
+            self._tell(node, path, f"{length} {what} are too many", f"use at most {high}")
+
+    def _tell(self, node: Node, path: Path, message: str, cure: str) -> None:
+        self._problems.add(node.place, path, message, cure)
+
+
+def _label(text: str, pattern: str) -> str:
+    """The label that was probably meant by `Risk API`."""
+    if pattern != kinds.DNS_LABEL or len(text) > 63 or not text.isascii() or not text.isprintable():
+        return ""
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return label if re.search(pattern, label) and ".." not in text else ""
+
+
+def _quantity_meant(resource: str, text: str) -> str:
+    """`64GB` and `256 mib` are what people write who mean 64G and 256Mi."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,5})", text)
+    if not match:
+        return ""
+    digits, unit = match.groups()
+    if unit.lower() in ("cores", "core", "cpus", "cpu"):
+        return digits
+    if quantity.scale(resource) == 1 and unit == "m":
+        return f"{digits}Mi"
+    letter, rest = unit[0].upper(), unit[1:].lower()
+    if letter not in "KMGTPE" or rest not in ("", "b", "i", "ib"):
+        return ""
+    guess = digits + (letter + "i" if "i" in rest else "k" if letter == "K" else letter)
+    return guess if guess != text else ""
+
+
+def _choices(type_: inspect.Type) -> str:
+    return f": {one_of(str(value) for value in type_.values if value)}" if isinstance(type_, inspect.LiteralType) else ""
