@@ -80,9 +80,7 @@ def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
     if any(count < 0 for _, count in claim.spec.amount):
         return refuse(Code.INVALID, "spec.amount: nothing negative is granted")
     if claim.incarnation != draft.moment.incarnation:
-        return refuse(
-            Code.GRANT_VOID, f"it was made out to incarnation {claim.incarnation}, this is {draft.moment.incarnation}"
-        )
+        return refuse(Code.GRANT_VOID, f"made out to incarnation {claim.incarnation}; this is {draft.moment.incarnation}")
     if claim.asked_ms > draft.moment.now_ms:
         return refuse(Code.INVALID, "asked_ms: it cannot have been asked for in the future")
     found = draft.thing(key_of("Grant", claim.name))

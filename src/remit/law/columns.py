@@ -31,7 +31,9 @@ _NOBODY: Final[Mapping[str, int]] = {}
 
 
 class Left(NamedTuple):
-    """A node and what is left of it: free amounts by resource; thousandths used of each device, by its name."""
+    """A node and what is left of it: free amounts by resource (what is in no capacity is not looked at); thousandths used of
+    each device, by its name.
+    """
 
     node: Node
     free: Mapping[str, int]
@@ -63,9 +65,9 @@ class Columns:
         specs = [node.spec for node in self.nodes]
         devices = [devices_left(one.node.spec.devices, one.used) for one in left]
         # Capacity names the columns: a resource that nobody has left now must have one to be freed into.
-        self.free = _by_name([{name: 0 for name, _ in one.node.spec.capacity} | dict(one.free) for one in left])
-        self.whole = _by_name([whole for whole, _ in devices])
-        self.room = _by_name([room for _, room in devices])
+        self.free = _by_name([one.free for one in left], (name for spec in specs for name, _ in spec.capacity))
+        self.whole = _by_name([whole for whole, _ in devices], (model for whole, _ in devices for model in whole))
+        self.room = _by_name([room for _, room in devices], self.whole)
         self.ready = np.array([_ready(node) for node in self.nodes], dtype=np.bool_)
         self.open = np.array([_open(node) for node in self.nodes], dtype=np.bool_)
         self.region, self.regions = _ids(spec.region for spec in specs)
@@ -98,9 +100,10 @@ class Columns:
 
     def domains(self, key: str) -> LabelColumn:
         """The column of a topology key: `node`, `region`, `zone` and `pool` are the node's own, any other is a label."""
-        if key == "node" and key not in self._domains:
-            self._domains[key] = LabelColumn(*_ids(node.metadata.name for node in self.nodes))
-        return self._domains[key] if key in self._domains else self.label(key)
+        if key not in self._domains:
+            named = (n.metadata.name if key == "node" else n.metadata.labels.get(key) for n in self.nodes)
+            self._domains[key] = LabelColumn(*_ids(name or None for name in named))
+        return self._domains[key]
 
     def slots(self, key: str) -> Mapping[str, int]:
         """The id of each domain of a topology key, by its name."""
@@ -191,10 +194,9 @@ def _open(node: Node) -> bool:
     return not (node.spec.unschedulable or node.spec.draining)
 
 
-def _by_name(rows: Sequence[Mapping[H, int]]) -> dict[H, Ints]:
-    """A column for each name that any row has; a row without it has none of it."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([row.get(name, 0) for row in rows], dtype=np.int64) for name in names}
+def _by_name(rows: Sequence[Mapping[H, int]], names: Iterable[H]) -> dict[H, Ints]:
+    """A column for each name; a row without it has none of it."""
+    return {name: np.array([row.get(name, 0) for row in rows], dtype=np.int64) for name in dict.fromkeys(names)}
 
 
 def _ids(values: Iterable[H | None]) -> tuple[Ints, list[H]]:

@@ -110,7 +110,7 @@ class Site(Protocol):
     def labelled(self, wanted: Sequence[NodeExpression]) -> Truth: ...
 
     def domain(self, key: str) -> tuple[Truth, Any]:
-        """Is the node in a domain of this topology key, and in which?"""
+        """Is the node in a domain of this topology key, and in which? A label with an empty value names no domain."""
         ...
 
 

@@ -1,0 +1,91 @@
+"""Which command was meant? A command's module is loaded only when it is used, so `remit --help` stays quick."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+from remit import __version__
+from remit.model.problems import did_you_mean, meant, shown
+
+
+class Lazy(NamedTuple):
+    """Where a command is written, and its line in the help, which must not cost loading it."""
+
+    module: str
+    name: str
+    summary: str
+
+
+COMMANDS = {
+    "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
+    "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
+    "demo": Lazy("remit.cli.demo", "demo", "Show a scheduler at work on this machine."),
+    "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
+    "completion": Lazy("remit.cli.completion", "completion", "Print the script that completes commands in your shell."),
+}
+
+
+class Commands(click.Group):
+    """A group whose commands are named before they are loaded, and that guesses what a misspelt one meant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        lazy = COMMANDS.get(cmd_name)
+        if lazy is None:
+            return None
+        try:
+            command = getattr(import_module(lazy.module), lazy.name)
+        except ModuleNotFoundError as error:
+            if error.name != lazy.module:
+                raise
+            raise click.ClickException(f"`remit {cmd_name}` is not part of this installation") from error
+        if not isinstance(command, click.Command):
+            raise click.ClickException(f"{lazy.module}.{lazy.name} is no command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            cure = did_you_mean(meant(args[0], COMMANDS)) or "`remit --help` lists them"
+            ctx.fail(f"there is no command {shown(args[0])}; {cure}")
+        return super().resolve_command(ctx, args)
+
+
+def examples(*lines: str) -> str:
+    """An epilog that keeps its line breaks."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples(
+        "remit validate examples/          check every manifest below a directory",
+        "remit schema Workload             what a workload may say",
+        "remit validate --help             more about one command",
+    ),
+)
+@click.version_option(__version__, "--version", "-V", prog_name="remit")
+def remit() -> None:
+    """Remit: a scheduler and control plane that proves, before an incident, what it promises for one."""
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a terminal that cannot show a letter gets its number, not a crash
+            reconfigure(errors="backslashreplace")
+    remit(prog_name="remit")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What may be said to one endpoint, and what does each failure to answer mean? Nothing is tried twice here: see client.py.
+
+A verdict is an answer, also a refusal. Everything else is one of three exceptions with one exact meaning each, because the
+asker must know whether the deed may have been done:
+
+    Silence      it may have happened, or may happen still
+    Turned       nothing happened: this endpoint is not the active authority
+    Overloaded   nothing happened: the endpoint did not even begin
+
+A link raises nothing else for what the outside does; any other exception is a bug, or words that the far side refuses to
+read. A call may be cancelled at any time, which says the same as `Silence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from remit.model.claims import Actor, Operation, Verdict, decode_operation, encode_operation
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Where a scope stands. New operation ids carry its `incarnation` and `window`; `leader` is a hint, as in `Turned`."""
+
+    scope: str
+    incarnation: str
+    epoch: int
+    sequence: int
+    window: int
+    window_ms: int
+    leader: str = ""
+
+
+class Link(Protocol):
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        """One verdict an operation, in the same order. Each was answered only once it was durable."""
+        ...
+
+    async def status(self) -> Status: ...
+
+    async def renew(self, actor: Actor, /) -> bool:
+        """True if `actor.lease` is still held at `actor.epoch`, and its term begins anew at the authority.
+
+        No operation, since it is in the authority's memory alone, and repeating it is harmless. The holder counts from when
+        it sent this (tenure.py). False is final: an epoch that was lost does not come back.
+        """
+        ...
+
+
+class LinkError(Exception):
+    """There is no verdict."""
+
+
+class Silence(LinkError):
+    """No answer: what was asked may have happened, or may happen still."""
+
+
+class Turned(LinkError):
+    """This endpoint is not the active authority, and nothing happened. `hint` is the name of a better one, if it knows.
+
+    A connection that was refused says the same: nothing was heard there.
+    """
+
+    def __init__(self, hint: str = "") -> None:
+        self.hint = hint
+        super().__init__(f"not the active authority; ask {hint or 'another'}")
+
+
+class Overloaded(LinkError):
+    """The endpoint has too much to do, and nothing happened. Come back no sooner than this."""
+
+    def __init__(self, retry_after_ms: int = 0) -> None:
+        self.retry_after_ms = max(0, retry_after_ms)
+        super().__init__(f"overloaded; ask again after {self.retry_after_ms} ms")
+
+
+_actors: msgspec.json.Decoder[Actor] = msgspec.json.Decoder(Actor)
+_statuses: msgspec.json.Decoder[Status] = msgspec.json.Decoder(Status)
+_verdicts: msgspec.json.Decoder[list[Verdict]] = msgspec.json.Decoder(list[Verdict])
+
+
+class InProcess:
+    """A link to an authority in this process, over the same bytes as on a wire: nothing is shared by reference.
+
+    What could not travel fails here already, in the first test, and not on the day that the two sides are put on two
+    machines. `by_reference` skips the bytes, for speed, where both sides are known to be ours.
+    """
+
+    def __init__(self, target: Link, *, by_reference: bool = False) -> None:
+        self._target = target
+        self._by_reference = by_reference
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        if self._by_reference:
+            return await self._target.ask(operations)
+        carried = [decode_operation(encode_operation(operation)) for operation in operations]
+        return _verdicts.decode(msgspec.json.encode(await self._target.ask(carried)))
+
+    async def status(self) -> Status:
+        if self._by_reference:
+            return await self._target.status()
+        return _statuses.decode(msgspec.json.encode(await self._target.status()))
+
+    async def renew(self, actor: Actor, /) -> bool:
+        return await self._target.renew(actor if self._by_reference else _actors.decode(msgspec.json.encode(actor)))

@@ -1,0 +1,408 @@
+"""Who makes claims true? The one active authority of a scope: it decides in batches, writes, and only then answers.
+
+The order of steps is the safety argument:
+
+1. *Take over*: raise the epoch in the store (from here every older authority is fenced), then read everything at or after
+   that revision, and give every lease a full new term.
+2. *Decide* a batch of operations against a draft over the books: nothing is visible yet.
+3. *Commit* the batch's rows, its outcomes and its audit in one transaction that advances the chain.
+4. *Absorb* the draft into the books, and answer everybody. Refusals too wait for this: only a transaction that went through
+   proves that the epoch was still current when they were decided.
+
+If the answer of step 3 is lost, an empty batch at the same sequence settles whether it landed (chain.py), and only then is
+anything absorbed or decided anew. If the chain was advanced by somebody else, this authority is deposed: it writes and
+answers nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
+from remit.commitment import restoring
+from remit.commitment.books import NOTES_MAX, Books, Moment
+from remit.commitment.decide import decide, tag
+from remit.commitment.draft import Draft
+from remit.commitment.leasing import claimant
+from remit.commitment.loading import load
+from remit.commitment.outcomes import WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
+from remit.model.claims import Abandon, Accepted, Actor, Code, Operation, Refused, Verdict
+from remit.model.kinds import encode
+from remit.store import chain
+from remit.store.protocol import Committed, Head, Store, StoreError, Unanswered, Unavailable
+from remit.world.promises import Clock, Ids
+
+BATCH_MAX: Final = 256
+QUEUE_MAX: Final = 65_536
+AUDIT_BATCHES_KEPT: Final = 100_000
+HISTORY_KEPT: Final = 20_000
+"""How many revisions stay readable for watchers and paged lists before they are compacted away."""
+
+SLICE: Final = 10_000
+COMPACT_EVERY: Final = 4_000
+RETRY_MS: Final = 200
+
+
+class Prepared(NamedTuple):
+    """A batch that was decided but not written."""
+
+    draft: Draft
+    batch: Batch
+    answers: list[Verdict | Entry]
+    puts: list[tuple[str, bytes]]
+    deletes: list[str]
+
+
+class Waiting(NamedTuple):
+    operations: Sequence[Operation]
+    answer: asyncio.Future[list[Verdict]]
+
+
+class Deposed(Exception):
+    """Another authority has taken over; `by` is its head, if it is known."""
+
+    def __init__(self, by: Head | None) -> None:
+        self.by = by
+        super().__init__(f"deposed by {by.holder} at epoch {by.epoch}" if by else "deposed")
+
+
+class Authority:
+    """Made by `take_over`; works while `run` runs. Satisfies `client.link.Link`."""
+
+    def __init__(self, store: Store, scope: str, clock: Clock, place: chain.Place, books: Books, outcomes: Outcomes) -> None:
+        self.store = store
+        self.scope = scope
+        self.clock = clock
+        self.books = books
+        self.outcomes = outcomes
+        self.heard: dict[str, int] = {}
+        self._place = place
+        self._since_ms = clock.now_ms()
+        self._first_window = outcomes.window
+        self._queue: deque[Waiting] = deque()
+        self._queued = 0
+        self._wake = asyncio.Event()
+        self._deposed: Deposed | None = None
+        self._confirming: asyncio.Future[bool] | None = None
+        self._batches = 0
+
+    @classmethod
+    async def take_over(cls, store: Store, *, scope: str, holder: str, clock: Clock, ids: Ids) -> Authority:
+        """Fence every older authority of this scope and continue from what it left in the store."""
+        place = await chain.seize(store, holder, ids.incarnation())
+        moment = Moment(clock.now_ms(), clock.boot(), {}, clock.now_ms(), place.head.sequence, place.head.incarnation)
+        books, outcomes = await load(store, place, moment)
+        authority = cls(store, scope, clock, place, books, outcomes)
+        if await restoring.is_due(store, place.head.incarnation):
+            await authority._doubt_everything()
+        return authority
+
+    @property
+    def head(self) -> Head:
+        return self._place.head
+
+    # -- what may be asked -----------------------------------------------------------------------------------------------
+
+    async def ask(self, operations: Sequence[Operation], /) -> list[Verdict]:
+        """One verdict an operation, in order, once they are durable."""
+        if self._deposed is not None:
+            raise Turned(self._deposed.by.holder if self._deposed.by else "")
+        if not operations:
+            return []
+        if self._queued + len(operations) > QUEUE_MAX:
+            raise Overloaded(RETRY_MS)
+        waiting = Waiting(operations, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        self._queued += len(operations)
+        self._wake.set()
+        return await waiting.answer
+
+    async def status(self) -> Status:
+        head = self._place.head
+        return Status(self.scope, head.incarnation, head.epoch, head.sequence, self._window(), WINDOW_MS, head.holder)
+
+    async def renew(self, actor: Actor, /) -> bool:
+        """Begin the lease's term anew, from now. Answered only after the store has confirmed, later than this call, that
+        nobody has taken over: a deposed authority must not extend what its successor has begun to count.
+        """
+        received_ms = self.clock.now_ms()
+        if not await self._confirmed():
+            raise Turned(self._deposed.by.holder if self._deposed and self._deposed.by else "")
+        if claimant(self._draft(), actor) is not None:
+            return False
+        self.heard[actor.lease] = max(received_ms, self.heard.get(actor.lease, 0))
+        return True
+
+    async def _confirmed(self) -> bool:
+        """Is the epoch still ours, by a read of the store that began after this call? Callers share one read."""
+        if self._confirming is not None:
+            # That read began before this call, so it proves too little; the next one is shared by all who wait here.
+            await asyncio.wait([self._confirming])
+        if self._confirming is None or self._confirming.done():
+            self._confirming = asyncio.get_running_loop().create_future()
+            mine, now = self._confirming, None
+            try:
+                now = await chain.read_place(self.store)
+            except StoreError as error:
+                raise Silence(str(error)) from error
+            finally:
+                mine.set_result(now is not None and now.head.epoch == self._place.head.epoch and self._deposed is None)
+            return mine.result()
+        return await asyncio.shield(self._confirming)
+
+    # -- working ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, *, beat_ms: int = 0) -> None:
+        """Work until deposed (raises `Deposed`) or cancelled. With `beat_ms`, an idle authority advances the chain that
+        often, so that standbys see that it lives.
+        """
+        try:
+            while True:
+                await self._wait_for_work(beat_ms)
+                await self._work()
+        except Deposed as deposed:
+            self._deposed = deposed
+            raise
+        finally:
+            self._turn_away()
+
+    async def _wait_for_work(self, beat_ms: int) -> None:
+        if self._queue:
+            return
+        self._wake.clear()
+        if not beat_ms:
+            await self._wake.wait()
+            return
+        try:
+            async with self.clock.timeout_ms(beat_ms):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _work(self) -> None:
+        """One batch, from the queue to the answers."""
+        taken: list[Waiting] = []
+        count = 0
+        while self._queue and (count == 0 or count + len(self._queue[0].operations) <= BATCH_MAX):
+            waiting = self._queue.popleft()
+            count += len(waiting.operations)
+            taken.append(waiting)
+        self._queued -= count
+        operations = [operation for waiting in taken for operation in waiting.operations]
+        verdicts: list[Verdict] = []
+        try:
+            await self.decide_and_commit(operations, verdicts)
+        except Unavailable:
+            _answer(taken, verdicts, Overloaded(RETRY_MS))
+            await self.clock.sleep_ms(RETRY_MS)
+        except Deposed as deposed:
+            _answer(taken, verdicts, Turned(deposed.by.holder if deposed.by else ""))
+            raise
+        except BaseException as error:
+            # Cancelled, a lost answer that could not be settled, or our own bug: what was under way may have been written.
+            _answer(taken, verdicts, Silence(str(error) or "the authority stopped in the middle of the batch"))
+            raise Deposed(None) if isinstance(error, Silence) else error from error
+        else:
+            _answer(taken, verdicts, None)
+            await self._maintain()
+
+    async def decide_and_commit(self, operations: Sequence[Operation], verdicts: list[Verdict]) -> None:
+        """Decide and write, batch by batch, adding to `verdicts` what is durable.
+
+        Raises, for the batch that was under way: `Deposed` or `Unavailable` (nothing of it written), `Silence` (unknown).
+        """
+        while True:
+            prepared = self._prepare(operations[len(verdicts) : len(verdicts) + BATCH_MAX])
+            revision = await self._write(prepared, None)
+            if revision is not None:
+                verdicts += [_verdict(answer, revision) for answer in prepared.answers]
+            if len(verdicts) >= len(operations) and revision is not None:
+                return
+
+    def _prepare(self, operations: Sequence[Operation]) -> Prepared:
+        draft = self._draft()
+        window = self._window()
+        entries: dict[str, Entry] = {}
+        answers: list[Verdict | Entry] = []
+        audited: list[Entry] = []
+        for operation in operations:
+            if len(draft.replicas) > SLICE:
+                break
+            taken = digest(operation)
+            before = entries.get(operation.id)
+            if before is not None:
+                answers.append(
+                    before if before.digest in ("", taken) else Refused(Code.OPERATION_MISMATCH, "used in this batch")
+                )
+                continue
+            known = self.outcomes.judge(operation.id, taken)
+            if known is not None:
+                answers.append(known)
+                if isinstance(known, Refused) and not known.revision:
+                    audited.append(_entry(operation, taken, known))
+                continue
+            if isinstance(operation.claim, Abandon):
+                ruled = self._abandon(operation.claim.operation, entries)
+            else:
+                ruled = decide(draft, operation)
+            entry = _entry(operation, taken, ruled)
+            entries[operation.id] = entry
+            answers.append(entry)
+        batch = self._batch((*entries.values(), *audited), window)
+        return _prepared(draft, batch, answers, self.books, self._place.head.sequence + 1)
+
+    def _batch(self, entries: tuple[Entry, ...], window: int) -> Batch:
+        horizon = self.outcomes.next_horizon(window)
+        first = self.outcomes.first(horizon, self._place.head.sequence + 1)
+        return Batch(self._place.head.epoch, window, horizon, first, self.clock.wall(), entries)
+
+    def _abandon(self, target: str, entries: dict[str, Entry]) -> int | Refused:
+        """If the target has an outcome, answer it; otherwise make this its outcome, whatever its payload."""
+        before = entries.get(target)
+        if before is not None:
+            return before.number if not before.code else Refused(Code(before.code), before.detail)
+        known = self.outcomes.judge(target, "")
+        if isinstance(known, Accepted):
+            return known.number
+        if known is not None:
+            return Refused(known.code, known.detail)
+        refused = Refused(Code.ABANDONED, f"operation {target} was abandoned")
+        entries[target] = Entry(
+            target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, ""
+        )  # fmt: skip
+        return refused
+
+    async def _write(self, prepared: Prepared, marker: tuple[str, bytes] | None) -> int | None:
+        """Commit and absorb. Answers the revision; None if the batch was lost and must be decided anew."""
+        place = self._place
+        puts = [*prepared.puts, marker] if marker else prepared.puts
+        head = chain.advance(place.head, puts, prepared.deletes)
+        try:
+            answer = await self.store.commit(chain.batch(place, head, puts, prepared.deletes))
+        except Unanswered:
+            settled = await self._settle(place, head)
+            self._place = settled
+            if settled.head != head:
+                return None
+            revision = settled.revision
+        else:
+            if not isinstance(answer, Committed):
+                now = await chain.read_place(self.store)
+                raise Deposed(now.head if now else None)
+            revision = answer.revision
+            self._place = chain.Place(head, revision)
+        self.books.absorb(prepared.draft, revision, dict(prepared.puts))
+        self.outcomes.record(head.sequence, prepared.batch, revision)
+        self.heard.update(prepared.draft.heard)
+        return revision
+
+    async def _doubt_everything(self) -> None:
+        """The first batches of a new incarnation, in slices; the marker goes with the last, so an interrupted one resumes."""
+        names = sorted(self.books.replicas)
+        slices = [names[i : i + SLICE] for i in range(0, len(names), SLICE)]
+        for index, part in enumerate([*slices, []]):
+            last = index == len(slices)
+            written = None
+            while written is None:
+                draft = self._draft()
+                restoring.doubt(draft, part)
+                if last:
+                    restoring.disown(draft)
+                batch = self._batch((), self._window())
+                prepared = _prepared(draft, batch, [], self.books, self._place.head.sequence + 1)
+                marker = (restoring.MARKER, self._place.head.incarnation.encode())
+                written = await self._write(prepared, marker if last else None)
+
+    async def _settle(self, place: chain.Place, lost: Head) -> chain.Place:
+        while True:
+            try:
+                settled = await chain.settle(self.store, place, lost)
+            except Unavailable:
+                await self.clock.sleep_ms(RETRY_MS)
+                continue
+            if isinstance(settled, chain.Deposed):
+                # The lost batch may have landed before the successor took over: its outcomes are for that one to tell.
+                raise Silence("deposed after a lost answer; ask the new authority the same ids")
+            return settled
+
+    async def _maintain(self) -> None:
+        self._batches += 1
+        if self._batches % COMPACT_EVERY == 0 and self._place.revision > HISTORY_KEPT:
+            await self.store.compact(self._place.revision - HISTORY_KEPT)
+
+    def _draft(self) -> Draft:
+        head = self._place.head
+        moment = Moment(self.clock.now_ms(), self.clock.boot(), self.heard, self._since_ms, head.sequence + 1, head.incarnation)
+        return Draft(self.books, moment)
+
+    def _window(self) -> int:
+        return max(self.outcomes.window, self._first_window + (self.clock.now_ms() - self._since_ms) // WINDOW_MS)
+
+    def _turn_away(self) -> None:
+        """Nobody waits for ever for an authority that has stopped; what was only queued did not happen."""
+        hint = self._deposed.by.holder if self._deposed and self._deposed.by else ""
+        _answer(list(self._queue), [], Turned(hint))
+        self._queue.clear()
+        self._queued = 0
+
+
+def _prepared(draft: Draft, batch: Batch, answers: list[Verdict | Entry], books: Books, sequence: int) -> Prepared:
+    puts: list[tuple[str, bytes]] = []
+    deletes: list[str] = []
+    for changes in (draft.replicas, draft.things, draft.notes):
+        for name, thing in changes.items():
+            if thing is None:
+                deletes.append(name)
+            else:
+                puts.append((name, encode(thing)))
+    crowd = len(books.notes) + len(draft.notes) - NOTES_MAX
+    for name in list(books.notes)[: max(crowd, 0)]:
+        if name not in draft.notes:
+            draft.notes[name] = None
+            deletes.append(name)
+    puts.append((batch_key(sequence), encode_batch(batch)))
+    if sequence > AUDIT_BATCHES_KEPT:
+        deletes.append(batch_key(sequence - AUDIT_BATCHES_KEPT))
+    return Prepared(draft, batch, answers, puts, deletes)
+
+
+def _entry(operation: Operation, taken: str, ruled: int | Refused) -> Entry:
+    actor, evidence = operation.actor, operation.evidence
+    number, code, detail = (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", "")
+    return Entry(
+        operation.id, taken, tag(operation.claim), _subject(operation), actor.name, actor.role.value, actor.lease, actor.epoch,
+        evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
+    )  # fmt: skip
+
+
+def _subject(operation: Operation) -> str:
+    claim = operation.claim
+    for field in ("replica", "name", "node", "lease", "workload", "operation", "holder"):
+        subject = getattr(claim, field, None)
+        if subject is not None:
+            return str(subject)
+    return ""
+
+
+def _verdict(answer: Verdict | Entry, revision: int) -> Verdict:
+    if not isinstance(answer, Entry):
+        return answer
+    return Refused(Code(answer.code), answer.detail, revision) if answer.code else Accepted(revision, answer.number)
+
+
+def _answer(taken: Sequence[Waiting], verdicts: list[Verdict], error: LinkError | None) -> None:
+    """Give each asker its verdicts, or the error. One whose operations were begun but not finished is told nothing."""
+    start = 0
+    for waiting in taken:
+        end = start + len(waiting.operations)
+        if waiting.answer.done():
+            pass
+        elif end <= len(verdicts):
+            waiting.answer.set_result(verdicts[start:end])
+        elif error is not None:
+            begun = start < len(verdicts)
+            waiting.answer.set_exception(Silence("part of it is done; ask the same ids again") if begun else error)
+        start = end

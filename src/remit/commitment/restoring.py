@@ -1,0 +1,68 @@
+"""What may a restored scope still believe? It doubts what it holds, what it lent, and what runs; it writes nothing itself.
+
+A backup is a memory of the past, put in the place of the present. Since then replicas were bound and released, and grants came
+and went. So in its first batches a new incarnation says:
+
+- every replica that a node may be running becomes `unknown`, until its node reports;
+- every grant held from another scope is void, until it is reissued to this incarnation;
+- every grant made to another scope counts as fully used, until its holder reports; and as there may be grants that this
+  scope does not even remember, it grants nothing to other scopes until each has vouched for what it holds, or is declared lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+
+from msgspec.structs import replace
+
+from remit.commitment.draft import Draft
+from remit.commitment.granting import AWAITED
+from remit.commitment.ledgers import SCOPE
+from remit.commitment.loading import rows
+from remit.commitment.outcomes import BATCH, Entry, batch_key, decode_batch
+from remit.law.lifecycle import edge
+from remit.model.kinds import Grant, GrantPhase, GrantStatus, Phase, Stamp, Summary, SummarySpec
+from remit.store.protocol import Store
+
+MARKER = "incarnation"
+"""The row that says which incarnation these books were last doubted for."""
+
+
+async def is_due(store: Store, incarnation: str) -> bool:
+    row = await store.get(MARKER)
+    return row is None or row.value.decode() != incarnation
+
+
+def doubt(draft: Draft, names: Iterable[str]) -> None:
+    """Make these replicas unknown, where a node may be running them."""
+    for name in names:
+        found = draft.replica(name)
+        if found is None or edge("distrust", found[0].status.phase) is None:
+            continue
+        status = replace(found[0].status, phase=Phase.UNKNOWN, before=found[0].status.phase.value, reason="restored")
+        draft.put_replica(name, found[0], replace(found[0], status=status))
+
+
+def disown(draft: Draft) -> None:
+    """Void what is held, count what was lent as used, and list the scopes that must vouch."""
+    holders = {SCOPE + name.removeprefix("region/"): None for name in draft.keys("region/")}
+    for name in draft.keys("grant/"):
+        found = draft.thing(name)
+        if found is None:
+            continue
+        grant: Grant = found[0]
+        if grant.spec.issuer:
+            draft.put(replace(grant, status=replace(grant.status, phase=GrantPhase.VOID)))
+        elif grant.spec.holder.startswith(SCOPE):
+            holders[grant.spec.holder] = None
+            status = GrantStatus(phase=GrantPhase.LIVE, deadline=grant.status.deadline, serial=grant.status.serial + 1)
+            draft.put(replace(grant, status=status))
+    for holder in holders:
+        draft.put(Summary(metadata=Stamp(name=AWAITED + holder), spec=SummarySpec(holder=holder, epoch=0, sequence=0)))
+
+
+async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, Entry]]:
+    """Every operation that `store` answered after that sequence: what a restore of an older backup has lost."""
+    async for row in rows(store, BATCH, await store.revision(), after=batch_key(sequence)):
+        for entry in decode_batch(row.value).entries:
+            yield int(row.key.removeprefix(BATCH)), entry

@@ -1,0 +1,74 @@
+"""Who takes over when the authority falls silent? A standby: it follows the chain, forwards claims, and trusts only the store.
+
+The chain is the proof of life: an authority that works advances it, and an idle one beats. A standby that has seen no advance
+for a whole term, by its own clock, raises the epoch. Being wrong about that is harmless, since the fenced authority can
+write nothing more; it only costs a takeover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from remit.client.link import Link, Status, Turned
+from remit.commitment.authority import Authority
+from remit.model.claims import Actor, Operation, Verdict
+from remit.store import chain
+from remit.store.protocol import Store, StoreError
+from remit.world.promises import Clock, Ids
+
+
+class Standby:
+    """Satisfies `client.link.Link` by passing everything on to whoever leads. `peers` are links to the others, by name."""
+
+    def __init__(
+        self, store: Store, *, scope: str, name: str, clock: Clock, ids: Ids, peers: Mapping[str, Link], term_ms: int = 6_000
+    ) -> None:
+        self.store = store
+        self.scope = scope
+        self.name = name
+        self.clock = clock
+        self.ids = ids
+        self.peers = peers
+        self.term_ms = term_ms
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        return await (await self._leader()).ask(operations)
+
+    async def renew(self, actor: Actor, /) -> bool:
+        return await (await self._leader()).renew(actor)
+
+    async def status(self) -> Status:
+        """From the store; only the leader knows the window, so it is asked if it can be reached."""
+        return await (await self._leader()).status()
+
+    async def _leader(self) -> Link:
+        try:
+            place = await chain.read_place(self.store)
+        except StoreError as error:
+            raise Turned() from error
+        holder = "" if place is None else place.head.holder
+        leader = self.peers.get(holder)
+        if leader is None or holder == self.name:
+            raise Turned(holder)
+        return leader
+
+    async def wait_for_silence(self) -> None:
+        """Returns when the chain has not advanced for a term. A store that cannot be read proves nothing, either way."""
+        seen, since_ms = await self._sequence(), self.clock.now_ms()
+        while True:
+            await self.clock.sleep_ms(max(1, self.term_ms // 4))
+            now = await self._sequence()
+            if now is None or now != seen:
+                seen, since_ms = now, self.clock.now_ms()
+            elif self.clock.now_ms() - since_ms >= self.term_ms:
+                return
+
+    async def _sequence(self) -> int | None:
+        try:
+            place = await chain.read_place(self.store)
+        except StoreError:
+            return None
+        return 0 if place is None else place.head.sequence
+
+    async def take_over(self) -> Authority:
+        return await Authority.take_over(self.store, scope=self.scope, holder=self.name, clock=self.clock, ids=self.ids)

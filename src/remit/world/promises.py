@@ -1,0 +1,183 @@
+"""What may a component expect of the outside? Promises only: production.py keeps them for real, the simulator in virtual time.
+
+Everything that is not a pure function of its arguments comes through here, so that a component which was given another
+world runs the same code. Two failures are told apart everywhere: what the outside did to us (`WorldError`, with its cause
+and its cure), and our own bugs (`ValueError` and the like).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+T = TypeVar("T")
+
+READ_BYTES_MAX: Final = 64 << 20
+
+
+class Clock(Protocol):
+    """Durations decide; the wall clock is only displayed."""
+
+    def now_ms(self) -> int:
+        """Never goes back, and goes on while the machine is suspended. Compare two instants only within one `boot`."""
+        ...
+
+    def boot(self) -> str:
+        """Names the stretch of time in which instants are comparable, also between processes."""
+        ...
+
+    def wall(self) -> str:
+        """RFC 3339 in UTC with milliseconds, for people. It may jump either way: nothing may be decided by it."""
+        ...
+
+    async def sleep_ms(self, ms: int) -> None:
+        """At least `ms` of `now_ms` pass. Others run meanwhile, even for 0."""
+        ...
+
+    def timeout_ms(self, ms: int) -> AbstractAsyncContextManager[object]:
+        """Cancels its body and raises TimeoutError after about `ms` of the event loop's time.
+
+        It bounds a wait and proves nothing: the loop's time may stand still during a suspend. What must not happen after an
+        instant is checked against `now_ms`.
+        """
+        ...
+
+
+class Chance(Protocol):
+    """One stream of lots. The same seed and the same calls give the same lots."""
+
+    def below(self, limit: int) -> int:
+        """From 0 up to but not including `limit`, each as likely."""
+        ...
+
+    def uniform_ms(self, limit: int) -> int:
+        """From 0 up to and including `limit`."""
+        ...
+
+    def choice(self, items: Sequence[T], /) -> T: ...
+
+    def shuffled(self, items: Sequence[T], /) -> list[T]:
+        """A new list; `items` stays as it is."""
+        ...
+
+    def stream(self, name: str) -> Chance:
+        """A stream of its own for `name`: what one component draws then never shifts what another gets."""
+        ...
+
+
+class Ids(Protocol):
+    """Names that nobody else has. Only a to z and 2 to 7: safe in a URL, in a file name, and between the dots of an id."""
+
+    def nonce(self) -> str: ...
+
+    def incarnation(self) -> str: ...
+
+
+class Disk(Protocol):
+    """Small files that must be whole. It blocks: from async code, call it through an `Offload`."""
+
+    def read(self, path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
+        """Raises `Missing`, or `TooLarge` before it has read more than `bytes_max`."""
+        ...
+
+    def write_atomically(self, path: Path, data: bytes) -> None:
+        """Whenever this is cut off, `path` has its old content or the new, whole. When it returns, the new one is durable.
+
+        After any error the old content stands, except `Unsettled`. One writer a path: a second at once gets `Busy`.
+        """
+        ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def remove(self, path: Path) -> None:
+        """Durably. What is gone already is removed."""
+        ...
+
+    def make_directory(self, path: Path) -> None:
+        """With its parents, durably. One that exists stays."""
+        ...
+
+    def list(self, directory: Path) -> tuple[str, ...]:
+        """The names inside, sorted; half-written files are not among them."""
+        ...
+
+    def free_bytes(self, path: Path) -> int:
+        """What is left for us on the file system of `path`."""
+        ...
+
+    def lock(self, path: Path) -> AbstractContextManager[object]:
+        """Hold `path` (an empty file, made if absent, and left behind) against other processes; `Busy` if another holds it.
+
+        It ends with the process, however that ends.
+        """
+        ...
+
+
+class Offload(Protocol):
+    """Runs blocking work elsewhere, one piece at a time, in the order of the calls (not of the awaits)."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """What `work` returns or raises. If the waiter is cancelled the work still runs to its end, in its turn."""
+        ...
+
+    async def close(self) -> None:
+        """Wait for the work that was accepted, then take no more: later calls raise `OffloadClosed`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All that a component is given of the outside. `dataclasses.replace` changes one promise, say another offload."""
+
+    clock: Clock
+    chance: Chance
+    ids: Ids
+    disk: Disk
+    offload: Offload
+
+
+class WorldError(Exception):
+    """The outside failed. `cause` says what happened, `cure` what the reader can do."""
+
+    def __init__(self, cause: str, cure: str) -> None:
+        self.cause, self.cure = cause, cure
+        super().__init__(f"{cause}; {cure}")
+
+
+class NoBoot(WorldError):
+    """The machine does not say which boot this is, so no instant could be compared safely."""
+
+
+class OffloadClosed(WorldError):
+    """The work was not run."""
+
+
+class DiskError(WorldError):
+    """The file system refused. Nothing changed, unless it is `Unsettled`."""
+
+
+class Missing(DiskError):
+    """There is no such file or directory."""
+
+
+class TooLarge(DiskError):
+    """The file is larger than the reader allows."""
+
+
+class NoRoom(DiskError):
+    """The file system or the quota is full."""
+
+
+class Forbidden(DiskError):
+    """The place may not be read or written."""
+
+
+class Busy(DiskError):
+    """Another writer or holder is at it."""
+
+
+class Unsettled(DiskError):
+    """The change is visible, but may not survive a crash of the machine. Write it again before relying on it."""
