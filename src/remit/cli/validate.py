@@ -26,7 +26,7 @@ OK, PROBLEMS, MISUSE = 0, 1, 2
         "remit validate --json examples/           one JSON object for each problem",
     )
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(allow_dash=True))
 @click.option("--json", "as_json", is_flag=True, help="Print each problem as one JSON object on a line of its own.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only problems, no summary.")
 def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:

@@ -126,6 +126,11 @@ class Builder:
         return self._stack[-1].node.form if self._stack else None
 
     @property
+    def key_place(self) -> Place | None:
+        """Where the key stands that waits for its value."""
+        return self._stack[-1].place if self.inside == "mapping" else None
+
+    @property
     def wants_key(self) -> bool:
         return bool(self._stack) and self._stack[-1].node.form == "mapping" and self._stack[-1].step is None
 

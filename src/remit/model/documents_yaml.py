@@ -226,6 +226,8 @@ class _Composer:
             if self._anchors_seen > ANCHORS_MAX:
                 self._builder.exhausted(place, f"more than {ANCHORS_MAX} anchors in one file", "write the values out")
         if isinstance(event, ScalarEvent):
+            if not event.value and event.implicit[0]:  # nothing was written, and the parser is already at what comes next
+                place = self._builder.key_place or place
             node = self._scalar(event, place)
             self._builder.add(node)
             if event.anchor is not None:

@@ -45,11 +45,6 @@ def _fields_of(kind: str) -> Fields:
     return Fields(shape_of(kind))
 
 
-@cache
-def _metadata() -> inspect.StructType:
-    return cast(inspect.StructType, inspect.type_info(kinds.Metadata))
-
-
 class _Reader:
     def __init__(self, problems: Problems, *, system: bool) -> None:
         self._problems = problems
@@ -65,9 +60,7 @@ class _Reader:
         self._api_version(document)
         kind = self._kind(document)
         if kind is None:
-            metadata = document.get("metadata")
-            if metadata is not None:
-                Shapes(self._problems, None).check(metadata, _metadata(), ("metadata",))
+            self._head(document)
             return
         value = Shapes(self._problems, _fields_of(kind)).struct(document, shape_of(kind), ())
         Rules(self._problems, document, kind, system=self._system).check()
@@ -85,6 +78,14 @@ class _Reader:
             cure = "write each manifest as a document of its own, with --- between them"
         self._problems.add(document.place, (), f"expected a manifest, found {ARTICLE[document.form]}", cure)
 
+    def _head(self, document: Node) -> None:
+        """What can be judged of a document whose kind nobody knows."""
+        shapes = Shapes(self._problems, None)
+        for field in shape_of("Region").fields:
+            node = document.get(field.encode_name)
+            if field.encode_name in ("apiVersion", "metadata") and node is not None:
+                shapes.check(node, field.type, (field.encode_name,))
+
     def _api_version(self, document: Node) -> None:
         """Told here if it is missing: the structs have a default, a file must say what it was written for."""
         version = document.get("apiVersion")
@@ -92,6 +93,7 @@ class _Reader:
             self._problems.add(document.place, ("apiVersion",), "is missing", f"add apiVersion: {kinds.API_VERSION}")
 
     def _kind(self, document: Node) -> str | None:
+        """The kind to judge the document by: if it is misspelt, the one that was meant, so that the rest is told at once."""
         node = document.get("kind")
         if node is None:
             self._problems.add(document.place, ("kind",), "is missing", f"add kind: {one_of(self._known)}")
@@ -112,6 +114,7 @@ class _Reader:
             meant = self._problems.meant(kind, self._known)
             cure = KINDS.get(kind) or (f"did you mean {meant}?" if meant else f"write {one_of(self._known)}")
             self._problems.add(node.place, ("kind",), f"unknown kind {shown(kind)}", cure)
+            return meant or None
         return None
 
     def _once(self, document: Node, kind: str) -> None:

@@ -44,7 +44,8 @@ class Problems:
 
     def add(self, place: tuple[int, int], path: Path, message: str, cure: str = "") -> None:
         if len(self._told) < PROBLEMS_MAX:
-            self._told[Problem(self._file, *place, path_text(path), message, cure)] = None
+            # Escaped here once more, for every author: a message that quotes a file must not steer the terminal.
+            self._told[Problem(self._file, *place, path_text(path), escaped(message), escaped(cure))] = None
         else:
             self.left_off += 1
 

@@ -217,7 +217,7 @@ class Rules:
                 self._tell(expression, (*path, "values"), f"{operator} needs values", "add values: [a, b]")
             elif operator in ("Exists", "DoesNotExist") and values:
                 self._at((*path, "values"), f"{operator} asks only for the key", "remove values")
-            elif operator in ("Gt", "Lt") and not (len(values) == 1 and re.fullmatch(r"-?[0-9]{1,18}", _text(values[0]) or "")):
+            elif operator in ("Gt", "Lt") and not (len(values) == 1 and re.fullmatch(r"[0-9]{1,18}", _text(values[0]) or "")):
                 self._tell(expression, (*path, "values"), f"{operator} compares with one whole number", 'write values: ["8"]')
 
     # ---------------------------------------------------------------------------------------------------- what is started

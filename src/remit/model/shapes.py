@@ -88,16 +88,18 @@ class Shapes:
             return {}
         fields = {field.encode_name: field for field in type_.fields}
         value: dict[str, Any] = {}
-        misspelt = set()
+        meant: set[str] = set()
         for key, entry in node.fields.items():
             if key in fields:
                 value[key] = self.check(entry.value, fields[key].type, (*path, key))
             elif key != type_.tag_field:
                 cure = cure_for_field(key, list(fields), self._fields, self._problems)
                 self._problems.add(entry.place, (*path, key), "unknown field", cure)
-                misspelt.add(cure)
+                for name in (name for name in fields if cure == did_you_mean(name) and name not in node.fields):
+                    meant.add(name)  # judged as what was meant, so that its own problems come to light in the same run
+                    self.check(entry.value, fields[name].type, (*path, key))
         for name, field in fields.items():
-            if field.required and name not in node.fields and did_you_mean(name) not in misspelt:
+            if field.required and name not in node.fields and name not in meant:
                 self._tell(node, (*path, name), "is missing", f"add {name}{_choices(field.type)}")
         return value
 
@@ -226,8 +228,10 @@ class Shapes:
             below = (*path, name)
             if name == "devices" and devices and entry.value.form == "mapping":
                 value[name] = self._devices(entry.value, below)
-            elif self._is_resource(entry.place, name, below, devices=devices):
-                value[name] = self._quantity(entry.value, name, below)
+            else:
+                resource = self._resource(entry.place, name, below, devices=devices)
+                if resource:
+                    value[name] = self._quantity(entry.value, resource, below)
         return value
 
     def _devices(self, node: Node, path: Path) -> dict[str, str]:
@@ -239,7 +243,8 @@ class Shapes:
             value[kind] = self._quantity(entry.value, kind, (*path, kind))
         return value
 
-    def _is_resource(self, place: tuple[int, int], name: str, path: Path, *, devices: bool) -> bool:
+    def _resource(self, place: tuple[int, int], name: str, path: Path, *, devices: bool) -> str:
+        """The resource that was meant, by which to judge the amount; nothing if it cannot be judged."""
         if name == "devices" or _DEVICE_WORDS.match(name.lower()):
             kind = name.lower().replace("/", ".").rsplit(".", 1)[-1].removesuffix("s") if name != "devices" else "gpu"
             ask = f"{{name: {kind}-0, kind: {kind}}}" if "capacity" in path else f"{{kind: {kind}, count: 1}}"
@@ -248,19 +253,19 @@ class Shapes:
                 "expected devices by kind" if name == "devices" and devices else "devices do not stand among the resources"
             )
             self._problems.add(place, path, message, f"write {cure}")
-            return False
+            return ""
         if name in ("requests", "limits"):
             self._problems.add(place, path, "unknown resource", "write the amounts straight here: there is one amount of each")
-            return False
+            return ""
         meant = "" if name in _RESOURCES else _RESOURCE_ALIASES.get(name.lower()) or self._problems.meant(name, _RESOURCES)
         if meant:
             self._problems.add(place, path, "unknown resource", did_you_mean(meant))
-            return False
+            return meant
         if not re.search(kinds.LABEL_KEY, name):
             cure = 'put a space after ":"' if ":" in name else _LABEL_RULE
             self._problems.add(place, path, f"{shown(name)} is not a name of a resource", cure)
-            return False
-        return True
+            return ""
+        return name
 
     def _quantity(self, node: Node, resource: str, path: Path) -> str:
         if node.form not in ("string", "integer", "number"):

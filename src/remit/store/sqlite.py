@@ -34,6 +34,7 @@ from remit.store.rules import check_commit, check_key, check_range, check_revisi
 from remit.store.upkeep import Backup, BackupCopy, Upkeep, set_compacted, sweep
 
 GROUP_ROWS_MAX = 4_096
+GROUP_BYTES_MAX = 4 << 20
 _REPLAY_ROWS = 4_096
 _SWEPT = object()
 
@@ -167,11 +168,18 @@ class SqliteStore:
             self._queue.clear()
 
     def _next_group(self) -> list[_Waiting]:
-        """The commits that wait, up to a bound: a group without one would make its first member wait for its last."""
-        group, rows = [self._queue.popleft()], 0
-        while self._queue and rows < GROUP_ROWS_MAX:
-            group.append(self._queue.popleft())
-            rows += len(group[-1].commit.puts) + len(group[-1].commit.deletes)
+        """The commits that wait, up to a bound: a group without one would make its first member wait for its last.
+
+        Whoever gave up while waiting is left out: nobody would hear that it was applied.
+        """
+        group: list[_Waiting] = []
+        rows = size = 0
+        while self._queue and rows < GROUP_ROWS_MAX and size < GROUP_BYTES_MAX:
+            waiting = self._queue.popleft()
+            if not waiting.answer.done():
+                group.append(waiting)
+                rows += len(waiting.commit.puts) + len(waiting.commit.deletes)
+                size += sum(len(value) for _, value in waiting.commit.puts)
         return group
 
     async def _write(self, group: Sequence[_Waiting]) -> None:

@@ -29,6 +29,10 @@ class BootClock:
     def now_ms(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
+    def now_ns(self) -> int:
+        """The same instant, finer: for measuring, which nothing decides by."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
     def boot(self) -> str:
         return self._boot
 

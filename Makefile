@@ -1,0 +1,38 @@
+# The verbs of this project. `make help` prints them with what follows their `##`.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+MINUTES ?= 10
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench soak docs clean
+
+help: ## say what each verb does
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv with everything in constraints.txt; near-instant when nothing changed
+	@$(PYTHON) tools/setup.py
+
+demo: setup ## show a scheduler at work on this machine, from nothing
+	@$(BIN)/remit demo $(ARGS)
+
+test: setup ## lint, types, layers and every test, group by group, with the time of each
+	@$(BIN)/python tools/groups.py $(ARGS)
+
+check: setup ## the static part of `make test`: lint, format, types, layers, generated docs, tidiness
+	@$(BIN)/python tools/groups.py static $(ARGS)
+
+bench: setup ## measure durable binds per second against a raw store (ARGS="--quick --json")
+	@$(BIN)/remit bench commit $(ARGS)
+
+soak: setup ## kill writers and run state machines with fresh seeds for MINUTES (default 10)
+	@$(BIN)/python tools/soak.py --minutes $(MINUTES) $(ARGS)
+
+docs: setup ## write the pages that are generated from the code
+	@$(BIN)/python -m remit.cli.docs
+
+clean: ## remove the environment, caches and reports
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,148 @@
+"""How fast is this machine at it? The frame of every benchmark: progress on stderr, one JSON line last on stdout."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import click
+import msgspec
+
+from remit import __version__
+
+
+class Aim(NamedTuple):
+    name: str
+    unit: str
+    aim: float
+    value: float
+    better: Literal["higher", "lower"]
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.aim if self.better == "higher" else self.value <= self.aim
+
+
+class Report(NamedTuple):
+    bench: str
+    rows: list[dict[str, Any]]
+    aims: list[Aim]
+
+    def line(self) -> str:
+        """Stable for programs: numbers as numbers, everything on one line."""
+        whole = {
+            "bench": self.bench,
+            "revision": revision(),
+            "machine": machine(),
+            "rows": self.rows,
+            "aims": [{**aim._asdict(), "met": aim.met} for aim in self.aims],
+        }
+        return msgspec.json.encode(whole).decode()
+
+
+def revision() -> str:
+    """The commit that is checked out here, else the version."""
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(  # noqa: S603  (fixed words, no shell)
+            ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],  # noqa: S607
+            capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+    return found.stdout.strip() or __version__
+
+
+def machine() -> dict[str, Any]:
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine()
+    )
+    memory = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    cores = sum(line.startswith("processor") for line in _lines("/proc/cpuinfo"))
+    load = float((_lines("/proc/loadavg") or ["0"])[0].split()[0])
+    return {"cpu": cpu, "cores": cores, "memory_mib": memory // 1024, "python": platform.python_version(), "load": load}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def finish(report: Report, as_json: bool) -> None:
+    """Print for people or for programs; the exit code tells whether every aim was met."""
+    if as_json:
+        click.echo(report.line())
+    else:
+        _table(report)
+    sys.stdout.flush()
+    if not all(aim.met for aim in report.aims):
+        raise SystemExit(1)
+
+
+def _table(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    rows = Table(title=f"remit bench {report.bench}")
+    names = list(dict.fromkeys(name for row in report.rows for name in row))
+    for name in names:
+        rows.add_column(name.replace("_", " "), justify="right")
+    for row in report.rows:
+        rows.add_row(*(_shown(row.get(name, "")) for name in names))
+    console.print(rows)
+    aims = Table(title="aims")
+    for name in ("aim", "wanted", "seen", ""):
+        aims.add_column(name, justify="left" if name == "aim" else "right")
+    for aim in report.aims:
+        sign = "≥" if aim.better == "higher" else "≤"
+        mark = "[green]met[/]" if aim.met else "[red]missed[/]"
+        aims.add_row(aim.name, f"{sign} {_shown(aim.aim)} {aim.unit}", f"{_shown(aim.value)} {aim.unit}", mark)
+    console.print(aims)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine, next to a yardstick in the same run.
+
+    \b
+    Examples:
+      remit bench commit --quick          a look in a few seconds
+      remit bench commit --json           one line for programs; exit 1 if an aim is missed
+    """
+
+
+@bench.command("commit")
+@click.option("--quick", is_flag=True, help="Fewer binds; good enough for a look.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+@click.option(
+    "--replicas", type=click.IntRange(1_000, 5_000_000), default=None, help="How many replicas the memory is measured at."
+)
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Where to write; a real disk.")
+def commit(quick: bool, as_json: bool, replicas: int | None, data: Path | None) -> None:
+    """Durable binds a second through the whole authority, next to the raw store writing the same rows.
+
+    \b
+    Examples:
+      remit bench commit
+      remit bench commit --json --replicas 1000000      the memory of a million replicas
+      remit bench commit --data /var/tmp                on another disk
+    """
+    from remit.cli.bench_commit import measure
+
+    finish(measure(quick, replicas or (100_000 if quick else 300_000), data), as_json)

@@ -1,0 +1,220 @@
+"""Which stores does the contract bind, and how is each one made, backed up and restored? No test is in here."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from remit.store import chain
+from remit.store.feed import Bounds
+from remit.store.memory import MemoryStore, Snapshot
+from remit.store.protocol import Commit, Committed, Conflict, Event, Guard, Page, Row, Store, Unanswered, Watch
+from remit.store.restore import restore
+from remit.store.restored import Restored
+from remit.store.sqlite import SqliteStore
+
+T = TypeVar("T")
+WAIT_S_MAX = 20.0
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """One test's event loop; a test that hangs fails with the place where it hung."""
+
+    async def bounded() -> T:
+        return await asyncio.wait_for(work, WAIT_S_MAX)
+
+    return asyncio.run(bounded())
+
+
+class OneThread:
+    """The production form of `Offload`: one dedicated thread."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class Backend(Protocol):
+    """What a store needs beyond `Store` to be put through the suite."""
+
+    name: str
+
+    async def open(self, bounds: Bounds = ...) -> Store: ...
+
+    async def backup(self, store: Store) -> object: ...
+
+    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, Restored]:
+        """Closes `store` and answers the one in its place."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryBackend:
+    name = "memory"
+
+    def __init__(self) -> None:
+        self._stores: list[MemoryStore] = []
+
+    async def open(self, bounds: Bounds = Bounds()) -> Store:
+        self._stores.append(MemoryStore(bounds))
+        return self._stores[-1]
+
+    async def backup(self, store: Store) -> object:
+        assert isinstance(store, MemoryStore)
+        return await store.backup()
+
+    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, Restored]:
+        assert isinstance(store, MemoryStore)
+        assert isinstance(backup, Snapshot)
+        await store.close()
+        return MemoryStore.restore(backup, incarnation=incarnation, replacing=store)
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+class SqliteBackend:
+    name = "sqlite"
+
+    def __init__(self) -> None:
+        self._place = tempfile.TemporaryDirectory(prefix="remit-store-")
+        self._thread = OneThread()
+        self._stores: list[SqliteStore] = []
+        self.directory = Path(self._place.name)
+
+    async def open(self, bounds: Bounds = Bounds()) -> Store:
+        return await self.open_in(self.directory / f"store-{len(self._stores)}", bounds)
+
+    async def open_in(self, directory: Path, bounds: Bounds = Bounds()) -> SqliteStore:
+        store = await SqliteStore.open(directory, offload=self._thread, holder="opener", incarnation="first", bounds=bounds)
+        self._stores.append(store)
+        return store
+
+    async def backup(self, store: Store) -> object:
+        assert isinstance(store, SqliteStore)
+        path = self.directory / "backup.sqlite"
+        await store.backup(path)
+        return path
+
+    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, Restored]:
+        assert isinstance(store, SqliteStore)
+        assert isinstance(backup, Path)
+        await store.close()
+        directory = self.directory / f"store-{self._stores.index(store)}"
+        restored = await self._thread(lambda: restore(backup, directory, incarnation=incarnation))
+        return await self.open_in(directory), restored
+
+    async def close(self) -> None:
+        try:
+            for store in self._stores:
+                await store.close()
+        finally:
+            self._thread.close()
+            self._place.cleanup()
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {"memory": MemoryBackend, "sqlite": SqliteBackend}
+
+
+@asynccontextmanager
+async def opened(make: Callable[[], Backend], bounds: Bounds = Bounds()) -> AsyncIterator[Store]:
+    backend = make()
+    try:
+        yield await backend.open(bounds)
+    finally:
+        await backend.close()
+
+
+async def put(store: Store, *pairs: tuple[str, bytes], guards: tuple[Guard, ...] = ()) -> int:
+    answer = await store.commit(Commit(guards=guards, puts=pairs))
+    assert isinstance(answer, Committed), answer
+    return answer.revision
+
+
+async def delete(store: Store, *keys: str) -> int:
+    answer = await store.commit(Commit(deletes=keys))
+    assert isinstance(answer, Committed), answer
+    return answer.revision
+
+
+async def next_event(watch: Watch) -> Event:
+    return await asyncio.wait_for(anext(aiter(watch)), WAIT_S_MAX / 2)
+
+
+async def events_up_to(watch: Watch, revision: int) -> list[Event]:
+    """Every event until one reaches `revision`; together they must cover everything, once."""
+    events = [await next_event(watch)]
+    while events[-1].revision < revision:
+        event = await next_event(watch)
+        assert event.after == events[-1].revision, "a gap, or the same twice"
+        events.append(event)
+    assert events[-1].revision == revision
+    return events
+
+
+class Writer:
+    """One writer of the chain, as an authority is one: it seizes, then writes batch after batch."""
+
+    def __init__(self, store: Store, place: chain.Place) -> None:
+        self.store, self.place = store, place
+
+    @classmethod
+    async def seize(cls, store: Store, holder: str) -> Writer:
+        return cls(store, await chain.seize(store, holder, "first"))
+
+    async def write(self, *pairs: tuple[str, bytes], deletes: tuple[str, ...] = ()) -> bool:
+        head = chain.advance(self.place.head, pairs, deletes)
+        answer = await self.store.commit(chain.batch(self.place, head, pairs, deletes))
+        if isinstance(answer, Conflict):
+            return False
+        self.place = chain.Place(head, answer.revision)
+        return True
+
+
+class LosingStore:
+    """Loses the answers of the commits it is told to: after they landed, before they ever do, or until they land late."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.fates: list[str] = []
+        self.late: list[Commit] = []
+
+    async def commit(self, commit: Commit) -> Committed | Conflict:
+        fate = self.fates.pop(0) if self.fates else "answered"
+        if fate == "answered":
+            return await self.store.commit(commit)
+        if fate == "landed":
+            await self.store.commit(commit)
+        elif fate == "late":
+            self.late.append(commit)
+        raise Unanswered(f"{fate}: the answer was lost")
+
+    async def get(self, key: str) -> Row | None:
+        return await self.store.get(key)
+
+    async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
+        return await self.store.range(prefix, after=after, limit=limit, revision=revision)
+
+    async def watch(self, prefix: str, *, after: int) -> Watch:
+        return await self.store.watch(prefix, after=after)
+
+    async def compact(self, revision: int) -> None:
+        await self.store.compact(revision)
+
+    async def revision(self) -> int:
+        return await self.store.revision()
+
+    async def close(self) -> None:
+        await self.store.close()

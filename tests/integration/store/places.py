@@ -1,0 +1,128 @@
+"""Where do disks fill up, turn read-only or fail? Real mounts and a shim of SQLite's file layer; no test is in here."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from remit.store.file import load_checksums
+from remit.store.sqlite import SqliteStore
+from tests.contracts.stores import OneThread
+
+
+@contextmanager
+def small_disk(place: Path, mebibytes: int) -> Iterator[Path]:
+    """A tmpfs of this size. Where none can be mounted the test fails: a disk that never fills up proves nothing."""
+    place.mkdir()
+    _system("mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(place))
+    try:
+        yield place
+    finally:
+        _system("umount", str(place))
+
+
+@contextmanager
+def read_only_view(directory: Path, place: Path) -> Iterator[Path]:
+    """The same directory seen through a read-only bind mount: unlike permission bits, it binds root as well."""
+    place.mkdir()
+    _system("mount", "--bind", str(directory), str(place))
+    try:
+        _system("mount", "-o", "remount,ro,bind", str(place))
+        yield place
+    finally:
+        _system("umount", str(place))
+
+
+def _system(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"`{' '.join(command)}` is needed for this test and failed (are you root?): {done.stderr.strip()}")
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[SqliteStore]:
+    thread = OneThread()
+    try:
+        store = await SqliteStore.open(directory, offload=thread, holder="tester", incarnation="first")
+        try:
+            yield store
+        finally:
+            await store.close()
+    finally:
+        thread.close()
+
+
+class Faults:
+    """Which calls of the file layer fail. `arm` sets it for the next calls; SQLite sees an I/O error."""
+
+    def __init__(self) -> None:
+        self.armed: dict[str, int] = {}
+        self.struck: list[str] = []
+
+    def arm(self, call: str, times: int = 1) -> None:
+        self.armed[call] = times
+
+    def strike(self, call: str) -> bool:
+        if self.armed.get(call, 0) <= 0:
+            return False
+        self.armed[call] -= 1
+        self.struck.append(call)
+        return True
+
+
+_SHIM = "remit-failing"
+
+
+@contextmanager
+def failing_files() -> Iterator[Faults]:
+    """While inside, the files that SQLite opens can be made to fail: `sync`, `write` and `read`, of `wal` or `db`."""
+    load_checksums()
+    before, faults = "cksmvfs", Faults()
+
+    class FailingFile(apsw.VFSFile):
+        def __init__(self, base: str, name: Any, flags: list[int]) -> None:
+            super().__init__(base, name, flags)
+            self.kind = "wal" if flags[0] & apsw.SQLITE_OPEN_WAL else "db"
+
+        def xSync(self, flags: int) -> None:
+            if faults.strike(f"{self.kind} sync"):
+                raise _io_error(apsw.SQLITE_IOERR_FSYNC)
+            super().xSync(flags)
+
+        def xWrite(self, data: Any, offset: int) -> None:
+            if faults.strike(f"{self.kind} write"):
+                raise _io_error(apsw.SQLITE_IOERR_WRITE)
+            super().xWrite(data, offset)
+
+        def xRead(self, amount: int, offset: int) -> bytes:
+            if faults.strike(f"{self.kind} read"):
+                raise _io_error(apsw.SQLITE_IOERR_READ)
+            return super().xRead(amount, offset)
+
+    class FailingFiles(apsw.VFS):
+        def __init__(self) -> None:
+            super().__init__(_SHIM, before, makedefault=True)
+
+        def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+            return FailingFile(before, name, flags)
+
+    shim = FailingFiles()
+    try:
+        yield faults
+    finally:
+        shim.unregister()
+        # Unregistering the default file layer leaves SQLite to choose another: put ours back.
+        apsw.set_default_vfs(before)
+
+
+def _io_error(code: int) -> apsw.IOError:
+    error: Any = apsw.IOError("planted")
+    error.extendedresult = code
+    assert isinstance(error, apsw.IOError)
+    return error

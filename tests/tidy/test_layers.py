@@ -1,0 +1,107 @@
+"""Do the rooms import only downwards, and would the contracts notice if they did not?"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.tree import ROOT
+
+LINT = Path(sys.executable).parent / "lint-imports"
+
+# A house with every module that the contracts name, and no import that breaks one.
+LAWFUL = {
+    "cli/main.py": "import remit.simulate.checkers.books",
+    "simulate/__init__.py": "",
+    "simulate/checkers/__init__.py": "",
+    "simulate/checkers/books.py": "import remit.model",
+    "proposal/__init__.py": "import remit.observation",
+    "proposal/architectures/__init__.py": "",
+    "proposal/architectures/central.py": "import remit.law",
+    "proposal/architectures/probe.py": "import remit.law",
+    "commitment/decide.py": "import remit.law",
+    "commitment/authority.py": "import time\nimport remit.commitment.decide\nimport remit.store\nimport remit.world",
+    "observation/__init__.py": "import remit.client",
+    "law/__init__.py": "import remit.model",
+}
+
+PLANTED = {
+    "upwards": ("model/__init__.py", "import remit.law"),
+    "sideways": ("store/__init__.py", "import remit.world"),
+    "a room that no layer names": ("drawer.py", ""),
+    "the authority reads a cache": ("commitment/authority.py", "import remit.observation"),
+    "a checker asks the law": ("simulate/checkers/books.py", "import remit.law"),
+    "one architecture uses another": ("proposal/architectures/probe.py", "import remit.proposal.architectures.central"),
+    "a decision reads the clock": ("commitment/decide.py", "import time"),
+    "the law draws lots": ("law/__init__.py", "import random"),
+    "a noun touches the system": ("model/__init__.py", "from os import path"),
+    "the law waits": ("law/__init__.py", "import asyncio"),
+}
+
+
+def lint(place: Path, source: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(source), "COLUMNS": "200"}
+    command = [str(LINT), "--no-logo", "--no-cache"]
+    return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False)
+
+
+def build_house(place: Path) -> Path:
+    """The rooms under `place`/src/remit, under the contracts of this repository."""
+    shutil.copy(ROOT / "pyproject.toml", place)
+    house = place / "src" / "remit"
+    for room in ("cli", "client", "commitment", "law", "model", "store", "world"):
+        (house / room).mkdir(parents=True)
+        (house / room / "__init__.py").write_text("")
+    (house / "__init__.py").write_text("")
+    for name, text in LAWFUL.items():
+        (house / name).parent.mkdir(parents=True, exist_ok=True)
+        (house / name).write_text(text)
+    return house
+
+
+def test_every_room_imports_only_the_rooms_below_it() -> None:
+    done = lint(ROOT, ROOT / "src")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_lawful_house_passes(tmp_path: Path) -> None:
+    house = build_house(tmp_path)
+    done = lint(tmp_path, house.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("story", PLANTED)
+def test_a_planted_import_is_caught(story: str, tmp_path: Path) -> None:
+    house = build_house(tmp_path)
+    name, text = PLANTED[story]
+    (house / name).write_text(text)
+    done = lint(tmp_path, house.parent)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Broken contracts" in done.stdout, done.stdout
+
+
+def test_the_architecture_page_draws_the_layers_of_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contract = next(one["layers"] for one in contracts if one["id"] == "layers")
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    drawn = re.search(r"<!-- layers -->\n+```text\n(.*?)```", page, re.DOTALL)
+    assert drawn, "ARCHITECTURE.md has no drawing of the layers under its <!-- layers --> mark"
+    assert [line.split("  ")[0].strip() for line in drawn[1].splitlines()] == contract
+
+
+def test_a_room_that_is_built_is_not_marked_as_missing() -> None:
+    """Parentheses make a layer optional, so that a room may come later; once it is there they would hide its removal."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = " ".join(next(one["layers"] for one in contracts if one["id"] == "layers"))
+    house = ROOT / "src" / "remit"
+    built = {
+        room for room in re.findall(r"\((\w+)\)", layers) if any(house.glob(f"{room}.py")) or any(house.glob(f"{room}/*.py"))
+    }
+    assert not built, f"built, so take off the parentheses in pyproject.toml and ARCHITECTURE.md: {sorted(built)}"

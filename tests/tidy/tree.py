@@ -1,0 +1,47 @@
+"""What is in the repository? Source modules, parsed once. No verdicts here: see the tests beside it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOURCE = ROOT / "src"
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class Module(NamedTuple):
+    """One source file: where it is (from the root of the repository), what it says, and that parsed."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    found = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        text = file.read_text()
+        found.append(Module(file.relative_to(ROOT).as_posix(), text, ast.parse(text, str(file))))
+    return tuple(found)
+
+
+def definitions(tree: ast.AST, outer: str = "") -> Iterator[tuple[str, Definition]]:
+    """Every class and function with its dotted name, outermost first."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Definition):
+            name = f"{outer}.{node.name}" if outer else node.name
+            yield name, node
+            yield from definitions(node, name)
+        else:
+            yield from definitions(node, outer)
+
+
+def pages() -> tuple[Path, ...]:
+    """Every hand-written or generated page that a reader may open."""
+    return (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))

@@ -1,0 +1,74 @@
+"""Does the command line explain itself, guess what was meant, and load no more than it needs?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from remit.cli.main import COMMANDS, remit
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(remit, arguments, prog_name="remit")
+    return result.exit_code, result.output
+
+
+def test_help_lists_every_command_and_keeps_its_examples_in_lines() -> None:
+    code, output = run("--help")
+    assert code == 0
+    for name in COMMANDS:
+        assert f"  {name} " in output
+    assert "    remit validate examples/ " in output
+
+
+@pytest.mark.parametrize("name", ["validate", "schema", "completion"])
+def test_each_command_has_examples(name: str) -> None:
+    code, output = run(name, "--help")
+    assert code == 0
+    assert "Examples:\n    " in output
+
+
+def test_a_misspelt_command_is_guessed() -> None:
+    code, output = run("vaildate", "x")
+    assert code == 2
+    assert "did you mean validate?" in output
+
+
+def test_a_command_that_is_like_none_points_to_the_list() -> None:
+    code, output = run("\x1b[31mxyzzy")
+    assert code == 2
+    assert "--help" in output
+    assert "\x1b" not in output
+
+
+def test_version() -> None:
+    assert run("--version") == (0, "remit, version 0.1.0\n")
+
+
+def test_schema_lists_prints_and_guesses() -> None:
+    assert "Workload " in run("schema")[1]
+    assert run("schema", "workload")[1].startswith('{\n  "$schema"')
+    assert '"discriminator"' in run("schema", "--all")[1]
+    code, output = run("schema", "Worklod")
+    assert code == 2
+    assert "did you mean Workload?" in output
+    assert run("schema", "Node", "--all")[0] == 2
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_prints_a_script_and_how_to_install_it(shell: str) -> None:
+    code, output = run("completion", shell)
+    assert code == 0
+    assert f"# Install with: remit completion {shell}" in output
+    assert "_REMIT_COMPLETE" in output
+    assert output.startswith("#compdef remit\n") == (shell == "zsh")
+
+
+def test_help_loads_neither_parser_nor_numbers() -> None:
+    code = "import sys; sys.argv = ['remit', '--help']\nfrom remit.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
+    heavy = "print([name for name in ('numpy', 'rich', 'ruamel.yaml', 'apsw', 'asyncio') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code + heavy], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

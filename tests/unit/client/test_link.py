@@ -1,0 +1,94 @@
+"""Is a link inside one process a real boundary?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from remit.client.link import InProcess, Overloaded, Silence, Turned
+from remit.model.claims import Accepted, Bind, Operation, OperationID, Verdict
+from tests.unit.client.fakes import ACTOR, BIND, FakeAuthority
+from tests.unit.world.virtual import run_virtually, virtual_world
+
+
+def operation(claim: Any = BIND) -> Operation:
+    return Operation(OperationID("inc1.16.x"), ACTOR, claim)
+
+
+def test_nothing_is_shared_by_reference() -> None:
+    async def scene() -> None:
+        authority = FakeAuthority(virtual_world())
+        devices = {"gpu-0": 1000}
+        sent = operation(Bind("r", 1, "n", "g", devices))
+        assert await InProcess(authority).ask([sent]) == [Accepted(1)]
+        (arrived,) = authority.asked
+        assert arrived == sent
+        assert arrived is not sent
+        devices["gpu-0"] = 0
+        assert isinstance(arrived.claim, Bind)
+        assert arrived.claim.devices == {"gpu-0": 1000}
+
+    run_virtually(scene())
+
+
+def test_by_reference_skips_the_bytes() -> None:
+    async def scene() -> None:
+        authority = FakeAuthority(virtual_world())
+        sent = operation()
+        link = InProcess(authority, by_reference=True)
+        await link.ask([sent])
+        assert authority.asked[0] is sent
+        assert await link.renew(ACTOR)
+        assert (await link.status()).incarnation == "inc1"
+
+    run_virtually(scene())
+
+
+def test_status_and_renewal_arrive_whole() -> None:
+    async def scene() -> None:
+        authority = FakeAuthority(virtual_world())
+        link = InProcess(authority)
+        assert await link.status() == await authority.status()
+        assert await link.renew(ACTOR) is True
+        authority.held = False
+        assert await link.renew(ACTOR) is False
+
+    run_virtually(scene())
+
+
+def test_what_could_not_travel_fails_here() -> None:
+    class Careless(FakeAuthority):
+        async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+            return [object()]  # type: ignore[list-item]
+
+    async def scene() -> None:
+        too_long = operation(Bind("r" * 513, 1, "n", "g"))
+        with pytest.raises(msgspec.ValidationError, match="replica"):
+            await InProcess(FakeAuthority(virtual_world())).ask([too_long])
+        with pytest.raises(TypeError):
+            await InProcess(Careless(virtual_world())).ask([operation()])
+
+    run_virtually(scene())
+
+
+@pytest.mark.parametrize("failure", [Silence("lost"), Turned("b"), Overloaded(5)])
+def test_failures_pass_as_they_are(failure: Exception) -> None:
+    class Failing(FakeAuthority):
+        async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+            raise failure
+
+    async def scene() -> None:
+        with pytest.raises(type(failure)) as caught:
+            await InProcess(Failing(virtual_world())).ask([operation()])
+        assert caught.value is failure
+
+    run_virtually(scene())
+
+
+def test_failures_say_what_to_do() -> None:
+    assert str(Turned("b")) == "not the active authority; ask b"
+    assert str(Turned()) == "not the active authority; ask another"
+    assert Overloaded(-5).retry_after_ms == 0

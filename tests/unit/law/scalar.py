@@ -1,0 +1,84 @@
+"""How does one node look to the law as plain values, and who stands where? For tests; the product's own is in commitment/."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from remit.law import fit
+from remit.law.columns import Left
+from remit.law.labels import match_labels, selects
+from remit.model.kinds import Node, NodeExpression, NodeHealth
+
+
+class OneNode:
+    """A `fit.Site` of plain values."""
+
+    def __init__(self, left: Left) -> None:
+        self.node = node = left.node
+        self.free: Any = left.free
+        self.whole: Any = Counter()
+        self.room: Any = Counter()
+        for device in node.spec.devices:
+            unused = 1000 - left.used.get(device.name, 0)
+            for key in {(device.kind, device.model), (device.kind, fit.ANY)}:
+                self.whole[key] += unused == 1000
+                self.room[key] = max(self.room[key], unused)
+        self.ready = node.status.health == NodeHealth.READY
+        self.open = not node.spec.unschedulable and not node.spec.draining
+        self.region = node.spec.region
+        self.zone = node.spec.zone
+        self.pool = node.spec.pool
+        self.taints = node.spec.taints
+
+    def labelled(self, wanted: Sequence[NodeExpression]) -> bool:
+        return match_labels(wanted, self.node.metadata.labels)
+
+    def domain(self, key: str) -> tuple[bool, str]:
+        return domain_of(self.node, key)
+
+
+def domain_of(node: Node, key: str) -> tuple[bool, str]:
+    own = {"node": node.metadata.name, "zone": node.spec.zone, "region": node.spec.region, "pool": node.spec.pool}
+    found = own.get(key, node.metadata.labels.get(key))
+    return bool(found), found or ""  # an empty label names no domain
+
+
+class PlainPeers:
+    """`fit.Peers` by counting again each time, over replicas that stand on nodes."""
+
+    def __init__(self, sites: Sequence[OneNode], standing: Sequence[tuple[fit.Ask, Node]]) -> None:
+        self.sites = sites
+        self.standing = standing
+
+    def counts(self, index: fit.Index) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for ask, node in self.standing:
+            known, domain = domain_of(node, index.key)
+            if index.carriers:
+                picked = index in fit.carried(ask)
+            else:
+                picked = ask.tenant == index.tenant and selects(index.selector, ask.labels)
+            if known and picked:
+                found[domain] += 1
+        return found
+
+    def least(self, ask: fit.Ask, index: fit.Index) -> int:
+        possible = [site for site in self.sites if all(rule.check(ask, site, self) for rule in fit.STATIC)]
+        domains = {domain for known, domain in (site.domain(index.key) for site in possible) if known}
+        counts = self.counts(index)
+        return min((counts[domain] for domain in domains), default=0)
+
+    def total(self, index: fit.Index) -> int:
+        return sum(self.counts(index).values())
+
+    def shunners(self, ask: fit.Ask) -> list[fit.Index]:
+        carried = dict.fromkeys(index for standing, _ in self.standing for index in fit.carried(standing))
+        return [index for index in carried if index.tenant == ask.tenant and selects(index.selector, ask.labels)]
+
+    def counted(self, asks: Sequence[fit.Ask]) -> dict[fit.Index, Counter[str]]:
+        """What `columns.ColumnPeers` is built from: everything that these asks, or those that stand, can ask about."""
+        terms = [term.of for ask in asks for term in (*ask.spread, *ask.affinity, *ask.anti)]
+        carried = [index for ask in [*asks, *(standing for standing, _ in self.standing)] for index in fit.carried(ask)]
+        return {index: self.counts(index) for index in dict.fromkeys(terms + carried)}

@@ -1,0 +1,184 @@
+"""Are the columns what they say: ids into distinct values, made when asked for, with a last slot for "no domain"?"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from remit.law import fit
+from remit.law.columns import ColumnPeers, Columns, Left, devices_left, over
+from remit.model.kinds import Device, Metadata, Placement, Spread, Taint
+from tests.unit.law.test_fit import ask_for, node
+
+
+def three() -> list[Left]:
+    return [
+        node("n1", zone="a", models="AAB", rack="r1"),
+        node("n2", zone="b", models="-", taints=(Taint(key="t", effect="NoSchedule"),)),
+        node("n3", zone="a", rack="r2"),
+    ]
+
+
+def as_site(columns: Columns) -> fit.Site:
+    return columns
+
+
+def as_peers(peers: ColumnPeers) -> fit.Peers:
+    return peers
+
+
+def test_columns_are_a_site_and_their_peers_are_peers() -> None:
+    columns = Columns(three())
+    peers = ColumnPeers(columns, {})
+    assert as_site(columns) is columns and as_peers(peers) is peers
+
+
+def test_names_are_ids_into_distinct_values() -> None:
+    columns = Columns(three())
+    assert (columns.zone.tolist(), columns.zones) == ([0, 1, 0], ["a", "b"])
+    assert (columns.region.tolist(), columns.regions) == ([0, 0, 0], ["north"])
+    assert (columns.pool.tolist(), columns.pools) == ([0, 0, 0], ["default"])
+    assert columns.taints.tolist() == [0, 1, 0]
+    assert columns.taint_sets == [(), (Taint(key="t", effect="NoSchedule"),)]
+
+
+def test_a_domain_is_a_place_or_a_label__and_minus_one_where_there_is_none() -> None:
+    columns = Columns(three())
+    for key, ids, values in (
+        ("node", [0, 1, 2], ["n1", "n2", "n3"]),
+        ("zone", [0, 1, 0], ["a", "b"]),
+        ("rack", [0, -1, 1], ["r1", "r2"]),
+        ("nowhere", [-1, -1, -1], []),
+    ):
+        known, found = columns.domain(key)
+        assert found.tolist() == ids
+        assert known.tolist() == [one >= 0 for one in ids]
+        assert list(columns.domains(key).values) == values
+
+
+def test_a_label_with_an_empty_value_is_there_but_names_no_domain() -> None:
+    columns = Columns([node("n1", rack=""), node("n2", rack="r")])
+    assert columns.label("rack").ids.tolist() == [0, 1]
+    assert columns.domain("rack")[0].tolist() == [False, True]
+
+
+def test_a_label_called_like_a_place_is_no_place() -> None:
+    left = node("n1", zone="a")
+    misled = msgspec.structs.replace(left.node, metadata=Metadata(name="n1", labels={"zone": "b"}))
+    columns = Columns([left._replace(node=misled), node("n2", zone="b")])
+    assert columns.label("zone").values == ["b"]
+    assert columns.label("zone").ids.tolist() == [0, -1]
+    assert columns.domain("zone")[1].tolist() == [0, 1]
+
+
+def test_a_label_column_is_made_once() -> None:
+    columns = Columns(three())
+    assert columns.label("rack") is columns.label("rack")
+
+
+def test_amounts_keep_all_their_bits() -> None:
+    huge = (1 << 63) - 1
+    columns = Columns([node()._replace(free={"cpu": huge})])
+    assert columns.free["cpu"].dtype == np.int64
+    assert columns.free["cpu"].tolist() == [huge]
+
+
+def test_what_is_in_no_nodes_capacity_has_no_column() -> None:
+    columns = Columns([node()._replace(free={"cpu": 1, "@gpu-0": 1000})])
+    assert list(columns.free) == ["cpu"]
+
+
+def test_devices_count_by_model_and_by_kind() -> None:
+    columns = Columns(three())
+    assert columns.whole["gpu", "A"].tolist() == [2, 0, 0]
+    assert columns.whole["gpu", "B"].tolist() == [1, 0, 0]
+    assert columns.whole["gpu", fit.ANY].tolist() == [3, 1, 0]
+    assert columns.room["gpu", fit.ANY].tolist() == [1000, 1000, 0]
+
+
+def test_a_device_without_a_model_counts_once() -> None:
+    whole, room = devices_left([Device(name="d", kind="gpu")], {})
+    assert whole == {("gpu", fit.ANY): 1}
+    assert room == {("gpu", fit.ANY): 1000}
+
+
+def test_a_device_used_beyond_itself_has_no_room_and_not_less() -> None:
+    assert devices_left([Device(name="d", kind="gpu")], {"d": 1500}) == ({("gpu", fit.ANY): 0}, {("gpu", fit.ANY): 0})
+
+
+def test_a_resource_that_nobody_had_left_has_a_column_to_be_freed_into() -> None:
+    columns = Columns([node()._replace(free={})])
+    assert columns.free["cpu"].tolist() == [0]
+    columns.renew(0, node()._replace(free={"cpu": 700}))
+    assert columns.free["cpu"].tolist() == [700]
+
+
+def test_columns_of_no_nodes_fit_nothing_and_do_not_fail() -> None:
+    columns = Columns([])
+    placement = Placement(topology_spread=(Spread(topology_key="zone"),), regions=("north",))
+    asked = over(ask_for(placement=placement, cpu=1), columns)
+    assert fit.mask(asked, columns, ColumnPeers(columns, {})).tolist() == []
+
+
+def test_counts_have_a_last_slot_for_no_domain__and_forget_domains_without_nodes_but_in_the_total() -> None:
+    columns = Columns(three())
+    index = fit.Index("risk", (("app", "api"),), "rack")
+    peers = ColumnPeers(columns, {index: {"r2": 4, "gone": 3}})
+    assert peers.counts(index).tolist() == [0, 4, 0]
+    assert peers.counts(index)[columns.domain("rack")[1]].tolist() == [0, 0, 4]
+    assert peers.total(index) == 7
+
+
+def test_an_index_that_nobody_counted_is_empty() -> None:
+    columns = Columns(three())
+    index = fit.Index("risk", (("app", "api"),), "zone")
+    peers = ColumnPeers(columns, {})
+    assert peers.counts(index).tolist() == [0, 0, 0]
+    assert peers.total(index) == 0
+
+
+def test_the_least_is_taken_where_the_replica_could_stand_at_all() -> None:
+    columns = Columns(three())
+    index = fit.Index("risk", ((fit.WORKLOAD_LABEL, "api"),), "zone")
+    peers = ColumnPeers(columns, {index: {"a": 5, "b": 0}})
+    anywhere, only_a = ask_for(placement=Placement()), ask_for(placement=Placement(zones=("a",)))
+    nowhere = ask_for(placement=Placement(zones=("z",)))
+    # The node in b is tainted, so b does not hold the least down either.
+    assert [peers.least(over(ask, columns), index) for ask in (anywhere, only_a, nowhere)] == [5, 5, 0]
+
+
+def test_only_carriers_of_the_tenant_whose_term_picks_the_replica_shun_it() -> None:
+    columns = Columns(three())
+    picks = fit.Index("risk", (("app", "api"),), "zone", carriers=True)
+    counted = {
+        picks: {"a": 1},
+        picks._replace(tenant="web"): {"a": 1},
+        picks._replace(selector=(("app", "db"),)): {"a": 1},
+        picks._replace(carriers=False): {"a": 1},
+    }
+    peers = ColumnPeers(columns, counted)
+    asked = over(ask_for(), columns)
+    assert list(peers.shunners(asked)) == [picks]
+    assert fit.anti_affinity(asked, columns, peers).tolist() == [False, True, False]
+
+
+def test_a_placement_in_a_run_moves_the_counts__also_of_carriers_never_counted_before() -> None:
+    columns = Columns(three())
+    peers = ColumnPeers(columns, {})
+    asked = over(ask_for(), columns)
+    carriers = fit.Index("risk", (("app", "api"),), "node", carriers=True)
+    assert list(peers.shunners(asked)) == []
+    peers.add(carriers, "n2")
+    assert fit.anti_affinity(asked, columns, peers).tolist() == [True, False, True]
+    peers.add(carriers, "n2", -1)
+    assert fit.anti_affinity(asked, columns, peers).tolist() == [True, True, True]
+    assert peers.total(carriers) == 0
+
+
+def test_asks_of_one_run_do_not_see_each_others_places() -> None:
+    """`least` keeps where the last ask could stand; another ask must not be given that answer."""
+    columns = Columns([node("n1", zone="a"), node("n2", zone="b")])
+    index = fit.Index("risk", ((fit.WORKLOAD_LABEL, "api"),), "zone")
+    peers = ColumnPeers(columns, {index: {"a": 5, "b": 2}})
+    in_a, in_b = (over(ask_for(placement=Placement(zones=(zone,))), columns) for zone in "ab")
+    assert [peers.least(ask, index) for ask in (in_a, in_b, in_a)] == [5, 2, 5]

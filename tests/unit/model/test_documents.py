@@ -1,0 +1,206 @@
+"""Are YAML 1.2 and JSON read as their standards say, with every value's place, and is what they allow but we do not refused?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remit.model.documents import Node, read_documents
+from remit.model.problems import Problems
+
+
+def plain(node: Node) -> Any:
+    if node.form == "mapping":
+        return {key: plain(entry.value) for key, entry in node.fields.items()}
+    return [plain(item) for item in node.items] if node.form == "list" else node.scalar
+
+
+def documents(text: str | bytes, name: str = "f.yaml") -> tuple[list[Any], list[str]]:
+    problems = Problems(name)
+    data = text.encode() if isinstance(text, str) else text
+    found = [plain(node) for node in read_documents(data, name, problems)]
+    return found, [str(problem).removeprefix(f"{name}:") for problem in problems.told()]
+
+
+def good(text: str | bytes, name: str = "f.yaml") -> list[Any]:
+    found, problems = documents(text, name)
+    assert not problems
+    return found
+
+
+def refused(text: str | bytes, name: str = "f.yaml") -> str:
+    _, problems = documents(text, name)
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("010", 10),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("+3", 3),
+        ("-3", -3),
+        ("1.5", 1.5),
+        (".5", 0.5),
+        ("1e3", 1000.0),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("No", "No"),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("2026-11-15", "2026-11-15"),
+        ("1_000", "1_000"),
+        ("1:30", "1:30"),
+        ("NaN", "NaN"),
+        ("'7'", "7"),
+        ('"\\u00e9"', "é"),
+        ("!!str 7", "7"),
+        ("! 7", "7"),
+        ("!!int 7", 7),
+        ("!!float 7", 7),
+        ("|\n  a\n  b\n", "a\nb\n"),
+        (">-\n  a\n  b\n", "a b"),
+    ],
+)
+def test_scalars_follow_the_core_schema_of_yaml_1_2(written: str, value: object) -> None:
+    (document,) = good(f"key: {written}")
+    assert document == {"key": value}
+    assert type(document["key"]) is type(value)
+
+
+def test_keys_are_text_whatever_they_look_like() -> None:
+    assert good("on: 1\n8080: 2\ntrue: 3\n") == [{"on": 1, "8080": 2, "true": 3}]
+
+
+def test_an_alias_repeats_its_anchor() -> None:
+    assert good("a: &x {b: [1]}\nc: *x\n") == [{"a": {"b": [1]}, "c": {"b": [1]}}]
+
+
+def test_documents_are_parted_by_dashes_and_dots() -> None:
+    text = "%YAML 1.2\n---\na: 1\n--- {b: 2}\n# only a comment\n---\n---\nc: |\n  x\n...\n# later\n---\nd: 4\n...\n"
+    assert good(text) == [{"a": 1}, {"b": 2}, {"c": "x\n"}, {"d": 4}]
+
+
+def test_a_document_that_cannot_be_read_hides_no_other() -> None:
+    found, problems = documents('a: "open\n---\nb: 1\n---\nc: [1\n---\nd: 1\n')
+    assert found == [{"b": 1}, {"d": 1}]
+    assert [problem.split(": ")[0] for problem in problems] == ["1:4", "5:4"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_are_counted_alike_whatever_ends_them(end: str) -> None:
+    assert refused(end.join(["a: 1", "b: 2", "---", "a: 1", "a: 2"])).startswith("5:1: a: ")
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    assert good("\ufeffa: 1") == [{"a": 1}]
+
+
+def test_columns_count_characters_not_bytes() -> None:
+    assert refused("a: [é, é, .nan]").startswith("1:11: a[2]: ")
+
+
+def test_a_block_of_text_is_not_counted_as_values() -> None:
+    text = "a: |\n" + "  key: [a, b, c]\n" * 11_000
+    assert len(good(text)[0]["a"]) == 11_000 * 15
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        ("key%d: v\n" * 0 + "".join(f"key{n}: v\n" for n in range(12_000)), "f.yaml", "more than 10000 values"),
+        ("a: [" + "x," * 90_000 + "]", "f.yaml", "more than 10000 values"),
+        ('a: "\n"\nb: [' + "x, " * 11_000 + "]", "f.yaml", "more than 10000 values"),
+        ("a: " + "x" * 300_000, "f.yaml", "at most 262144 are read"),
+        ('{"a": "' + "x" * (2 << 20) + '"}', "f.json", "more than 1048576 bytes"),
+        ("[" + "1," * 200_000 + "1]", "f.json", "more than 50000 values"),
+        ("--- a\n" * 2000, "f.yaml", "more than 1000 documents"),
+        ("[" * 100_000, "f.yaml", "more than 64 "),
+        ("- " * 4_000, "f.yaml", "more than 64 levels"),
+        ("{a: " * 4_000, "f.yaml", "more than 64 brackets"),
+        ("[" * 100_000, "f.json", "more than 64 levels"),
+        ('{"a":' * 100_000, "f.json", "more than 64 levels"),
+    ],
+)
+def test_what_is_too_large_is_refused(text: str, name: str, says: str) -> None:
+    assert says in refused(text, name)
+
+
+def test_aliases_cannot_build_what_is_too_deep() -> None:
+    chain = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [[[[*a{n - 1}]]]]\n" for n in range(1, 40))
+    assert "64 levels" in refused(chain)
+
+
+def test_anchors_are_counted_even_if_nothing_refers_to_them() -> None:
+    assert "more than 64 anchors" in refused("".join(f"a{n}: &a{n} x\n" for n in range(70)))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"a: \x00", "U+0000"),
+        (b"\x00\x01\x02", "UTF-16"),
+        ("a: 1".encode("utf-16-be"), "UTF-16"),
+        ("a: 1".encode("utf-32"), "UTF-16"),
+        (b"a: \xff", "not UTF-8"),
+        ("a: \x85b".encode(), "U+0085"),
+        ("a: \u2028b".encode(), "U+2028"),
+        (b'a: "\\ud800"', "surrogate"),
+        (b'a: "\\U00110000"', "cannot be read"),
+        (b"%TAG ! tag:x,2000:\n---\na: 1", "directive"),
+        (b"[a]: 1", "a key must be plain text"),
+        (b"? {a: 1}\n: 1", "a key must be plain text"),
+        (b"&k a: 1", "a key must be plain text"),
+        (b"a: !!set {b}", "tag"),
+        (b"a: !!int x", "tag"),
+        (b"a: !!timestamp 2026-11-15", "tag"),
+        (b"a: @b", "quotes"),
+        (b"a: -.INF", "finite"),
+    ],
+)
+def test_what_yaml_allows_and_a_manifest_does_not(data: bytes, says: str) -> None:
+    assert says in refused(data)
+
+
+def test_json_comes_alone_in_an_array_or_one_after_another() -> None:
+    assert good('{"a": [1, -2.5e1, "x\\u00e9", true, null, {}, []]}', "f.json") == [{"a": [1, -25.0, "xé", True, None, {}, []]}]
+    assert good('[{"a": 1}, {"b": 2}]', "f.json") == [{"a": 1}, {"b": 2}]
+    assert good('{"a": 1}\n{"b": 2}{"c": 3}', "f.json") == [{"a": 1}, {"b": 2}, {"c": 3}]
+
+
+def test_text_that_begins_with_a_bracket_is_yaml_if_it_is_not_json() -> None:
+    assert good("{a: 1, b: [x]}", "-") == [{"a": 1, "b": ["x"]}]
+    assert good('{"a": 1, b: 2}', "-") == [{"a": 1, "b": 2}]
+    assert good('{"a": 1,}', "f.yaml") == [{"a": 1}]
+    assert "a comma too many" in refused('{"a": 1,}', "-")
+    assert "double quotes" in refused("{a: 1}", "f.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": 01}', '1:7: a: "01"'),
+        ('{"a": .5}', "1:7"),
+        ('{"a": +1}', "1:7"),
+        ('{"a": 1 "b": 2}', '1:9: "\\""'[:5]),
+        ('{"a": -Infinity}', "not a number"),
+        ('{"a": 1e999}', "too large"),
+        ('{"a": "tab\there"}', "not closed"),
+        ('{"a": "\\x"}', "backslash"),
+        ('{"a": "\\udc00"}', "surrogate"),
+        ("{'a': 1}", "double quotes"),
+        ('{"a": [1, 2}', '"," or "]"'),
+        ('{"a": 1]', '"," or "}"'),
+        ('{"a"', "half written"),
+        ('{"a": 1} trailing', "1:10"),
+        ("[]", "empty"),
+    ],
+)
+def test_json_is_strict(text: str, says: str) -> None:
+    assert says in refused(text, "f.json")

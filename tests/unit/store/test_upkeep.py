@@ -1,0 +1,109 @@
+"""Does upkeep keep the file small and its slices short, and lose nothing when it is cut off between two slices?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remit.store import upkeep
+from remit.store.file import File, create, first_id
+from remit.store.protocol import Commit, Row
+from remit.store.upkeep import Upkeep, set_compacted, sweep
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in {"INDEX_SLICE_KEYS": 7, "SWEEP_SLICE_ROWS": 5, "SWEEP_READ_ROWS": 11, "SWEEP_KEYS_MAX": 13}.items():
+        monkeypatch.setattr(upkeep, name, value)
+    create(tmp_path / "store.sqlite")
+    return tmp_path / "store.sqlite"
+
+
+def fill(file: File, commits: int = 60) -> dict[str, Row]:
+    for n in range(commits):
+        deletes = [f"k{(n + 3) % 10}"] if n % 4 == 0 else []
+        file.write([Commit(puts=[(f"k{n % 10}", b"%d" % n), (f"once/{n:03}", b"")], deletes=deletes)])
+        if n % 9 == 0:
+            file.write([Commit()])
+    return everything(file)
+
+
+def everything(file: File) -> dict[str, Row]:
+    return {row.key: row for row in file.range("", "", 10_000, 0).rows}
+
+
+def compaction(file: File, revision: int) -> Iterator[None]:
+    set_compacted(file, revision)
+    care = Upkeep(file)
+    while not care.index_below(first_id(revision + 1)):
+        yield
+    yield from sweep(file)
+
+
+def test_compaction_leaves_one_version_of_each_living_key_and_nothing_else(path: Path) -> None:
+    file = File(path)
+    rows = fill(file)
+    for _ in compaction(file, file.revision):
+        assert everything(file) == rows
+    assert file.db.execute("SELECT count(*) FROM log").get == len(rows)
+    assert file.db.execute("SELECT count(*) FROM keys").get == len(rows)
+    assert file.recent.count == 0
+    file.close()
+    again = File(path)
+    assert everything(again) == rows
+    assert again.revision == file.revision
+    again.close()
+
+
+def test_compaction_cut_off_after_any_slice__nothing_is_lost_and_the_next_one_finishes(path: Path) -> None:
+    cut, finished = 0, False
+    rows: dict[str, Row] = {}
+    while not finished:
+        file = File(path)
+        if not cut:
+            rows = fill(file)
+        assert everything(file) == rows
+        slices = compaction(file, file.revision)
+        for _ in range(cut):
+            if next(slices, "end") == "end":
+                finished = True
+                break
+        file.close()
+        cut += 1
+    assert cut > 10
+    file = File(path)
+    assert everything(file) == rows
+    assert file.db.execute("SELECT count(*) FROM log").get == len(rows)
+    assert file.db.execute("SELECT count(*) FROM keys").get == len(rows)
+    file.close()
+
+
+def test_space_is_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    file, sizes = File(path), []
+    for round_ in range(8):
+        for n in range(200):
+            file.write([Commit(puts=[(f"k{n % 20}", b"%d" % round_ * 1_000)])])
+        for _ in compaction(file, file.revision):
+            continue
+        file.checkpoint()
+        sizes.append(path.stat().st_size)
+    file.close()
+    assert sizes[-1] <= sizes[1] * 1.2, sizes
+
+
+def test_indexing_catches_up_with_writing_and_stays_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "RECENT_VERSIONS_MAX", 50)
+    file = File(path)
+    care = Upkeep(file)
+    counts = []
+    for n in range(300):
+        file.write([Commit(puts=[(f"k{n * 7919 % 500}/{m}", b"") for m in range(5)])])
+        if care.due():
+            care.step(5)
+        counts.append(file.recent.count)
+    assert max(counts) < 150
+    assert len(everything(file)) == file.db.execute("SELECT count(DISTINCT key) FROM log").get
+    file.close()

@@ -1,0 +1,80 @@
+"""Does the clock name its boot, and does a sleeper hold out until this clock says so?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from remit.world import clock
+from remit.world.clock import BootClock
+from remit.world.promises import NoBoot
+
+
+def test_instants_are_comparable_between_processes_of_one_boot() -> None:
+    script = "from remit.world.clock import BootClock; c = BootClock(); print(c.boot(), c.now_ms())"
+    before_ms = BootClock().now_ms()
+    env = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
+    boot, now_ms = said.stdout.split()
+    assert boot == BootClock().boot()
+    assert before_ms <= int(now_ms) <= BootClock().now_ms()
+
+
+def test_another_time_namespace_is_another_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = BootClock().boot()
+    monkeypatch.setattr(clock, "_TIME_NAMESPACE", tmp_path)
+    assert BootClock().boot() == f"{usual}-{tmp_path.stat().st_ino:x}"
+    monkeypatch.setattr(clock, "_TIME_NAMESPACE", tmp_path / "none")
+    assert BootClock().boot() == usual
+
+
+@pytest.mark.parametrize("text", [None, "\n"])
+def test_a_machine_that_does_not_name_its_boot_is_refused(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "boot_id").write_text(text)
+    monkeypatch.setattr(clock, "_BOOT_ID", tmp_path / "boot_id")
+    with pytest.raises(NoBoot, match="/proc"):
+        BootClock()
+
+
+def test_a_timer_that_fires_early_does_not_end_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+    now_ns, naps = 10**12, list[float]()
+
+    async def early(seconds: float) -> None:
+        nonlocal now_ns
+        naps.append(seconds)
+        now_ns += round(seconds * 1e9) - (1_000_000 if len(naps) == 2 else 0)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", early)
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda _: now_ns)
+    asyncio.run(BootClock().sleep_ms(20))
+    assert now_ns - 10**12 == 20_000_000
+    assert naps == [0, 0.02, 0.001]
+
+
+def test_a_sleeper_wakes_within_a_second_after_a_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a suspend CLOCK_BOOTTIME goes on while the loop's timers stand still."""
+    real, sleep = time.clock_gettime_ns, asyncio.sleep
+    suspended_ns, naps = 0, list[float]()
+
+    async def nap(seconds: float) -> None:
+        nonlocal suspended_ns
+        naps.append(seconds)
+        if len(naps) == 3:
+            suspended_ns = 3_600 * 10**9
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", nap)
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda which: real(which) + suspended_ns)
+    asyncio.run(BootClock().sleep_ms(600_000))
+    assert naps == [0, 1.0, 1.0]

@@ -1,0 +1,120 @@
+"""A world whose time passes only while nobody has anything to do: the least that keeps the promises, for tests of this room.
+
+The simulator has a world of its own; this one injects no fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from remit.world.chance import SeededChance
+from remit.world.disk import FileDisk
+from remit.world.promises import OffloadClosed, World
+
+T = TypeVar("T")
+
+
+class _LeapingSelector(selectors.SelectSelector):
+    """Where a real loop would wait, time leaps to the end of the wait."""
+
+    leap: Callable[[float], None]
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("everybody waits for somebody: no timer, nothing to read")
+        if not ready and timeout is not None and timeout > 0:
+            self.leap(timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._now = 1_000.0
+        selector = _LeapingSelector()
+        selector.leap = self._leap
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self._now
+
+    def _leap(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class VirtualClock:
+    """Reads the running loop. `pause` is a machine that was suspended: this clock went on, the loop's did not."""
+
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return round(asyncio.get_running_loop().time() * 1000) + self._ahead_ms
+
+    def suspend(self, ms: int) -> None:
+        self._ahead_ms += ms
+
+    def boot(self) -> str:
+        return "virtual"
+
+    def wall(self) -> str:
+        return "2026-01-01T00:00:00.000Z"
+
+    async def sleep_ms(self, ms: int) -> None:
+        if ms < 0:
+            raise ValueError(ms)
+        until_ms = self.now_ms() + ms
+        await asyncio.sleep(0)
+        while (left_ms := until_ms - self.now_ms()) > 0:  # noqa: ASYNC110 - it waits for time itself
+            await asyncio.sleep(left_ms / 1000)
+
+    def timeout_ms(self, ms: int) -> AbstractAsyncContextManager[object]:
+        return asyncio.timeout(ms / 1000)
+
+
+class VirtualIds:
+    def __init__(self, chance: SeededChance) -> None:
+        self._chance = chance
+
+    def nonce(self) -> str:
+        return "".join(self._chance.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(16))
+
+    def incarnation(self) -> str:
+        return self.nonce()[:8]
+
+
+class InlineOffload:
+    def __init__(self) -> None:
+        self._closed = False
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        if self._closed:
+            raise OffloadClosed("closed", "start anew")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        try:
+            answer.set_result(work())
+        except Exception as error:  # noqa: BLE001
+            answer.set_exception(error)
+        return answer
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+def virtual_world(seed: str = "1") -> World:
+    chance = SeededChance(seed)
+    return World(VirtualClock(), chance, VirtualIds(chance.stream("ids")), FileDisk(), InlineOffload())
+
+
+def run_virtually(work: Coroutine[Any, Any, T]) -> T:
+    """Raises what `work` raises, and also the first thing that the loop complained about."""
+    complaints: list[Mapping[str, Any]] = []
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.get_loop().set_exception_handler(lambda _, told: complaints.append(told))
+        result = runner.run(work)
+    assert not complaints, complaints
+    return result

@@ -1,0 +1,248 @@
+"""Does it still hold after minutes of fresh seeds? Two lanes side by side: writers killed mid-write, and state machines.
+
+Each lane starts one run after another until the time is over. A lane's run is a child process with a seed of its own; the
+seeds follow from the first one, which is printed. A violation is printed with the one command that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KILLS_SCRIPT = "tests/integration/store/kills.py"
+KILLS_PER_RUN = 25
+SEED_MAX = 2**31
+OVERTIME_S_MAX = 120
+"""A run under way when the time is over may end by itself within this time; then it is stopped and not counted."""
+CONSECUTIVE_FAILURES_MAX = 3
+"""A lane that does nothing but fail has said what it has to say."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to. `story` is the end of its output, kept for a violation."""
+
+    counts: dict[str, int]
+    violations: int
+    story: str = ""
+    unfinished: bool = False
+
+
+@dataclass
+class Soak:
+    """One soak: when it began and ends, and all that was counted. Both lanes write here, under one lock."""
+
+    seed: int
+    deadline: float
+    scratch: Path
+    began: float = field(default_factory=time.monotonic)
+    counts: Counter[str] = field(default_factory=Counter)
+    seeds: dict[str, list[int]] = field(default_factory=dict)
+    replays: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    children: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+    stopping: bool = False
+
+    def over(self) -> bool:
+        return self.stopping or time.monotonic() >= self.deadline
+
+    def say(self, line: str) -> None:
+        elapsed = int(time.monotonic() - self.began)
+        with self.lock:
+            print(f"[{elapsed // 60:3d}:{elapsed % 60:02d}] {line}", flush=True)
+
+    def child(self, command: list[str], env: dict[str, str] | None = None) -> tuple[int | None, str, str]:
+        """Exit code (None: stopped because the time was over), stdout, stderr. The child leads its own process group."""
+        timeout = max(1.0, self.deadline - time.monotonic()) + OVERTIME_S_MAX
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with self.lock:
+            self.children[process.pid] = process
+        try:
+            out, err = process.communicate(timeout=timeout)
+            return (None if self.stopping else process.returncode), out, err
+        except subprocess.TimeoutExpired:
+            end(process)
+            out, err = process.communicate()
+            return None, out, err
+        finally:
+            with self.lock:
+                del self.children[process.pid]
+
+    def stop(self) -> None:
+        """End what is still under way: only processes that this soak started."""
+        self.stopping = True
+        with self.lock:
+            under_way = list(self.children.values())
+        for process in under_way:
+            end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def kills_command(seed: int) -> list[str]:
+    return [sys.executable, KILLS_SCRIPT, "--kills", str(KILLS_PER_RUN), "--seed", str(seed)]
+
+
+def machines_command(seed: int) -> list[str]:
+    options = ["--hypothesis-seed", str(seed), "-p", "no:cacheprovider", "-o", "timeout=0"]
+    return [sys.executable, "-m", "pytest", "tests/properties", *options]
+
+
+def replay(command: list[str], profile: str = "") -> str:
+    short = [str(Path(command[0]).relative_to(ROOT)) if Path(command[0]).is_relative_to(ROOT) else command[0], *command[1:]]
+    return (f"HYPOTHESIS_PROFILE={profile} " if profile else "") + shlex.join(short)
+
+
+def run_kills(soak: Soak, seed: int) -> Outcome:
+    """Its last line of output is JSON: kills, operations, violations. Without that line the run itself failed."""
+    code, out, err = soak.child(kills_command(seed))
+    if code is None:
+        return Outcome({}, 0, unfinished=True)
+    try:
+        found = json.loads(out.strip().splitlines()[-1])
+        counts = {"kills": int(found["kills"]), "operations": int(found["operations"])}
+        violations = int(found["violations"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return Outcome({}, 1, tail(f"{out}\n{err}\nexit {code}, and no JSON on the last line"))
+    if code != 0 and violations == 0:
+        return Outcome(counts, 1, tail(f"{out}\n{err}\nexit {code}"))
+    return Outcome(counts, violations, tail(f"{out}\n{err}") if violations else "")
+
+
+def run_machines(soak: Soak, seed: int) -> Outcome:
+    """Property tests under the soak profile. They count into a file, for pytest's own output names no examples or steps."""
+    counters = soak.scratch / f"machines-{seed}.jsonl"
+    env = {"HYPOTHESIS_PROFILE": "soak", "REMIT_SOAK_COUNTERS": str(counters)}
+    code, out, err = soak.child(machines_command(seed), env)
+    counts: Counter[str] = Counter(property_runs=1)
+    if counters.exists():
+        for line in counters.read_text().splitlines():
+            counts.update(json.loads(line))
+        counters.unlink()
+    if code is None:
+        return Outcome({name: count for name, count in counts.items() if name != "property_runs"}, 0, unfinished=True)
+    if code == 0:
+        return Outcome(dict(counts), 0)
+    return Outcome(dict(counts), 1, tail(f"{out}\n{err}\nexit {code}"))
+
+
+def tail(text: str, lines: int = 60) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def lane(soak: Soak, name: str, salt: int, run: Callable[[Soak, int], Outcome], again: Callable[[int], str]) -> None:
+    chance = random.Random(soak.seed * 2 + salt)
+    failures = 0
+    while not soak.over() and failures < CONSECUTIVE_FAILURES_MAX:
+        seed = chance.randrange(SEED_MAX)
+        outcome = run(soak, seed)
+        with soak.lock:
+            soak.counts.update(outcome.counts)
+            soak.counts.update(violations=outcome.violations)
+            soak.seeds.setdefault(name, []).append(seed)
+        told = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in sorted(outcome.counts.items())) or "nothing"
+        if outcome.unfinished:
+            soak.say(f"{name} seed {seed}: stopped, the time is over; until then {told}")
+        elif not outcome.violations:
+            failures = 0
+            soak.say(f"{name} seed {seed}: {told}, 0 violations")
+        else:
+            failures += 1
+            command = again(seed)
+            with soak.lock:
+                soak.replays.append(command)
+            soak.say(f"{name} seed {seed}: {told}, {outcome.violations} VIOLATIONS\n{outcome.story}\nreplay: {command}")
+
+
+def revision() -> str:
+    """The commit that is soaked, with a mark if the tree differs from it."""
+    asks = (["git", "rev-parse", "--short=12", "HEAD"], ["git", "status", "--porcelain"])
+    answers = [subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False) for ask in asks]
+    if any(answer.returncode for answer in answers):
+        return "unknown"
+    return answers[0].stdout.strip() + ("+changes" if answers[1].stdout.strip() else "")
+
+
+def summary(soak: Soak, asked: float) -> None:
+    counts = soak.counts
+    rows = (
+        ("minutes", f"{(time.monotonic() - soak.began) / 60:.1f} of {asked:g} asked"),
+        ("revision", revision()),
+        ("first seed", str(soak.seed)),
+        *((f"{name} seeds", f"{len(seeds)}: {' '.join(map(str, seeds))}") for name, seeds in sorted(soak.seeds.items())),
+        ("kills", f"{counts['kills']:,}"),
+        ("operations", f"{counts['operations']:,}"),
+        ("property runs", f"{counts['property_runs']:,}"),
+        ("examples", f"{counts['examples']:,}"),
+        ("state machines", f"{counts['machines']:,} runs, {counts['steps']:,} steps"),
+        ("violations", str(counts["violations"])),
+        *(("replay", command) for command in soak.replays),
+    )
+    print("\nsoak")
+    for name, value in rows:
+        print(f"  {name:<15} {value}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill writers and run state machines with fresh seeds until the time is over.")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, help="the first seed, from which all others follow (default: a fresh one)")
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(SEED_MAX) if options.seed is None else options.seed
+    with tempfile.TemporaryDirectory(prefix="remit-soak-") as scratch:
+        soak = Soak(seed, time.monotonic() + options.minutes * 60, Path(scratch))
+        soak.say(f"{options.minutes:g} minutes from seed {seed}, two lanes, revision {revision()}")
+        plan = (
+            ("kills", run_kills, lambda n: replay(kills_command(n))),
+            ("machines", run_machines, lambda n: replay(machines_command(n), "soak")),
+        )
+        lanes = [threading.Thread(target=lane, args=(soak, name, salt, *how)) for salt, (name, *how) in enumerate(plan)]
+        # Whoever asks this soak to end must not leave its children behind: they lead process groups of their own.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for thread in lanes:
+            thread.start()
+        try:
+            for thread in lanes:
+                thread.join()
+        except KeyboardInterrupt:
+            soak.say("interrupted; ending what is under way")
+            soak.stop()
+            for thread in lanes:
+                thread.join()
+        summary(soak, options.minutes)
+    proved_nothing = not (soak.counts["kills"] and soak.counts["examples"])
+    if proved_nothing and not soak.stopping:
+        print("  this soak proved nothing: a lane counted neither a kill nor an example", file=sys.stderr)
+    return 1 if soak.counts["violations"] or proved_nothing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
