@@ -12,7 +12,7 @@ from remit.law import fit
 from remit.law.columns import ColumnPeers, Columns, Left, over
 from remit.model.kinds import Device, DeviceAsk, Metadata, Node, NodeSpec, Template, WorkloadSpec
 from remit.model.resources import Amount
-from tests.unit.law.draws import MODELS, amounts, nodes_left, one_of, scenes
+from tests.unit.law.draws import MODELS, TOPOLOGY_KEYS, amounts, nodes_left, one_of, scenes
 from tests.unit.law.oracle import Scene, Work, broken, devices_found
 from tests.unit.law.scalar import OneNode, PlainPeers
 
@@ -43,6 +43,19 @@ def asked(scene: Scene) -> Asked:
 def column(truth: Any, rows: int) -> list[bool]:
     """A rule that speaks of no node in particular answers one bool for all of them."""
     return [bool(one) for one in np.broadcast_to(np.asarray(truth, dtype=np.bool_), rows)]
+
+
+@given(st.lists(nodes_left(0), min_size=1, max_size=4))
+def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: list[Left]) -> None:
+    columns = Columns(left)
+    for row, site in enumerate(OneNode(one) for one in left):
+        assert {name: free[row] for name, free in columns.free.items()} == {n: site.free.get(n, 0) for n in columns.free}
+        assert {model: count[row] for model, count in columns.whole.items() if count[row]} == dict(+site.whole)
+        assert {model: share[row] for model, share in columns.room.items() if share[row]} == dict(+site.room)
+        assert (columns.ready[row], columns.open[row]) == (site.ready, site.open)
+        for key in TOPOLOGY_KEYS:
+            known, ids = columns.domain(key)
+            assert (known[row], columns.domains(key).values[ids[row]] if known[row] else "") == site.domain(key), key
 
 
 @given(scenes())

@@ -1,8 +1,8 @@
 """How many durable binds a second, and what does each cost? Runs the real authority on a real disk; asserts nothing.
 
-Each batch size binds fresh replicas: decide, ledgers, policy, devices, outcome, audit, encode, SQLite with FULL sync. The commits
-it made are recorded and then written again, row by row the same, by the raw store alone: the ratio of the two rates says
-what the authority costs, whatever the machine.
+Each batch size binds fresh replicas: decide, ledgers, policy, devices, outcome, audit, encode, SQLite with FULL sync. The
+commits it made are recorded and then written again, row by row the same, by the raw store alone: the ratio of the two
+rates says what the authority costs, whatever the machine.
 """
 
 from __future__ import annotations
@@ -216,7 +216,6 @@ def accepted(verdict: Verdict) -> int:
 
 @asynccontextmanager
 async def _running(directory: Path, world: World) -> AsyncIterator[Authority]:
-    directory.mkdir()
     async with embedded(directory, world) as authority, asyncio.TaskGroup() as group:
         running = group.create_task(authority.run())
         try:
@@ -311,7 +310,6 @@ class Recorder:
 
 async def _write_again(directory: Path, world: World, before: Sequence[Commit], commits: Sequence[Commit]) -> float:
     """Binds a second if nothing but the store had to write these rows."""
-    directory.mkdir()
     store = await SqliteStore.open(directory, offload=world.offload, holder="raw", incarnation="raw")
     try:
         revision = await _write_all(store, store.place.revision, before)

@@ -29,7 +29,7 @@ from remit.commitment.draft import Draft
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
 from remit.commitment.outcomes import WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
-from remit.model.claims import Abandon, Accepted, Actor, Code, Operation, Refused, Verdict
+from remit.model.claims import CLAIMS, Abandon, Accepted, Actor, Code, Operation, Refused, Verdict
 from remit.model.kinds import encode
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Store, StoreError, Unanswered, Unavailable
@@ -379,12 +379,18 @@ def _entry(operation: Operation, taken: str, ruled: int | Refused) -> Entry:
 
 
 def _subject(operation: Operation) -> str:
+    """The object that the claim is about, by the field that names it."""
     claim = operation.claim
-    for field in ("replica", "name", "node", "lease", "workload", "operation", "holder"):
-        subject = getattr(claim, field, None)
-        if subject is not None:
-            return str(subject)
-    return ""
+    field = _SUBJECTS[type(claim)]
+    return str(getattr(claim, field)) if field else ""
+
+
+_SUBJECTS: Final = {
+    claim: next(
+        (f for f in ("replica", "name", "node", "lease", "workload", "operation", "holder") if f in claim.__struct_fields__), ""
+    )
+    for claim in CLAIMS
+}
 
 
 def _verdict(answer: Verdict | Entry, revision: int) -> Verdict:

@@ -172,8 +172,8 @@ def _free(draft: Draft, claim: Delete) -> Refused | None:
     match claim.kind:
         case "Node":
             ledger = draft.node(claim.name)
-            if ledger is not None and ledger.holders:
-                return refuse(Code.IN_USE, f"node {claim.name} holds {len(ledger.holders)} replicas; drain it first")
+            if ledger is not None and ledger.held:
+                return refuse(Code.IN_USE, f"node {claim.name} holds {ledger.held} replicas; drain it first")
         case "Tenant":
             ledgers = [draft.grant(f"tenant/{claim.name}"), draft.grant(f"tenant/{claim.name}/emergency")]
             owned = [k for kind in sorted(TENANTED) for k in draft.keys(f"{kind.lower()}/{claim.name}/")]

@@ -15,9 +15,10 @@ from typing import Any
 
 from remit.commitment.books import Books, GenerationKey, Moment, Tally, add, compile_ask, domains, generation_of, picks
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
-from remit.law.fit import Ask, Index, carried
+from remit.law.fit import Ask, Index, carried, static_misfit
 from remit.law.labels import selects
 from remit.law.lifecycle import HOLDS, WAITS
+from remit.model.claims import Code, Refused
 from remit.model.kinds import AnyObject, Generation, Grant, GrantPhase, Node, Phase, PolicyRevision, Replica, Tenant, key
 
 Pairs = tuple[tuple[str, int], ...]
@@ -59,6 +60,8 @@ class Draft:
         self.relabelled = False
         self._asks: dict[GenerationKey, Ask | None] = {}
         self._moved: dict[Index, dict[str, int]] = {}
+        self.fenced: dict[tuple[str, str, str, int], Refused | None] = {}
+        """Answers about claimants, as long as no lease changes in this draft."""
         self._carried: dict[str, dict[Index, None]] = {}
 
     # -- reading ---------------------------------------------------------------------------------------------------------
@@ -131,6 +134,11 @@ class Draft:
             return domains(ask, self.all_nodes().values(), topology_key)
         return self.base.eligible(ask, topology_key)
 
+    def static_misfit(self, ask: Ask, ledger: NodeLedger) -> Code | None:
+        if self.relabelled or self.policy is not None or self.reshaped:
+            return static_misfit(ask, ledger)
+        return self.base.static_misfit(ask, ledger)
+
     def carriers(self, tenant: str) -> tuple[Index, ...]:
         below = self.base.carriers(tenant)
         return tuple(dict.fromkeys((*below, *self._carried[tenant]))) if tenant in self._carried else below
@@ -169,6 +177,7 @@ class Draft:
         found_thing = self.thing(name)
         before = None if found_thing is None else found_thing[0]
         self.things[name] = thing
+        self.fenced.clear()
         match thing:
             case Node():
                 self._put_node(thing, before)
@@ -224,8 +233,14 @@ class Draft:
         self.reshaped = True
         self._asks.clear()
 
-    def put_replica(self, name: str, old: Replica | None, new: Replica | None) -> None:
+    def put_replica(self, name: str, old: Replica | None, new: Replica | None, ask: Ask | None = None) -> None:
         """The one place where a replica's postings change."""
+        if old is not None and new is not None and old.status.phase is Phase.PENDING and new.status.phase is Phase.BOUND:
+            # By far the most frequent change, and the simplest: nothing is taken back, nobody waited for it.
+            self.replicas[name] = new
+            self._post(name, new, 1, ask)
+            self.since[name] = self.moment.now_ms
+            return
         was = old is not None and old.status.phase in HOLDS
         now = new is not None and new.status.phase in HOLDS
         still = was and now and old is not None and new is not None and _same_hold(old, new)
@@ -263,24 +278,19 @@ class Draft:
         elif before in WAITS and after not in WAITS:
             self.since[name] = None
 
-    def _post(self, name: str, replica: Replica, sign: int) -> None:
-        generation = generation_of(replica)
-        ask = self.ask(generation)
-        ledger = self._own_node(replica.status.node)
+    def _post(self, name: str, replica: Replica, sign: int, ask: Ask | None = None) -> None:
+        ask = ask or self.ask(generation_of(replica))
+        ledger = self.nodes.get(replica.status.node) or self._own_node(replica.status.node)
         if ask is None or ledger is None:
             raise LookupError(f"{name} holds room, but its generation or its node is not in the books")
         on_node, on_grants = self.needs(replica, ask)
         ledger.post(on_node, sign)
-        if sign > 0:
-            ledger.holders[name] = None
-        else:
-            ledger.holders.pop(name, None)
         for grant, charge in zip(replica.status.grants, on_grants, strict=True):
-            own = self._own_grant(grant)
+            own = self.grants.get(grant) or self._own_grant(grant)
             if own is None:
                 raise LookupError(f"{name} is charged to {grant}, which is not in the books")
             own.draw(charge, sign)
-        self._spot(generation, ask, replica.status.node, sign)
+        self._spot(ask, replica.status.node, sign)
 
     def needs(self, replica: Replica, ask: Ask) -> tuple[Pairs, list[Pairs]]:
         """What a holding replica posts: on its node, and on each of its grants."""
@@ -303,8 +313,10 @@ class Draft:
                     _lessen(charge, their_charges[found[0].status.grants.index(grant)])
         return tuple(wanted.items()), [tuple(charge.items()) for charge in charges]
 
-    def _spot(self, generation: GenerationKey, ask: Ask, node: str, sign: int) -> None:
-        spots = self.spots.setdefault(generation, {})
+    def _spot(self, ask: Ask, node: str, sign: int) -> None:
+        spots = self.spots.get(ask.generation)
+        if spots is None:
+            spots = self.spots[ask.generation] = {}
         spots[node] = spots.get(node, 0) + sign
         if ask.anti:
             self._carried.setdefault(ask.tenant, {}).update(dict.fromkeys(carried(ask)))

@@ -16,6 +16,13 @@ def claimant(draft: Draft, actor: Actor) -> Refused | None:
     """Does the actor hold its role's lease at the current epoch? This is the fence that every leased claim passes."""
     if actor.role in UNLEASED:
         return None
+    who = (actor.name, actor.role, actor.lease, actor.epoch)
+    if who not in draft.fenced:
+        draft.fenced[who] = _claimant(draft, actor)
+    return draft.fenced[who]
+
+
+def _claimant(draft: Draft, actor: Actor) -> Refused | None:
     if not _of_role(actor, actor.lease):
         return refuse(
             Code.STALE_EPOCH, f"{actor.name} names no lease of role {actor.role}; acquire {actor.role} or {actor.role}/…"

@@ -17,51 +17,73 @@ DEVICE = "@"
 has one owner for the same reason that memory is not sold twice."""
 
 
-class NodeLedger:
-    """One node: what it has, what is left of each resource and device, and who holds the rest. Satisfies `fit.Site`."""
+class Facts:
+    """What a node is, apart from what is left of it; shared by every copy of its ledger."""
 
-    __slots__ = ("free", "holders", "node", "open", "pool", "ready", "region", "room", "taints", "whole", "zone")
+    __slots__ = ("capacity", "node", "open", "pool", "ready", "region", "taints", "zone")
 
     def __init__(self, node: Node) -> None:
-        self.free: dict[str, int] = {}
-        self.holders: dict[str, None] = {}
-        self.whole: dict[tuple[str, str], int] = {}
-        self.room: dict[tuple[str, str], int] = {}
-        self._describe(node)
-        self.free = dict(self.capacity())
-        self._count_devices()
-
-    def _describe(self, node: Node) -> None:
         self.node = node
         self.region, self.zone, self.pool = node.spec.region, node.spec.zone, node.spec.pool
         self.taints: tuple[Taint, ...] = node.spec.taints
         self.ready = node.status.health is NodeHealth.READY
         self.open = not (node.spec.unschedulable or node.spec.draining)
+        self.capacity = {**dict(node.spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in node.spec.devices}}
 
-    def capacity(self) -> dict[str, int]:
-        return {**dict(self.node.spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in self.node.spec.devices}}
+
+class NodeLedger:
+    """One node: what it has, what is left of each resource and device, and how many hold the rest. Satisfies `fit.Site`."""
+
+    __slots__ = ("facts", "free", "held", "open", "ready", "room", "whole")
+
+    def __init__(self, node: Node) -> None:
+        self.facts = Facts(node)
+        self.ready, self.open = self.facts.ready, self.facts.open
+        self.held = 0
+        self.free: dict[str, int] = self.facts.capacity.copy()
+        self._count_devices()
+
+    @property
+    def node(self) -> Node:
+        return self.facts.node
+
+    @property
+    def region(self) -> str:
+        return self.facts.region
+
+    @property
+    def zone(self) -> str:
+        return self.facts.zone
+
+    @property
+    def pool(self) -> str:
+        return self.facts.pool
+
+    @property
+    def taints(self) -> tuple[Taint, ...]:
+        return self.facts.taints
 
     def replaced(self, node: Node) -> NodeLedger:
         """The same postings on a changed node; a resource that shrank may be left below zero until its excess is drained."""
-        ledger, before = self.copy(), self.capacity()
-        ledger._describe(node)
-        after = ledger.capacity()
-        used = {name: before.get(name, 0) - self.free.get(name, 0) for name in {*before, *self.free}}
-        ledger.free = {name: after.get(name, 0) - used.get(name, 0) for name in sorted({*after, *(n for n in used if used[n])})}
+        ledger = NodeLedger(node)
+        before, after = self.facts.capacity, ledger.facts.capacity
+        used = {name: before.get(name, 0) - self.free.get(name, 0) for name in (*before, *self.free)}
+        names = dict.fromkeys((*after, *(name for name in used if used[name])))
+        ledger.free = {name: after.get(name, 0) - used.get(name, 0) for name in names}
+        ledger.held = self.held
         ledger._count_devices()
         return ledger
 
     def copy(self) -> NodeLedger:
         ledger = NodeLedger.__new__(NodeLedger)
-        ledger.node, ledger.region, ledger.zone, ledger.pool = self.node, self.region, self.zone, self.pool
-        ledger.taints, ledger.ready, ledger.open = self.taints, self.ready, self.open
-        ledger.free, ledger.holders = self.free.copy(), self.holders.copy()
-        ledger.whole, ledger.room = self.whole, self.room
+        ledger.facts, ledger.ready, ledger.open = self.facts, self.ready, self.open
+        ledger.free, ledger.held, ledger.whole, ledger.room = self.free.copy(), self.held, self.whole, self.room
         return ledger
 
     def post(self, pairs: Pairs, sign: int) -> None:
-        """Take (`sign` 1) or give back (-1)."""
+        """Take what one holder needs (`sign` 1), or give it back (-1)."""
         free, touched = self.free, False
+        self.held += sign
         for name, count in pairs:
             free[name] = free.get(name, 0) - sign * count
             touched = touched or name[0] == DEVICE
@@ -77,7 +99,8 @@ class NodeLedger:
             for key in dict.fromkeys(((device.kind, device.model), (device.kind, ANY))):
                 whole[key] = whole.get(key, 0) + (left == WHOLE)
                 room[key] = max(room.get(key, 0), left)
-        self.whole, self.room = whole, room
+        self.whole: dict[tuple[str, str], int] = whole
+        self.room: dict[tuple[str, str], int] = room
 
     def over(self) -> Amount:
         """What is held beyond capacity, after a lawful reduction."""

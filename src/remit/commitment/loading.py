@@ -120,5 +120,5 @@ async def _load_outcomes(store: Store, place: Place) -> Outcomes:
     async for row in rows(store, BATCH, place.revision, after=batch_key(last.first - 1)):
         outcomes.record(int(row.key.removeprefix(BATCH)), decode_batch(row.value), row.revision)
     # A new authority begins a new window, past every id that the last one can have seen executed.
-    outcomes.window += 1
+    outcomes.begin(outcomes.window + 1)
     return outcomes

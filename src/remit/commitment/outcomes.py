@@ -27,7 +27,7 @@ _NOT_OUTCOMES: Final = frozenset({Code.OPERATION_EXPIRED, Code.OPERATION_MISMATC
 """Refusals of an id as such; they say nothing of the operation that the id belongs to."""
 
 
-class Entry(Struct, frozen=True, array_like=True):
+class Entry(Struct, frozen=True, array_like=True, gc=False):
     """One operation: who did what to which object on what evidence, and what came of it (`code` is empty if accepted)."""
 
     id: str
@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True, array_like=True):
     trace: str
 
 
-class Batch(Struct, frozen=True):
+class Batch(Struct, frozen=True, gc=False):
     """What one batch decided. `first` is the sequence of the oldest batch whose outcomes are kept; `at` is for display."""
 
     epoch: int
@@ -84,6 +84,7 @@ class Outcomes:
         self.incarnation = incarnation
         self.window = window
         self.horizon = horizon
+        self._prefix = f"{incarnation}.{window}."
         self._kept: dict[str, tuple[str, Verdict]] = {}
         self._by_window: dict[int, list[str]] = {}
         self._first_by_window: dict[int, int] = {}
@@ -98,6 +99,8 @@ class Outcomes:
             if known[0] not in ("", taken):
                 return Refused(Code.OPERATION_MISMATCH, f"operation {operation_id} was used for something else")
             return known[1]
+        if operation_id.startswith(self._prefix) and operation_id.find(".", len(self._prefix)) < 0 and len(operation_id) <= 128:
+            return None if len(operation_id) > len(self._prefix) else Refused(Code.INVALID, "id: it has no nonce")
         issued = window_of(operation_id)
         if issued is None:
             return Refused(Code.INVALID, "id: not an operation id; take the incarnation and window from the status")
@@ -127,12 +130,18 @@ class Outcomes:
                 verdict = Refused(Code(entry.code), entry.detail, revision)
             self._kept[entry.id] = (entry.digest, verdict)
             ids.append(entry.id)
-        self.window = max(self.window, batch.window)
+        if batch.window > self.window:
+            self.begin(batch.window)
         self.horizon = max(self.horizon, batch.horizon)
         for window in [w for w in self._by_window if w < self.horizon]:
             for old in self._by_window.pop(window):
                 self._kept.pop(old, None)
             self._first_by_window.pop(window, None)
+
+    def begin(self, window: int) -> None:
+        """A new window; most ids that come are of the current one, and are known by their first characters."""
+        self.window = window
+        self._prefix = f"{self.incarnation}.{window}."
 
     def next_horizon(self, window: int) -> int:
         """Where the horizon should stand for a batch in `window`."""

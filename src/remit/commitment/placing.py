@@ -13,7 +13,7 @@ from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.fit import Ask, Devices, misfit
 from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
 from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
-from remit.model.kinds import Deadline, Phase, Replica, ReplicaStatus, key_of
+from remit.model.kinds import Deadline, Phase, Replica, ReplicaStatus
 from remit.model.quantity import format_quantity
 from remit.model.resources import WHOLE
 
@@ -28,10 +28,10 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
     ask = draft.ask(generation_of(found))
     if ask is not None and ask.gang and draft.held(ask.generation) < ask.gang:
         return refuse(Code.GANG_SHORT, f"{claim.replica} is one of a gang of at least {ask.gang}: bind them together")
-    placed = place(draft, operation, claim, found)
+    placed = place(draft, operation, claim, found, ask)
     if isinstance(placed, Refused):
         return placed
-    draft.put_replica(claim.replica, found, placed)
+    draft.put_replica(claim.replica, found, placed, ask)
     return 0
 
 
@@ -53,7 +53,7 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
     without = Draft(draft, draft.moment)
     for victim, (before, after) in leaving.items():
         without.put_replica(victim, before, _moved(after, phase=Phase.RELEASED, devices={}, grants=()))
-    placed = place(without, operation, claim, found)
+    placed = place(without, operation, claim, found, without.ask(generation_of(found)))
     if isinstance(placed, Refused):
         return placed
     for victim, (before, after) in leaving.items():
@@ -80,7 +80,7 @@ def bind_gang(draft: Draft, operation: Operation, claim: Ganged) -> int | Refuse
         if len(groups) > 1:
             return refuse(Code.INVALID, f"{member.replica} is of another gang: one claim binds one gang")
         minimum = max(minimum, ask.gang)
-        placed = place(trial, operation, member, found)
+        placed = place(trial, operation, member, found, ask)
         if isinstance(placed, Refused):
             last = placed
             continue
@@ -103,11 +103,10 @@ def find(draft: Draft, name: str, at: int) -> Replica | Refused:
     return found[0]
 
 
-def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Replica) -> Replica | Refused:
+def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Replica, ask: Ask | None) -> Replica | Refused:
     """The replica as it would be bound; every guard of the lifecycle table's `bind` and `confirm` is here, in its order."""
     status = replica.status
-    transition = PLACED_BY.get(status.phase)
-    if transition is None:
+    if status.phase not in PLACED_BY:
         return refuse(Code.PHASE, f"{claim.replica} is {status.phase}; only a pending or reserved replica is bound")
     if operation.evidence.age_ms > SNAPSHOT_FRESH_MS:
         return refuse(
@@ -118,19 +117,18 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
         if isinstance(opened, Refused):
             return opened
         draft, replica = opened
-    ask = draft.ask(generation_of(replica))
     ledger = draft.node(claim.node)
     if ask is None or ledger is None:
         return refuse(
             Code.NOT_FOUND, f"there is no node {claim.node}" if ledger is None else f"{claim.replica} has no generation"
         )
-    owner = draft.thing(key_of("Workload", replica.spec.workload, replica.metadata.tenant))
+    owner = draft.thing(ask.owner)
     if owner is None or owner[0].metadata.deleting:
         return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted")
     policy = draft.in_force()
     if policy is not None and policy.spec.deadline is not None and not _ahead(draft, policy.spec.deadline):
         return refuse(Code.POLICY_LAPSED, f"policy revision {policy.spec.number} is past its lease here")
-    code = misfit(ask, ledger, draft)
+    code = misfit(ask, ledger, draft, draft.static_misfit)
     if code is not None:
         return refuse(code, f"{claim.replica} does not fit {claim.node}: {_why(code, ask, ledger)}")
     wrong = _check_devices(ask, ledger, claim.devices)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from remit.law.labels import expressions, selects
 from remit.model.claims import Code
-from remit.model.kinds import DeviceAsk, NodeExpression, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.kinds import DeviceAsk, NodeExpression, Placement, PolicySpec, Taint, Toleration, WorkloadSpec, key_of
 from remit.model.quantity import parse_quantity
 from remit.model.resources import DEVICES, WHOLE, Amount
 
@@ -65,6 +65,7 @@ class Ask(NamedTuple):
 
     tenant: str
     generation: tuple[str, str, int]
+    owner: str
     labels: Mapping[str, str]
     charge: Amount
     resources: tuple[tuple[str, int], ...]
@@ -83,6 +84,8 @@ class Ask(NamedTuple):
     affinity: tuple[Term, ...]
     anti: tuple[Term, ...]
     gang: int
+    checks: tuple[tuple[Callable[..., Truth], Code], ...]
+    """The rules about what is left that can fail for this ask at all."""
 
 
 class Site(Protocol):
@@ -253,9 +256,21 @@ STATIC: Final = tuple(rule for rule in RULES if rule.static)
 _CHECKS: Final = tuple((rule.check, rule.code) for rule in RULES)
 
 
-def misfit(ask: Ask, site: Site, peers: Peers) -> Code | None:
-    """The first rule that one node breaks; None if the replica fits."""
-    for check, code in _CHECKS:
+def static_misfit(ask: Ask, site: Site) -> Code | None:
+    """The first rule that a node breaks by what it is; the answer is good until the node, the ask or the policy changes."""
+    return next((rule.code for rule in STATIC if not rule.check(ask, site, NOBODY)), None)
+
+
+def misfit(ask: Ask, site: Site, peers: Peers, static: Callable[[Ask, Any], Code | None] = static_misfit) -> Code | None:
+    """The first rule that one node breaks; None if the replica fits. `static` may answer from memory."""
+    if not ready(ask, site, peers):
+        return Code.NODE_UNREADY
+    if not accepting(ask, site, peers):
+        return Code.DRAINING
+    code = static(ask, site)
+    if code is not None:
+        return code
+    for check, code in ask.checks:
         if not check(ask, site, peers):
             return code
     return None
@@ -312,6 +327,7 @@ def make_ask(
     return Ask(
         tenant=tenant,
         generation=(tenant, workload, generation),
+        owner=key_of("Workload", workload, tenant),
         labels=marked,
         charge=charge,
         resources=template.resources.pairs,
@@ -334,7 +350,21 @@ def make_ask(
         affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
         anti=tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity),
         gang=spec.gang.min if spec.gang else 0,
+        checks=_checks(bool(wholes), bool(parts), where),
     )
+
+
+def _checks(wholes: bool, parts: bool, where: Placement) -> tuple[tuple[Callable[..., Truth], Code], ...]:
+    """Resources and anti-affinity (others may shun this one) always; the rest only where the ask has such a part."""
+    idle: dict[Callable[[Ask, Site, Peers], Truth], bool] = {
+        devices: not wholes,
+        shares: not parts,
+        spread: not where.topology_spread,
+        affinity: not where.affinity,
+        ready: True,
+        accepting: True,
+    }
+    return tuple((rule.check, rule.code) for rule in RULES if not rule.static and not idle.get(rule.check, False))
 
 
 def carried(ask: Ask) -> tuple[Index, ...]:

@@ -47,6 +47,8 @@ def window_of(operation: str) -> tuple[str, int] | None:
 class Role(StrEnum):
     """In what capacity somebody acts. Each transition has exactly one of these as its owner."""
 
+    __hash__ = str.__hash__  # Enum's own is written in Python, and roles are looked up at every claim.
+
     USER = "user"
     OPERATOR = "operator"
     SCHEDULER = "scheduler"
@@ -62,7 +64,7 @@ class Role(StrEnum):
     AUTHORITY = "authority"
 
 
-class Actor(Struct, frozen=True, omit_defaults=True):
+class Actor(Struct, frozen=True, omit_defaults=True, gc=False):
     """Who asks, and the lease and epoch that let it act; people act without a lease."""
 
     name: Short
@@ -71,14 +73,14 @@ class Actor(Struct, frozen=True, omit_defaults=True):
     epoch: int = 0
 
 
-class Evidence(Struct, frozen=True, omit_defaults=True):
+class Evidence(Struct, frozen=True, omit_defaults=True, gc=False):
     """What the asker had seen: the store revision, and how old that view was."""
 
     revision: Annotated[int, Meta(ge=0)] = 0
     age_ms: Annotated[int, Meta(ge=0)] = 0
 
 
-class Claim(Struct, frozen=True, tag_field="do", tag=str.lower, omit_defaults=True, forbid_unknown_fields=True):
+class Claim(Struct, frozen=True, tag_field="do", tag=str.lower, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """Anything that may be asked."""
 
 
@@ -315,7 +317,7 @@ AnyClaim = (
 CLAIMS: tuple[type[Claim], ...] = get_args(AnyClaim)
 
 
-class Operation(Struct, frozen=True, omit_defaults=True):
+class Operation(Struct, frozen=True, omit_defaults=True, gc=False):
     id: OperationID
     actor: Actor
     claim: AnyClaim
@@ -325,6 +327,8 @@ class Operation(Struct, frozen=True, omit_defaults=True):
 
 class Code(StrEnum):
     """Why a claim was refused. What each means, and what cures it, is in law/refusals.py."""
+
+    __hash__ = str.__hash__
 
     INVALID = "invalid"
     ROLE = "role"
@@ -368,14 +372,14 @@ class Code(StrEnum):
     LIMIT = "limit"
 
 
-class Accepted(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="accepted"):
+class Accepted(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="accepted", gc=False):
     """It is true as of `revision`. `number` is what the claim asked for, where that is a number (an epoch, say)."""
 
     revision: int
     number: int = 0
 
 
-class Refused(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="refused"):
+class Refused(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="refused", gc=False):
     """Nothing changed. `detail` is prose for people; programs read `code`."""
 
     code: Code

@@ -40,7 +40,7 @@ Resources = Annotated[Amount, Meta(extra={"devices": False}, description="resour
 Quota = Annotated[Amount, Meta(extra={"devices": True}, description="resources by name, and devices by kind")]
 
 
-class Record(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+class Record(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """Anything written inside an object."""
 
 
@@ -135,6 +135,8 @@ class NodeSpec(Record, frozen=True):
 
 class NodeHealth(StrEnum):
     """How sure is the authority that this node is there? Only `ready` ones take new work."""
+
+    __hash__ = str.__hash__
 
     JOINING = "joining"
     READY = "ready"
@@ -450,6 +452,8 @@ class Allotment(Object, tag="Allotment", frozen=True, kw_only=True):
 
 class Phase(StrEnum):
     """Where a replica stands; who may move it is in law/lifecycle.py."""
+
+    __hash__ = str.__hash__  # Enum's own is written in Python, and phases are looked up at every claim.
 
     PENDING = "pending"
     RESERVED = "reserved"

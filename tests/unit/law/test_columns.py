@@ -102,6 +102,12 @@ def test_a_device_without_a_model_counts_once() -> None:
     assert room == {("gpu", fit.ANY): 1000}
 
 
+def test_room_is_the_largest_share_left_on_one_device__in_whatever_order_they_stand() -> None:
+    devices = [Device(name=name, kind="gpu", model="A") for name in ("d0", "d1", "d2")]
+    whole, room = devices_left(devices, {"d0": 900, "d1": 300, "d2": 1000})
+    assert (whole["gpu", "A"], room["gpu", "A"]) == (0, 700)
+
+
 def test_a_device_used_beyond_itself_has_no_room_and_not_less() -> None:
     assert devices_left([Device(name="d", kind="gpu")], {"d": 1500}) == ({("gpu", fit.ANY): 0}, {("gpu", fit.ANY): 0})
 
@@ -145,6 +151,12 @@ def test_the_least_is_taken_where_the_replica_could_stand_at_all() -> None:
     nowhere = ask_for(placement=Placement(zones=("z",)))
     # The node in b is tainted, so b does not hold the least down either.
     assert [peers.least(over(ask, columns), index) for ask in (anywhere, only_a, nowhere)] == [5, 5, 0]
+
+
+def test_a_node_outside_every_domain_does_not_hold_the_least_down() -> None:
+    columns = Columns([node("n1", rack="r1"), node("n2")])
+    index = fit.Index("risk", ((fit.WORKLOAD_LABEL, "api"),), "rack")
+    assert ColumnPeers(columns, {index: {"r1": 3}}).least(over(ask_for(), columns), index) == 3
 
 
 def test_only_carriers_of_the_tenant_whose_term_picks_the_replica_shun_it() -> None:
