@@ -39,11 +39,12 @@ class Transaction:
         kept: list[Change] = []
         size = 0
         for change in changes:
-            if change.key == HEAD:
-                self.head = None if change.value is None else decode_head(change.value)
+            key, value, _ = change
+            if key == HEAD:
+                self.head = None if value is None else decode_head(value)
             else:
                 kept.append(change)
-                size += _weight(change)
+                size += len(key) + len(value or b"")
         self.changes = tuple(kept)
         self.size = size
         # Watchers share few prefixes, so each filter is worked out once and not once a watcher.

@@ -28,7 +28,6 @@ from apsw import sqlite_extra
 from remit.store.chain import decode_head
 from remit.store.faults import corrupt, translate, translated
 from remit.store.feed import Transaction
-from remit.store.order import KeyOrder
 from remit.store.protocol import (
     HEAD,
     Change,
@@ -44,6 +43,7 @@ from remit.store.protocol import (
     StoreError,
     Unavailable,
 )
+from remit.store.recent import Recent, Version
 from remit.store.rules import check_revision, prefix_end, range_start
 
 FILE_NAME = "store.sqlite"
@@ -60,7 +60,6 @@ WAL_PAGES_MAX = 16_384
 _PAST_ALL_KEYS = b""
 """SQLite orders every text before every blob, so this ends a range that has no end."""
 
-Version = tuple[str, int]
 LogRow = tuple[int, str, bytes | None, int]
 
 
@@ -69,63 +68,6 @@ class Written(NamedTuple):
 
     outcomes: list[Committed | Conflict]
     transactions: list[Transaction]
-
-
-class Recent:
-    """Versions that are in the log but not yet in `keys`: of each key the newest id, and apart, for the few, older ones.
-
-    Plain integers in two dicts, because there are hundreds of thousands: a list for each key would cost more memory, and
-    more time whenever Python collects its garbage.
-    """
-
-    def __init__(self) -> None:
-        self.ids: dict[str, int] = {}
-        self.older: dict[str, list[int]] = {}
-        self.order = KeyOrder()
-        self.count = 0
-
-    def add(self, versions: Iterable[Version]) -> None:
-        ids, fresh = self.ids, []
-        for key, id_ in versions:
-            old = ids.get(key)
-            if old is None:
-                fresh.append(key)
-            else:
-                self.older.setdefault(key, []).append(old)
-                self.count += 1
-            ids[key] = id_
-        self.count += len(fresh)
-        self.order.add(fresh)
-
-    def newest(self, key: str, below: int) -> int:
-        """The newest version with an id less than `below`; 0 if there is none in here."""
-        id_ = self.ids.get(key, 0)
-        if id_ < below:
-            return id_
-        return next((old for old in reversed(self.older.get(key, ())) if old < below), 0)
-
-    def versions(self, keys: Iterable[str], below: int) -> list[Version]:
-        found: list[Version] = []
-        for key in keys:
-            found += [(key, old) for old in self.older.get(key, ()) if old < below]
-            id_ = self.ids.get(key)
-            if id_ is not None and id_ < below:
-                found.append((key, id_))
-        return found
-
-    def drop(self, keys: Iterable[str], below: int) -> None:
-        """Let go of what `versions(keys, below)` answered, now that it is in `keys`. What came since stays."""
-        for key in keys:
-            if (olds := self.older.get(key)) is not None:
-                kept = [old for old in olds if old >= below]
-                self.count -= len(olds) - len(kept)
-                if kept:
-                    self.older[key] = kept
-                else:
-                    del self.older[key]
-            if self.ids.get(key, below) < below:
-                del self.ids[key]
-                self.count -= 1
 
 
 def first_id(revision: int) -> int:
@@ -264,7 +206,7 @@ class File:
             # Both sources are known up to here; what lies past it is left for the next round.
             edge: str | None = indexed[-1][0] if len(indexed) == want else None
             fresh = 0
-            for key in self.recent.order.walk(start, end):
+            for key in self.recent.walk(start, end):
                 if edge is not None and key > edge:
                     break
                 if id_ := self.recent.newest(key, below):
@@ -402,14 +344,12 @@ class _Reading:
 
 def log_rows(revision: int, commit: Commit) -> list[LogRow]:
     """A transaction that changes nothing still takes a revision: an unnamed row keeps its place in the log."""
-    id_ = first_id(revision)
-    rows: list[LogRow] = []
-    for key, value in commit.puts:
-        rows.append((id_, key, value, checksum(id_, key, value)))
-        id_ += 2
-    for key in commit.deletes or (() if rows else ("",)):
-        rows.append((id_ | 1, key, None, checksum(id_ | 1, key, None)))
-        id_ += 2
+    ids = range(first_id(revision), first_id(revision + 1), 2)
+    rows: list[LogRow] = [
+        (id_, key, value, checksum(id_, key, value)) for id_, (key, value) in zip(ids, commit.puts, strict=False)
+    ]
+    gone = commit.deletes or (() if rows else ("",))
+    rows += [(id_ | 1, key, None, checksum(id_ | 1, key, None)) for id_, key in zip(ids[len(rows) :], gone, strict=False)]
     return rows
 
 

@@ -6,6 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
+_FRESH_KEYS_MAX = 1 << 11
+_RUN_KEYS_MAX = 1 << 16
+"""Longer runs are not merged: one such merge would take many milliseconds, and a walk can bear some more runs."""
+
 
 class KeyOrder:
     """Sorted runs of geometric size: adding is amortised logarithmic, and a walk merges a handful of runs.
@@ -26,6 +30,9 @@ class KeyOrder:
 
     def add(self, keys: Iterable[str]) -> None:
         self._fresh.extend(keys)
+        # Sorted as they come: left for the next walk, one huge sort would hold up whoever walks.
+        if len(self._fresh) >= _FRESH_KEYS_MAX:
+            self._settle()
 
     def walk(self, start: str, end: str | None) -> Iterator[str]:
         """Keys from `start` up to but not including `end`. What is added during the walk is not in it."""
@@ -43,17 +50,23 @@ class KeyOrder:
         run = sorted(self._fresh)
         self._fresh = []
         runs = list(self._runs)
-        while runs and len(runs[-1]) <= 2 * len(run):
+        while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= _RUN_KEYS_MAX:
             # Sorting two sorted runs is one merge for timsort. A new list each time: a walk under way keeps its own.
             run = sorted(runs.pop() + run)
         self._runs = (*runs, run)
 
 
 def _merged(runs: list[list[str]], start: str, end: str | None) -> Iterator[str]:
-    last: str | None = None
-    for key in merge(*(_tail(run, start) for run in runs)):
+    for key in distinct(merge(*(_tail(run, start) for run in runs))):
         if end is not None and key >= end:
             return
+        yield key
+
+
+def distinct(keys: Iterable[str]) -> Iterator[str]:
+    """Keys that come in order, each once."""
+    last: str | None = None
+    for key in keys:
         if key != last:
             last = key
             yield key

@@ -46,7 +46,7 @@ class IndexPass:
     def __init__(self, file: File) -> None:
         self._file = file
         self._below = first_id(file.revision + 1)
-        self._keys: Iterator[str] = file.recent.order.walk("", None)
+        self._keys = file.recent.begin_pass()
 
     def step(self, keys: int) -> bool:
         """Write the next `keys`; True when the pass is complete. If it fails nothing is lost: the log has it all."""
@@ -61,7 +61,7 @@ class IndexPass:
         file.recent.drop(some, below)
         if done:
             file.indexed = below
-            file.recent.order.reset(file.recent.ids)
+            file.recent.end_pass()
         return done
 
 
