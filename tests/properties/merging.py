@@ -207,9 +207,10 @@ def joined(was: Row, one: Row, other: Row) -> Row:
             return _longer_lease(one, other)
         case (Grant(), Grant()) | (Node(), Node()) | (Workload(), Workload()):
             woven = weave(_plain(was), _plain(one), _plain(other))
-            return replace(woven, status=replace(woven.status, **_freely(one, other)))
-    woven_row: Row = weave(was, one, other)
-    return woven_row
+            row: Row = replace(woven, status=replace(woven.status, **_freely(one, other)))
+        case _:
+            row = weave(was, one, other)
+    return row
 
 
 def _later_word(one: Lease, other: Lease) -> Lease:
@@ -596,7 +597,8 @@ def nothing_dangles(scene: Scene) -> Found:
 
 @invariant
 def conditions_are_few(scene: Scene) -> Found:
-    for row in (*scene.all(Node), *scene.all(Workload)):
+    rows: list[Node | Workload] = [*scene.all(Node), *scene.all(Workload)]
+    for row in rows:
         if len(row.status.conditions) > CONDITIONS_MAX:
             yield f"{key(row)} has {len(row.status.conditions)} conditions"
 

@@ -44,6 +44,8 @@ HISTORY_KEPT: Final = 20_000
 SLICE: Final = 10_000
 COMPACT_EVERY: Final = 4_000
 RETRY_MS: Final = 200
+OPERATION_BYTES_MAX: Final = 4 << 20
+"""Half of what a row may have: a larger claim would be refused by the store, and so end the authority."""
 
 
 class Prepared(NamedTuple):
@@ -231,21 +233,23 @@ class Authority:
         for operation in operations:
             if len(draft.replicas) > SLICE:
                 break
-            taken = digest(operation)
+            taken, size = digest(operation)
             before = entries.get(operation.id)
             if before is not None:
                 answers.append(
                     before if before.digest in ("", taken) else Refused(Code.OPERATION_MISMATCH, "used in this batch")
                 )
                 continue
-            known = self.outcomes.judge(operation.id, taken)
+            known = self.outcomes.judge(operation.id, taken, window)
             if known is not None:
                 answers.append(known)
                 if isinstance(known, Refused) and not known.revision:
                     audited.append(_entry(operation, taken, known))
                 continue
-            if isinstance(operation.claim, Abandon):
-                ruled = self._abandon(operation.claim.operation, entries)
+            if size > OPERATION_BYTES_MAX:
+                ruled: int | Refused = Refused(Code.LIMIT, f"the operation has {size} bytes; {OPERATION_BYTES_MAX} at most")
+            elif isinstance(operation.claim, Abandon):
+                ruled = self._abandon(operation.claim.operation, entries, window)
             else:
                 ruled = decide(draft, operation)
             entry = _entry(operation, taken, ruled)
@@ -255,16 +259,17 @@ class Authority:
         return _prepared(draft, batch, answers, self.books, self._place.head.sequence + 1)
 
     def _batch(self, entries: tuple[Entry, ...], window: int) -> Batch:
-        horizon = self.outcomes.next_horizon(window)
-        first = self.outcomes.first(horizon, self._place.head.sequence + 1)
+        sequence = self._place.head.sequence + 1
+        horizon = self.outcomes.next_horizon(window, sequence - AUDIT_BATCHES_KEPT)
+        first = self.outcomes.first(horizon, sequence)
         return Batch(self._place.head.epoch, window, horizon, first, self.clock.wall(), entries)
 
-    def _abandon(self, target: str, entries: dict[str, Entry]) -> int | Refused:
+    def _abandon(self, target: str, entries: dict[str, Entry], window: int) -> int | Refused:
         """If the target has an outcome, answer it; otherwise make this its outcome, whatever its payload."""
         before = entries.get(target)
         if before is not None:
             return before.number if not before.code else Refused(Code(before.code), before.detail)
-        known = self.outcomes.judge(target, "")
+        known = self.outcomes.known(target) or self.outcomes.judge(target, "", window)
         if isinstance(known, Accepted):
             return known.number
         if known is not None:
@@ -364,18 +369,22 @@ def _prepared(draft: Draft, batch: Batch, answers: list[Verdict | Entry], books:
             draft.notes[name] = None
             deletes.append(name)
     puts.append((batch_key(sequence), encode_batch(batch)))
-    if sequence > AUDIT_BATCHES_KEPT:
+    # Never one whose outcomes are still promised: a new authority could not find them, and would repeat the deed.
+    if 0 < sequence - AUDIT_BATCHES_KEPT < batch.first:
         deletes.append(batch_key(sequence - AUDIT_BATCHES_KEPT))
     return Prepared(draft, batch, answers, puts, deletes)
 
 
 def _entry(operation: Operation, taken: str, ruled: int | Refused) -> Entry:
-    actor, evidence = operation.actor, operation.evidence
+    actor, evidence, claim = operation.actor, operation.evidence, operation.claim
     number, code, detail = (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", "")
     return Entry(
-        operation.id, taken, tag(operation.claim), _subject(operation), actor.name, actor.role.value, actor.lease, actor.epoch,
+        operation.id, taken, _TAGS[type(claim)], _subject(operation), actor.name, actor.role, actor.lease, actor.epoch,
         evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
     )  # fmt: skip
+
+
+_TAGS: Final = {claim: tag(claim) for claim in CLAIMS}
 
 
 def _subject(operation: Operation) -> str:

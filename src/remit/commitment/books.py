@@ -72,6 +72,7 @@ class Books:
         self.grants: dict[str, GrantLedger] = {}
         self.spots: dict[GenerationKey, dict[str, int]] = {}
         self.population: dict[GenerationKey, int] = {}
+        self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
         self.patrons: dict[str, str] = {}
         self.since: dict[str, int] = {}
@@ -113,8 +114,14 @@ class Books:
         return self.active.get((tenant, workload), 0)
 
     def held(self, generation: GenerationKey) -> int:
-        """How many replicas of a generation hold room."""
-        return sum(self.spots.get(generation, {}).values())
+        """How many replicas of a generation hold room that they are bound to; a reservation is not bound yet."""
+        return sum(self.spots.get(generation, {}).values()) - self.reserved.get(generation, 0)
+
+    def places(self) -> Iterator[tuple[GenerationKey, str, int]]:
+        """How many of each generation hold room on each node."""
+        for generation, spots in self.spots.items():
+            for name, count in spots.items():
+                yield generation, name, count
 
     def in_force(self) -> PolicyRevision | None:
         return self.policy
@@ -224,6 +231,7 @@ class Books:
         merge(self.patrons, draft.patrons)
         merge(self.since, draft.since)
         add(self.population, draft.population)
+        add(self.reserved, draft.reserved)
         add(self.active, draft.active)
         if draft.policy is not None:
             self.policy = draft.policy
@@ -277,7 +285,10 @@ def compile_ask(books: Books | Draft, generation: GenerationKey) -> Ask | None:
     policy = books.in_force()
     spec = found[0].spec
     policies = () if policy is None else tuple(policy.spec.policies.values())
-    return make_ask(generation[0], generation[1], spec.labels, spec.spec, policies, generation[2])
+    in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
+    owner = books.thing(key_of("Workload", generation[1], generation[0]))
+    going = owner is None or owner[0].metadata.deleting
+    return make_ask(generation[0], generation[1], spec.labels, spec.spec, policies, generation[2], in_force, not going)
 
 
 def domains(ask: Ask, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ def decide(draft: Draft, operation: Operation) -> int | Refused:
     if ruling is None:
         return refuse(Code.INVALID, f"{type(claim).__name__} is not decided here")
     if actor.role not in ruling.roles:
-        return refuse(Code.ROLE, f"{actor.role} may not {tag(claim)}; {', '.join(sorted(ruling.roles))} may")
+        return refuse(Code.ROLE, f"{actor.role} may not {tag(type(claim))}; {', '.join(sorted(ruling.roles))} may")
     if not isinstance(claim, Acquire):
         fenced = claimant(draft, actor)
         if fenced is not None:
@@ -32,7 +32,7 @@ def decide(draft: Draft, operation: Operation) -> int | Refused:
     return ruling.decide(draft, operation, claim)
 
 
-def tag(claim: Claim) -> str:
+def tag(claim: type[Claim]) -> str:
     """How a claim is called in the audit and on the wire."""
     return str(claim.__struct_config__.tag)
 

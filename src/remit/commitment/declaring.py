@@ -73,8 +73,9 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
             meta, uid=draft.uid() if before is None else before.metadata.uid, generation=generation, revision=0, deleting=False
         ),
     )
-    if before is not None and hasattr(before, "status"):
-        stamped = replace(stamped, status=before.status)
+    if hasattr(thing, "status"):
+        # What is observed is not declared: a new node is joining, whatever it says of itself.
+        stamped = replace(stamped, status=type(thing.status)() if before is None else before.status)
     draft.put(stamped)
     if isinstance(stamped, Workload) and changed:
         _keep_generation(draft, stamped)
@@ -90,7 +91,7 @@ def _expected(name: str, expect: int | None, found: tuple[Any, int] | None) -> R
         return refuse(Code.EXISTS, f"{name} exists, at revision {found[1]}")
     if expect and found is None:
         return refuse(Code.NOT_FOUND, f"there is no {name} any more")
-    if expect and found is not None and found[1] != expect:
+    if expect and found is not None and (found[1] != expect or expect < 0):
         return refuse(Code.REVISION, f"{name} was seen at revision {expect} and has changed since")
     return None
 
@@ -146,6 +147,8 @@ def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
         return refuse(Code.INVALID, f"kind: a {claim.kind} is not declared, so not deleted either")
     if operation.actor.role not in DECLARERS[claim.kind] | {Role.WORKLOADS}:
         return refuse(Code.ROLE, f"a {claim.kind} is not deleted by {operation.actor.role}")
+    if operation.actor.role is Role.AGENT and operation.actor.lease != f"{Role.AGENT}/{claim.name}":
+        return refuse(Code.NOT_OWNER, f"an agent deletes only its own node, {operation.actor.lease}")
     name = key_of(claim.kind, claim.name, claim.tenant)
     found = draft.thing(name)
     if found is None:
@@ -235,5 +238,9 @@ def adopt(draft: Draft, operation: Operation, claim: Adopt) -> int | Refused:
         return refuse(Code.OPERATION_MISMATCH, f"policy revision {claim.number} is known here with other content")
     if claim.asked_ms > draft.moment.now_ms:
         return refuse(Code.INVALID, "asked_ms: the lease cannot have been asked for in the future")
-    deadline = Deadline(boot=draft.moment.boot, at_ms=claim.asked_ms + claim.ttl)
+    until_ms = claim.asked_ms + claim.ttl
+    known = None if latest is None or latest.spec.number != claim.number else latest.spec.deadline
+    if known is not None and known.boot == draft.moment.boot:
+        until_ms = max(until_ms, known.at_ms)  # of two leases on one number the longer stands, in any order of arrival
+    deadline = Deadline(boot=draft.moment.boot, at_ms=until_ms)
     return _publish(draft, dict(claim.policies), claim.number, deadline)

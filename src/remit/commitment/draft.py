@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remit.commitment.books import Books, GenerationKey, Moment, Tally, add, compile_ask, domains, generation_of, picks
@@ -19,7 +19,19 @@ from remit.law.fit import Ask, Index, carried, static_misfit
 from remit.law.labels import selects
 from remit.law.lifecycle import HOLDS, WAITS
 from remit.model.claims import Code, Refused
-from remit.model.kinds import AnyObject, Generation, Grant, GrantPhase, Node, Phase, PolicyRevision, Replica, Tenant, key
+from remit.model.kinds import (
+    AnyObject,
+    Generation,
+    Grant,
+    GrantPhase,
+    Node,
+    Phase,
+    PolicyRevision,
+    Replica,
+    Tenant,
+    Workload,
+    key,
+)
 
 Pairs = tuple[tuple[str, int], ...]
 
@@ -52,6 +64,7 @@ class Draft:
         self.grants: dict[str, GrantLedger | None] = {}
         self.spots: dict[GenerationKey, dict[str, int]] = {}
         self.population: dict[GenerationKey, int] = {}
+        self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
         self.patrons: dict[str, str | None] = {}
         self.since: dict[str, int | None] = {}
@@ -63,6 +76,7 @@ class Draft:
         self.fenced: dict[tuple[str, str, str, int], Refused | None] = {}
         """Answers about claimants, as long as no lease changes in this draft."""
         self._carried: dict[str, dict[Index, None]] = {}
+        self._carriers: dict[str, tuple[Index, ...]] = {}
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -97,7 +111,14 @@ class Draft:
         return self.base.members(tenant, workload) + self.active.get((tenant, workload), 0)
 
     def held(self, generation: GenerationKey) -> int:
-        return self.base.held(generation) + sum(self.spots.get(generation, {}).values())
+        moved = sum(self.spots.get(generation, {}).values()) - self.reserved.get(generation, 0)
+        return self.base.held(generation) + moved
+
+    def places(self) -> Iterator[tuple[GenerationKey, str, int]]:
+        yield from self.base.places()
+        for generation, spots in self.spots.items():
+            for name, count in spots.items():
+                yield generation, name, count
 
     def in_force(self) -> PolicyRevision | None:
         return self.policy if self.policy is not None else self.base.in_force()
@@ -120,6 +141,9 @@ class Draft:
     # -- fit.Peers -------------------------------------------------------------------------------------------------------
 
     def counts(self, index: Index) -> Overlay:
+        if self.relabelled:
+            # What lies below counted its domains as the nodes stood before this draft.
+            return Overlay(Tally(), self._recount(index))
         return Overlay(self.base.counts(index), self._moves(index))
 
     def total(self, index: Index) -> int:
@@ -144,8 +168,18 @@ class Draft:
         return tuple(dict.fromkeys((*below, *self._carried[tenant]))) if tenant in self._carried else below
 
     def shunners(self, ask: Ask) -> Sequence[Index]:
-        carriers = self.carriers(ask.tenant)
+        carriers = self._carriers.get(ask.tenant)
+        if carriers is None:
+            carriers = self._carriers[ask.tenant] = self.carriers(ask.tenant)
         return [index for index in carriers if selects(index.selector, ask.labels)] if carriers else ()
+
+    def _recount(self, index: Index) -> dict[str, int]:
+        counted: dict[str, int] = {}
+        for generation, name, count in self.places():
+            ask = self.ask(generation) if generation[0] == index.tenant else None
+            if ask is not None and picks(index, ask):
+                self._move(counted, index, name, count)
+        return counted
 
     def _moves(self, index: Index) -> dict[str, int]:
         """How this draft has changed a tally: found from its spots when first asked for, and kept up since."""
@@ -187,7 +221,7 @@ class Draft:
                 self._put_ledger(f"tenant/{thing.metadata.name}/emergency", emergency, None, thing.metadata.name)
             case Grant():
                 self._put_grant(thing, before)
-            case Generation():
+            case Generation() | Workload():
                 self._reshape()
             case PolicyRevision():
                 latest = self.in_force()
@@ -217,7 +251,7 @@ class Draft:
                 self._burden(grant, -1)
                 for ledger in (grant.metadata.name, *(f"{grant.metadata.name}/{t}" for t in grant.spec.shares)):
                     self.grants[ledger] = None
-            case Generation():
+            case Generation() | Workload():
                 self._reshape()
 
     def note(self, thing: AnyObject) -> None:
@@ -268,15 +302,25 @@ class Draft:
             if replica.status.phase is not Phase.RELEASED:
                 group = (replica.metadata.tenant, replica.spec.workload)
                 self.active[group] = self.active.get(group, 0) + sign
-            for victim in replica.status.victims if replica.status.phase is Phase.RESERVED else ():
-                if sign > 0 or self.patron(victim) == name:
-                    self.patrons[victim] = name if sign > 0 else None
+            if replica.status.phase is Phase.RESERVED:
+                self._count_reserved(name, replica, sign)
         before = None if old is None else old.status.phase
         after = None if new is None else new.status.phase
         if after in WAITS and after is not before:
             self.since[name] = self.moment.now_ms
         elif before in WAITS and after not in WAITS:
             self.since[name] = None
+
+    def _count_reserved(self, name: str, replica: Replica, sign: int) -> None:
+        generation = generation_of(replica)
+        self.reserved[generation] = self.reserved.get(generation, 0) + sign
+        for victim, attempt in replica.status.victims.items():
+            found = self.replica(victim)
+            if sign < 0 and self.patron(victim) == name:
+                self.patrons[victim] = None
+            elif sign > 0 and found is not None and held_by(found[0], attempt):
+                # Else it is in a later attempt, which may have another patron by now.
+                self.patrons[victim] = name
 
     def _post(self, name: str, replica: Replica, sign: int, ask: Ask | None = None) -> None:
         ask = ask or self.ask(generation_of(replica))
@@ -320,6 +364,7 @@ class Draft:
         spots[node] = spots.get(node, 0) + sign
         if ask.anti:
             self._carried.setdefault(ask.tenant, {}).update(dict.fromkeys(carried(ask)))
+            self._carriers.clear()
         for index, moved in self._moved.items():
             if index.tenant == ask.tenant and picks(index, ask):
                 self._move(moved, index, node, sign)
@@ -337,7 +382,8 @@ class Draft:
         if ledger is None:
             self.grants[name] = GrantLedger(name, amount, grant, tenant, deadline)
         else:
-            ledger.amount, ledger.grant, ledger.deadline_ms = amount, grant, deadline
+            ledger.resize(amount)
+            ledger.grant, ledger.deadline_ms = grant, deadline
 
     def _put_grant(self, grant: Grant, before: Any) -> None:
         if isinstance(before, Grant):
@@ -401,11 +447,13 @@ class Draft:
         self.patrons.update(trial.patrons)
         self.since.update(trial.since)
         add(self.population, trial.population)
+        add(self.reserved, trial.reserved)
         add(self.active, trial.active)
         for generation, moved in trial.spots.items():
             add(self.spots.setdefault(generation, {}), moved)
         for tenant, carriers in trial._carried.items():
             self._carried.setdefault(tenant, {}).update(carriers)
+        self._carriers.clear()
         self.policy = trial.policy or self.policy
         self.reshaped |= trial.reshaped
         self.relabelled |= trial.relabelled

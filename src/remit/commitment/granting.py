@@ -183,8 +183,9 @@ def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
         return refuse(Code.INVALID, f"{claim.name} is held in this scope: its draws are known here")
     if (claim.epoch, claim.report) <= (grant.status.epoch, grant.status.report):
         return grant.status.report
-    if not claim.remaining <= grant.spec.amount:
-        return refuse(Code.INVALID, f"remaining: {claim.remaining} is more than {grant.spec.amount}, which was granted")
+    left = Amount(outstanding(grant))
+    if not claim.remaining <= left:
+        return refuse(Code.INVALID, f"remaining: {claim.remaining} is more than {left}, which is all that was not given back")
     status = replace(
         grant.status,
         returned=grant.spec.amount - claim.remaining,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from remit.law.fit import ANY
+from remit.law.fit import devices_left
 from remit.law.labels import match_labels
 from remit.model.kinds import Grant, GrantPhase, Node, NodeExpression, NodeHealth, Taint
 from remit.model.resources import WHOLE, Amount
@@ -92,15 +92,9 @@ class NodeLedger:
 
     def _count_devices(self) -> None:
         # Made anew, never changed in place: copies share these two until a device of theirs is touched.
-        whole: dict[tuple[str, str], int] = {}
-        room: dict[tuple[str, str], int] = {}
-        for device in self.node.spec.devices:
-            left = self.free.get(DEVICE + device.name, 0)
-            for key in dict.fromkeys(((device.kind, device.model), (device.kind, ANY))):
-                whole[key] = whole.get(key, 0) + (left == WHOLE)
-                room[key] = max(room.get(key, 0), left)
-        self.whole: dict[tuple[str, str], int] = whole
-        self.room: dict[tuple[str, str], int] = room
+        devices = self.facts.node.spec.devices
+        used = {device.name: WHOLE - self.free.get(DEVICE + device.name, 0) for device in devices}
+        self.whole, self.room = devices_left(devices, used)
 
     def over(self) -> Amount:
         """What is held beyond capacity, after a lawful reduction."""
@@ -138,13 +132,13 @@ class Short(NamedTuple):
 
 
 class GrantLedger:
-    """One grant, or one tenant's quota: how much there is, what is drawn, what is granted on.
+    """One grant, or one tenant's quota: how much there is, what is granted on, and what is left; the rest is drawn.
 
     *Used plus granted on never rises above the amount.* It may stand above it after a lawful reduction; then nothing more is
     drawn until enough is released.
     """
 
-    __slots__ = ("amount", "deadline_ms", "grant", "lent", "name", "tenant", "used")
+    __slots__ = ("amount", "deadline_ms", "grant", "left", "lent", "name", "tenant")
 
     def __init__(self, name: str, amount: Mapping[str, int], grant: Grant | None, tenant: str, deadline_ms: int | None) -> None:
         self.name = name
@@ -152,33 +146,51 @@ class GrantLedger:
         self.grant = grant
         self.tenant = tenant
         self.deadline_ms = deadline_ms
-        self.used: dict[str, int] = {}
         self.lent: dict[str, int] = {}
+        self.left: dict[str, int] = dict(amount)
 
     def copy(self) -> GrantLedger:
         ledger = GrantLedger(self.name, self.amount, self.grant, self.tenant, self.deadline_ms)
-        ledger.used, ledger.lent = self.used.copy(), self.lent.copy()
+        ledger.lent, ledger.left = self.lent.copy(), self.left.copy()
         return ledger
+
+    def resize(self, amount: Mapping[str, int]) -> None:
+        for name in dict.fromkeys((*self.amount, *amount)):
+            self.left[name] = self.left.get(name, 0) + amount.get(name, 0) - self.amount.get(name, 0)
+        self.amount = amount
 
     def short_of(self, pairs: Pairs) -> Short | None:
         """The first resource that `pairs` would take too much of."""
+        left = self.left
         for name, count in pairs:
-            left = self.amount.get(name, 0) - self.used.get(name, 0) - self.lent.get(name, 0)
-            if count > left:
-                return Short(name, count, left)
+            if count > left.get(name, 0):
+                return Short(name, count, left.get(name, 0))
         return None
 
     def draw(self, pairs: Pairs, sign: int) -> None:
-        _post(self.used, pairs, sign)
+        left = self.left
+        for name, count in pairs:
+            left[name] = left.get(name, 0) - sign * count
 
     def lend(self, pairs: Pairs, sign: int) -> None:
-        _post(self.lent, pairs, sign)
+        for name, count in pairs:
+            total = self.lent[name] = self.lent.get(name, 0) + sign * count
+            if not total:
+                del self.lent[name]
+            self.left[name] = self.left.get(name, 0) - sign * count
+
+    @property
+    def used(self) -> dict[str, int]:
+        """What is drawn, by resource."""
+        drawn = {name: self.amount.get(name, 0) - left - self.lent.get(name, 0) for name, left in self.left.items()}
+        return {name: count for name, count in drawn.items() if count}
 
     def taken(self) -> Amount:
-        return Amount(self.used) + Amount(self.lent)
+        """Drawn and granted on, together."""
+        return Amount({name: self.amount.get(name, 0) - left for name, left in self.left.items()})
 
     def over(self) -> Amount:
-        return self.taken().over(Amount(self.amount))
+        return Amount({name: -left for name, left in self.left.items() if left < 0})
 
     def alive(self, now_ms: int) -> bool:
         return self.deadline_ms is None or now_ms < self.deadline_ms
@@ -203,12 +215,3 @@ SCOPE = "scope/"
 def outstanding(grant: Grant) -> tuple[tuple[str, int], ...]:
     """What of an issued grant still burdens its parent: all of it, less what the holder reported back."""
     return (grant.spec.amount - grant.status.returned).pairs
-
-
-def _post(column: dict[str, int], pairs: Pairs, sign: int) -> None:
-    for name, count in pairs:
-        total = column.get(name, 0) + sign * count
-        if total:
-            column[name] = total
-        else:
-            column.pop(name, None)

@@ -112,8 +112,6 @@ async def _load_outcomes(store: Store, place: Place) -> Outcomes:
         if row is not None:
             last = decode_batch(row.value)
             break
-        if head.sequence - sequence > 10_000:
-            break
     if last is None:
         return Outcomes(head.incarnation, 1, 1)
     outcomes = Outcomes(head.incarnation, last.window, last.horizon)

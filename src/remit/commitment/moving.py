@@ -29,7 +29,7 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     if owner[0].metadata.deleting:
         return refuse(Code.DELETING, f"workload {claim.workload} is being deleted")
     spec: WorkloadSpec = owner[0].spec
-    limit = REPLICAS_MAX if spec.type == "daemon" else max(spec.replicas, spec.completions) + spec.rollout.max_surge
+    limit = _most(spec)
     there = draft.members(claim.tenant, claim.workload)
     if there + claim.count > limit:
         return refuse(Code.LIMIT, f"{claim.workload} has {there} replicas of at most {limit}; {claim.count} more are too many")
@@ -50,6 +50,11 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
         )
         draft.put_replica(key_of("Replica", name, claim.tenant), None, replica)
     return claim.count
+
+
+def _most(spec: WorkloadSpec) -> int:
+    """How many replicas a workload may have that are not released."""
+    return REPLICAS_MAX if spec.type == "daemon" else max(spec.replicas, spec.completions) + spec.rollout.max_surge
 
 
 MOVERS = frozenset({Role.SCHEDULER, Role.AGENT, *LOOPS})
@@ -86,7 +91,7 @@ def _after(status: ReplicaStatus, row: Row, claim: Move) -> ReplicaStatus:
             again = status.attempt + (row.name == "requeue")
             return ReplicaStatus(phase=Phase.PENDING, attempt=again, reason=claim.reason)
         case Phase.RELEASED:
-            result = status.result or claim.result
+            result = status.result or _carried(row, claim)
             return ReplicaStatus(
                 phase=Phase.RELEASED, attempt=status.attempt, node=status.node, result=result, reason=claim.reason
             )
@@ -94,8 +99,17 @@ def _after(status: ReplicaStatus, row: Row, claim: Move) -> ReplicaStatus:
             return replace(status, phase=Phase.UNKNOWN, before=status.phase.value, reason=claim.reason)
         case target:
             return replace(
-                status, phase=target, before="", result=status.result or claim.result, reason=claim.reason or status.reason
+                status,
+                phase=target,
+                before="",
+                result=status.result or _carried(row, claim),
+                reason=claim.reason or status.reason,
             )
+
+
+def _carried(row: Row, claim: Move) -> str:
+    """An attempt has one result, and only a transition that ends it may bring that."""
+    return claim.result if "result" in row.guards else ""
 
 
 def _attempt(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
@@ -144,6 +158,8 @@ def _attempts_left(draft: Draft, operation: Operation, claim: Move, replica: Rep
         return refuse(Code.LIMIT, f"{claim.replica} has had {replica.status.attempt} attempts; {spec.retries} retries allowed")
     if spec.type == "job" and replica.status.result == "ok":
         return refuse(Code.PHASE, f"{claim.replica} has done its work")
+    if draft.members(replica.metadata.tenant, replica.spec.workload) >= _most(spec):
+        return refuse(Code.LIMIT, f"{replica.spec.workload} has {_most(spec)} replicas, as many as it may; this one is spare")
     return None
 
 
@@ -175,7 +191,7 @@ def mark(draft: Draft, operation: Operation, claim: Mark) -> int | Refused:
     if found is None:
         return refuse(Code.NOT_FOUND, f"there is no node {claim.node}")
     node, revision = found
-    if revision != claim.at:
+    if revision != claim.at or revision < 0:
         return refuse(Code.REVISION, f"node {claim.node} was seen at revision {claim.at} and has changed since")
     if (node.status.health, claim.health) not in NODE_EDGES:
         return refuse(Code.PHASE, f"node {claim.node} is {node.status.health}; it does not become {claim.health} from there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
+from remit.commitment.granting import AWAITED
 from remit.commitment.rulings import EVERYONE, Coordination, refuse, ruling
 from remit.model.claims import Code, Explain, Note, Observe, Operation, Refused, Report
 from remit.model.kinds import Condition, Decision, Event, Stamp, Summary, key_of
@@ -26,6 +27,8 @@ def explain(draft: Draft, operation: Operation, claim: Explain) -> int | Refused
 
 @ruling(Report, EVERYONE, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) stands")
 def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
+    if claim.name.startswith(AWAITED):
+        return refuse(Code.NOT_OWNER, f"{claim.name}: who is awaited after a restore is the authority's own record")
     found = draft.thing(key_of("Summary", claim.name))
     before = None if found is None else found[0]
     after = Summary(metadata=Stamp(name=claim.name), spec=claim.summary)
@@ -41,9 +44,10 @@ def observe(draft: Draft, operation: Operation, claim: Observe) -> int | Refused
     if found is None or not hasattr(found[0], "status") or not hasattr(found[0].status, "conditions"):
         return refuse(Code.NOT_FOUND, f"there is no {claim.kind} {claim.name} with conditions")
     thing = found[0]
-    merged = merge_conditions(thing.status.conditions, (claim.condition,))
-    if len(merged) > CONDITIONS_MAX:
+    known = {condition.type for condition in thing.status.conditions}
+    if len(known) >= CONDITIONS_MAX and claim.condition.type not in known:
         return refuse(Code.LIMIT, f"{claim.kind} {claim.name} has {CONDITIONS_MAX} conditions already")
+    merged = merge_conditions(thing.status.conditions, (claim.condition,))
     if merged != thing.status.conditions:
         draft.put(replace(thing, status=replace(thing.status, conditions=merged)))
     return 0
@@ -54,13 +58,13 @@ def merge_summaries(one: Summary, other: Summary) -> Summary:
 
     def rank(summary: Summary) -> tuple[int, int, str]:
         spec = summary.spec
-        return spec.epoch, spec.sequence, f"{spec.used} {sorted(spec.counts.items())}"
+        return spec.epoch, spec.sequence, f"{spec.used} {sorted(spec.counts.items())} {spec.holder}"
 
     return other if rank(other) > rank(one) else one
 
 
 def merge_conditions(one: tuple[Condition, ...], other: tuple[Condition, ...]) -> tuple[Condition, ...]:
-    """By type, the later stands; in order of type, so that the order of arrival leaves no trace."""
+    """By type, the later stands; of too many, the latest do. In order of type: the order of arrival leaves no trace."""
 
     def rank(c: Condition) -> tuple[int, str, str, str, str]:
         return c.observed_generation, c.last_transition, c.status, c.reason, c.message
@@ -70,4 +74,5 @@ def merge_conditions(one: tuple[Condition, ...], other: tuple[Condition, ...]) -
         before = merged.get(condition.type)
         if before is None or rank(condition) > rank(before):
             merged[condition.type] = condition
-    return tuple(merged[type_] for type_ in sorted(merged))
+    kept = sorted(merged, key=lambda type_: (rank(merged[type_]), type_))[-CONDITIONS_MAX:]
+    return tuple(merged[type_] for type_ in sorted(kept))

@@ -73,8 +73,10 @@ def batch_key(sequence: int) -> str:
     return f"{BATCH}{sequence:016d}"
 
 
-def digest(operation: Operation) -> str:
-    return blake2b(payload(operation), digest_size=8).hexdigest()
+def digest(operation: Operation) -> tuple[str, int]:
+    """Over who asks what; and how many bytes that is."""
+    taken = payload(operation)
+    return blake2b(taken, digest_size=8).hexdigest(), len(taken)
 
 
 class Outcomes:
@@ -92,8 +94,11 @@ class Outcomes:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def judge(self, operation_id: str, taken: str) -> Verdict | None:
-        """The answer to an id that needs no deciding: known, spent on another payload, expired, or none at all."""
+    def judge(self, operation_id: str, taken: str, window: int = 0) -> Verdict | None:
+        """The answer to an id that needs no deciding: known, spent on another payload, expired, or none at all.
+
+        `window` is the one that would be recorded with it now; after a quiet time no batch may have told of it yet.
+        """
         known = self._kept.get(operation_id)
         if known is not None:
             if known[0] not in ("", taken):
@@ -106,10 +111,9 @@ class Outcomes:
             return Refused(Code.INVALID, "id: not an operation id; take the incarnation and window from the status")
         if issued[0] != self.incarnation:
             return Refused(Code.OPERATION_EXPIRED, f"incarnation {issued[0]} has ended; this is {self.incarnation}")
-        if not self.horizon <= issued[1] <= self.window:
-            return Refused(
-                Code.OPERATION_EXPIRED, f"window {issued[1]} is not kept; those from {self.horizon} to {self.window} are"
-            )
+        last = max(self.window, window)
+        if not self.horizon <= issued[1] <= last:
+            return Refused(Code.OPERATION_EXPIRED, f"window {issued[1]} is not kept; those from {self.horizon} to {last} are")
         return None
 
     def known(self, operation_id: str) -> Verdict | None:
@@ -143,9 +147,10 @@ class Outcomes:
         self.window = window
         self._prefix = f"{self.incarnation}.{window}."
 
-    def next_horizon(self, window: int) -> int:
-        """Where the horizon should stand for a batch in `window`."""
+    def next_horizon(self, window: int, pruned: int = 0) -> int:
+        """Where the horizon should stand for a batch in `window`, when batches up to `pruned` are no longer stored."""
         horizon = max(self.horizon, window - WINDOWS_KEPT)
+        horizon = max([horizon, *(w + 1 for w, first in self._first_by_window.items() if first <= pruned and w < window)])
         if len(self._kept) > OUTCOMES_MAX:
             horizon = max(horizon, min((w for w in self._by_window if w < window), default=horizon - 1) + 1)
         return horizon

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -10,10 +11,11 @@ from remit.commitment.books import generation_of
 from remit.commitment.draft import Draft, held_by
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger
 from remit.commitment.rulings import Coordination, refuse, ruling
-from remit.law.fit import Ask, Devices, misfit
+from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit
+from remit.law.fit import devices as fit_devices
 from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
 from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
-from remit.model.kinds import Deadline, Phase, Replica, ReplicaStatus
+from remit.model.kinds import Deadline, Device, Phase, Replica, ReplicaStatus
 from remit.model.quantity import format_quantity
 from remit.model.resources import WHOLE
 
@@ -98,7 +100,7 @@ def find(draft: Draft, name: str, at: int) -> Replica | Refused:
     found = draft.replica(name)
     if found is None:
         return refuse(Code.NOT_FOUND, f"there is no {name}")
-    if found[1] != at:
+    if found[1] != at or at < 0:
         return refuse(Code.REVISION, f"{name} was seen at revision {at} and has changed since")
     return found[0]
 
@@ -122,12 +124,10 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
         return refuse(
             Code.NOT_FOUND, f"there is no node {claim.node}" if ledger is None else f"{claim.replica} has no generation"
         )
-    owner = draft.thing(ask.owner)
-    if owner is None or owner[0].metadata.deleting:
+    if not ask.open:
         return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted")
-    policy = draft.in_force()
-    if policy is not None and policy.spec.deadline is not None and not _ahead(draft, policy.spec.deadline):
-        return refuse(Code.POLICY_LAPSED, f"policy revision {policy.spec.number} is past its lease here")
+    if ask.policy_until is not None and not _ahead(draft, ask.policy_until):
+        return refuse(Code.POLICY_LAPSED, f"policy revision {ask.policy} is past its lease here")
     code = misfit(ask, ledger, draft, draft.static_misfit)
     if code is not None:
         return refuse(code, f"{claim.replica} does not fit {claim.node}: {_why(code, ask, ledger)}")
@@ -146,7 +146,7 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
             node=claim.node,
             devices=dict(claim.devices) if claim.devices else {},
             grants=charged,
-            policy=0 if policy is None else policy.spec.number,
+            policy=ask.policy,
         ),
     )
 
@@ -191,33 +191,36 @@ def _check_devices(ask: Ask, ledger: NodeLedger, devices: Mapping[str, int]) -> 
     if not devices and not ask.whole and not ask.shares:
         return None
     known = {device.name: device for device in ledger.node.spec.devices}
-    wanted = [Devices(one.kind, one.models, WHOLE) for one in ask.whole for _ in range(one.amount)] + list(ask.shares)
-    if sorted(devices.values()) != sorted(one.amount for one in wanted):
-        return refuse(Code.DEVICE_MISMATCH, f"{len(wanted)} devices are asked for, {len(devices)} are named")
-    # Narrow asks choose first: those that take any model can use what the others leave.
-    left = dict(devices)
-    for one in sorted(wanted, key=lambda o: (not o.models, len(o.models))):
-        chosen = next(
-            (
-                name
-                for name, amount in sorted(left.items())
-                if name in known
-                and amount == one.amount
-                and known[name].kind == one.kind
-                and (not one.models or known[name].model in one.models)
-            ),
-            None,
-        )
-        if chosen is None:
-            return refuse(
-                Code.DEVICE_MISMATCH,
-                f"none of {', '.join(sorted(left))} on {ledger.node.metadata.name} is a {one.kind} as asked for",
-            )
-        del left[chosen]
+    if any(name not in known for name in devices):
+        return refuse(Code.DEVICE_MISMATCH, f"{ledger.node.metadata.name} has no such device: {', '.join(sorted(devices))}")
+    # The whole devices named, as if they were all there is: the ask must fit on them, and leave none over.
+    whole = [known[name] for name, amount in devices.items() if amount == WHOLE]
+    counts, _ = devices_left(whole, {})
+    parts = [(known[name], amount) for name, amount in devices.items() if amount != WHOLE]
+    exact = len(whole) == sum(one.amount for one in ask.whole) and len(parts) == len(ask.shares)
+    if (
+        not exact
+        or not fit_devices(ask, cast(Any, _Named(counts)), NOBODY)
+        or not all(_has_part(one, parts) for one in ask.shares)
+    ):
+        return refuse(Code.DEVICE_MISMATCH, f"{', '.join(sorted(devices)) or 'no device'}: not what is asked for")
     for name, amount in devices.items():
         if ledger.free.get(DEVICE + name, 0) < amount:
             return refuse(Code.DEVICE_TAKEN, f"device {name} on {ledger.node.metadata.name} is taken")
     return None
+
+
+class _Named(NamedTuple):
+    """As much of a site as the rule about devices asks of it."""
+
+    whole: Mapping[Model, int]
+
+
+def _has_part(one: Devices, parts: Sequence[tuple[Device, int]]) -> bool:
+    return any(
+        device.kind == one.kind and amount == one.amount and (not one.models or device.model in one.models)
+        for device, amount in parts
+    )
 
 
 def charge(draft: Draft, operation: Operation, ask: Ask, name: str) -> tuple[str, ...] | Refused:
@@ -238,7 +241,7 @@ def charge(draft: Draft, operation: Operation, ask: Ask, name: str) -> tuple[str
         own = draft.grant(one)
         if own is None:
             return refuse(Code.NOT_FOUND, f"there is no grant {one}")
-        dead = lifeless(draft, own)
+        dead = lifeless(draft, own) if own.grant is not None else None
         if dead is not None:
             return dead
         short = own.short_of(ask.charge.pairs)

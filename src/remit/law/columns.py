@@ -16,16 +16,12 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import ANY, STATIC, Ask, Index, mask
+from remit.law.fit import STATIC, Ask, Index, Model, devices_left, mask
 from remit.law.labels import LabelColumn, match_columns, selects
-from remit.model.kinds import Device, Node, NodeExpression, NodeHealth
-from remit.model.resources import WHOLE
+from remit.model.kinds import Node, NodeExpression, NodeHealth
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Model = tuple[str, str]
-"""A device's kind and model; or its kind and ANY."""
-
 H = TypeVar("H", bound=Hashable)
 _NOBODY: Final[Mapping[str, int]] = {}
 
@@ -38,19 +34,6 @@ class Left(NamedTuple):
     node: Node
     free: Mapping[str, int]
     used: Mapping[str, int]
-
-
-def devices_left(devices: Iterable[Device], used: Mapping[str, int]) -> tuple[dict[Model, int], dict[Model, int]]:
-    """How many devices nobody uses, and the largest unused share on one device; each by model, and for the kind as a whole."""
-    whole: dict[Model, int] = {}
-    room: dict[Model, int] = {}
-    for device in devices:
-        left = max(WHOLE - used.get(device.name, 0), 0)
-        # A device without a model must not count twice under ANY.
-        for at in dict.fromkeys(((device.kind, device.model), (device.kind, ANY))):
-            whole[at] = whole.get(at, 0) + (left == WHOLE)
-            room[at] = max(room.get(at, 0), left)
-    return whole, room
 
 
 class Columns:

@@ -10,12 +10,22 @@ Nothing is decided here about grants, quota, leases or phases: those are the aut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from remit.law.labels import expressions, selects
 from remit.model.claims import Code
-from remit.model.kinds import DeviceAsk, NodeExpression, Placement, PolicySpec, Taint, Toleration, WorkloadSpec, key_of
+from remit.model.kinds import (
+    Deadline,
+    Device,
+    DeviceAsk,
+    NodeExpression,
+    Placement,
+    PolicySpec,
+    Taint,
+    Toleration,
+    WorkloadSpec,
+)
 from remit.model.quantity import parse_quantity
 from remit.model.resources import DEVICES, WHOLE, Amount
 
@@ -60,12 +70,28 @@ class Devices(NamedTuple):
     amount: int
 
 
+Model = tuple[str, str]
+"""A device's kind and model; or its kind and ANY."""
+
+
+def devices_left(devices: Iterable[Device], used: Mapping[str, int]) -> tuple[dict[Model, int], dict[Model, int]]:
+    """How many devices nobody uses, and the largest unused share on one device; each by model, and for the kind as a whole."""
+    whole: dict[Model, int] = {}
+    room: dict[Model, int] = {}
+    for device in devices:
+        left = max(WHOLE - used.get(device.name, 0), 0)
+        # A device without a model must not count twice under ANY.
+        for at in dict.fromkeys(((device.kind, device.model), (device.kind, ANY))):
+            whole[at] = whole.get(at, 0) + (left == WHOLE)
+            room[at] = max(room.get(at, 0), left)
+    return whole, room
+
+
 class Ask(NamedTuple):
     """What a replica needs. The look-up tables are keyed by name here; columns.py makes the same ones keyed by id."""
 
     tenant: str
     generation: tuple[str, str, int]
-    owner: str
     labels: Mapping[str, str]
     charge: Amount
     resources: tuple[tuple[str, int], ...]
@@ -84,6 +110,10 @@ class Ask(NamedTuple):
     affinity: tuple[Term, ...]
     anti: tuple[Term, ...]
     gang: int
+    policy: int
+    policy_until: Deadline | None
+    open: bool
+    """False if the workload is gone or going, so that nothing more of it is placed."""
     checks: tuple[tuple[Callable[..., Truth], Code], ...]
     """The rules about what is left that can fail for this ask at all."""
 
@@ -205,8 +235,18 @@ def affinity(ask: Ask, site: Site, peers: Peers) -> Truth:
 
 
 def anti_affinity(ask: Ask, site: Site, peers: Peers) -> Truth:
+    return _away_from([term.of for term in ask.anti], site, peers)
+
+
+def shunned(ask: Ask, site: Site, peers: Peers) -> Truth:
+    """Anti-affinity holds both ways: who must stay away from this replica must not have it put beside them either."""
+    shunners = peers.shunners(ask)
+    return _away_from(shunners, site, peers) if shunners else True
+
+
+def _away_from(indexes: Sequence[Index], site: Site, peers: Peers) -> Truth:
     fits: Truth = True
-    for index in [term.of for term in ask.anti] + list(peers.shunners(ask)):
+    for index in indexes:
         known, domain = site.domain(index.key)
         fits = fits & ((known == False) | (peers.counts(index)[domain] == 0))  # noqa: E712  (a column cannot be `not`ed)
     return fits
@@ -251,6 +291,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(Code.SPREAD, spread, False),
     Rule(Code.AFFINITY, affinity, False),
     Rule(Code.ANTI_AFFINITY, anti_affinity, False),
+    Rule(Code.ANTI_AFFINITY, shunned, False),
 )
 STATIC: Final = tuple(rule for rule in RULES if rule.static)
 _CHECKS: Final = tuple((rule.check, rule.code) for rule in RULES)
@@ -263,9 +304,9 @@ def static_misfit(ask: Ask, site: Site) -> Code | None:
 
 def misfit(ask: Ask, site: Site, peers: Peers, static: Callable[[Ask, Any], Code | None] = static_misfit) -> Code | None:
     """The first rule that one node breaks; None if the replica fits. `static` may answer from memory."""
-    if not ready(ask, site, peers):
+    if not site.ready:
         return Code.NODE_UNREADY
-    if not accepting(ask, site, peers):
+    if not site.open:
         return Code.DRAINING
     code = static(ask, site)
     if code is not None:
@@ -310,6 +351,8 @@ def make_ask(
     spec: WorkloadSpec,
     policies: Sequence[PolicySpec],
     generation: int = 0,
+    in_force: tuple[int, Deadline | None] = (0, None),
+    open: bool = True,
 ) -> Ask:
     """What each replica of this generation needs, under these policies. Raises ValueError for asks that cannot be met."""
     marked = {**labels, WORKLOAD_LABEL: workload}
@@ -327,7 +370,6 @@ def make_ask(
     return Ask(
         tenant=tenant,
         generation=(tenant, workload, generation),
-        owner=key_of("Workload", workload, tenant),
         labels=marked,
         charge=charge,
         resources=template.resources.pairs,
@@ -350,17 +392,21 @@ def make_ask(
         affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
         anti=tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity),
         gang=spec.gang.min if spec.gang else 0,
+        policy=in_force[0],
+        policy_until=in_force[1],
+        open=open,
         checks=_checks(bool(wholes), bool(parts), where),
     )
 
 
 def _checks(wholes: bool, parts: bool, where: Placement) -> tuple[tuple[Callable[..., Truth], Code], ...]:
-    """Resources and anti-affinity (others may shun this one) always; the rest only where the ask has such a part."""
+    """Resources, and whether others shun this one, always; the rest only where the ask has such a part."""
     idle: dict[Callable[[Ask, Site, Peers], Truth], bool] = {
         devices: not wholes,
         shares: not parts,
         spread: not where.topology_spread,
         affinity: not where.affinity,
+        anti_affinity: not where.anti_affinity,
         ready: True,
         accepting: True,
     }
@@ -402,8 +448,8 @@ def _devices(asks: Sequence[DeviceAsk]) -> tuple[tuple[Devices, ...], tuple[Devi
             raise ValueError(f"two shares of {ask.kind}: ask for one share, or for whole devices")
         else:
             parts[ask.kind] = Devices(ask.kind, models, share_of(ask))
-            if not 0 < parts[ask.kind].amount <= WHOLE:
-                raise ValueError(f"a share of {ask.kind} is more than nothing and at most one device")
+            if not 0 < parts[ask.kind].amount < WHOLE:
+                raise ValueError(f"a share of {ask.kind} is more than nothing and less than one device; ask for count: 1")
     mixed = sorted(set(parts) & {kind for kind, _ in wholes})
     if mixed:
         raise ValueError(f"a share and whole devices of {mixed[0]} in one replica: ask for one or the other")

@@ -33,7 +33,7 @@ class Amount:
         counted: dict[str, int] = {}
         for name, value in written.items():
             if name == "devices" and isinstance(value, Mapping):
-                counted.update({DEVICES + kind: _parse(kind, count) for kind, count in value.items()})
+                counted.update({DEVICES + kind: _parse(DEVICES + kind, count) for kind, count in value.items()})
             else:
                 counted[name] = _parse(name, value)
         return cls(counted)
@@ -48,6 +48,8 @@ class Amount:
         return dict(self.pairs).get(name, 0)
 
     def __add__(self, other: Amount) -> Amount:
+        if not isinstance(other, Amount):
+            return NotImplemented
         counted = dict(self.pairs)
         for name, count in other.pairs:
             counted[name] = counted.get(name, 0) + count

@@ -136,7 +136,7 @@ def device_asks(draw: st.DrawFn) -> tuple[DeviceAsk, ...]:
                 asks = st.builds(DeviceAsk, kind=st.just(kind), count=st.integers(0, 2), models=models)
                 found += draw(st.lists(asks, max_size=3))
             case "share":
-                share: Any = draw(one_of(("250m", 0.25, "500m", 1, "1", "0.75")))
+                share: Any = draw(one_of(("250m", 0.25, "500m", "999m", "1m", "0.75")))
                 found.append(DeviceAsk(kind=kind, share=share, models=draw(models)))
     return tuple(draw(st.permutations(found)))
 

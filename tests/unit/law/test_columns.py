@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from remit.law import fit
-from remit.law.columns import ColumnPeers, Columns, Left, devices_left, over
+from remit.law.columns import ColumnPeers, Columns, Left, over
 from remit.model.kinds import Device, Metadata, Placement, Spread, Taint
 from tests.unit.law.test_fit import ask_for, node
 
@@ -97,19 +97,19 @@ def test_devices_count_by_model_and_by_kind() -> None:
 
 
 def test_a_device_without_a_model_counts_once() -> None:
-    whole, room = devices_left([Device(name="d", kind="gpu")], {})
+    whole, room = fit.devices_left([Device(name="d", kind="gpu")], {})
     assert whole == {("gpu", fit.ANY): 1}
     assert room == {("gpu", fit.ANY): 1000}
 
 
 def test_room_is_the_largest_share_left_on_one_device__in_whatever_order_they_stand() -> None:
     devices = [Device(name=name, kind="gpu", model="A") for name in ("d0", "d1", "d2")]
-    whole, room = devices_left(devices, {"d0": 900, "d1": 300, "d2": 1000})
+    whole, room = fit.devices_left(devices, {"d0": 900, "d1": 300, "d2": 1000})
     assert (whole["gpu", "A"], room["gpu", "A"]) == (0, 700)
 
 
 def test_a_device_used_beyond_itself_has_no_room_and_not_less() -> None:
-    assert devices_left([Device(name="d", kind="gpu")], {"d": 1500}) == ({("gpu", fit.ANY): 0}, {("gpu", fit.ANY): 0})
+    assert fit.devices_left([Device(name="d", kind="gpu")], {"d": 1500}) == ({("gpu", fit.ANY): 0}, {("gpu", fit.ANY): 0})
 
 
 def test_a_resource_that_nobody_had_left_has_a_column_to_be_freed_into() -> None:
@@ -171,7 +171,7 @@ def test_only_carriers_of_the_tenant_whose_term_picks_the_replica_shun_it() -> N
     peers = ColumnPeers(columns, counted)
     asked = over(ask_for(), columns)
     assert list(peers.shunners(asked)) == [picks]
-    assert fit.anti_affinity(asked, columns, peers).tolist() == [False, True, False]
+    assert fit.shunned(asked, columns, peers).tolist() == [False, True, False]
 
 
 def test_a_placement_in_a_run_moves_the_counts__also_of_carriers_never_counted_before() -> None:
@@ -181,9 +181,9 @@ def test_a_placement_in_a_run_moves_the_counts__also_of_carriers_never_counted_b
     carriers = fit.Index("risk", (("app", "api"),), "node", carriers=True)
     assert list(peers.shunners(asked)) == []
     peers.add(carriers, "n2")
-    assert fit.anti_affinity(asked, columns, peers).tolist() == [True, False, True]
+    assert fit.shunned(asked, columns, peers).tolist() == [True, False, True]
     peers.add(carriers, "n2", -1)
-    assert fit.anti_affinity(asked, columns, peers).tolist() == [True, True, True]
+    assert fit.shunned(asked, columns, peers).tolist() == [True, True, True]
     assert peers.total(carriers) == 0
 
 

@@ -86,7 +86,7 @@ def test_every_replica_carries_the_name_of_its_workload__whatever_its_labels_say
         ([DeviceAsk(kind="gpu", share="250m"), DeviceAsk(kind="gpu", count=1)], "a share and whole devices of gpu"),
         ([DeviceAsk(kind="gpu", share="lots")], "not a quantity"),
         ([DeviceAsk(kind="gpu", share="0")], "more than nothing"),
-        ([DeviceAsk(kind="gpu", share="1001m")], "at most one device"),
+        ([DeviceAsk(kind="gpu", share="1000m")], "less than one device"),
         ([DeviceAsk(kind="gpu", count=1, models=("A", ""))], "without a name"),
     ],
 )

@@ -1,0 +1,506 @@
+"""In what world do the authority's tests run? A clock that only moves when told, a store that fails when told, a checked scope.
+
+Nothing is decided here about what is right: see checker.py. No test is in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from remit.client.link import LinkError, Turned
+from remit.commitment.authority import Authority, Deposed
+from remit.model.claims import (
+    Accepted,
+    Acquire,
+    Actor,
+    AnyClaim,
+    Apply,
+    Code,
+    Evidence,
+    Mark,
+    Operation,
+    OperationID,
+    Refused,
+    Role,
+    Verdict,
+    operation_id,
+)
+from remit.model.kinds import (
+    AnyObject,
+    Device,
+    DeviceAsk,
+    Gang,
+    Metadata,
+    Node,
+    NodeHealth,
+    NodeSpec,
+    Placement,
+    PriorityClass,
+    PriorityClassSpec,
+    Rollout,
+    Taint,
+    Template,
+    Tenant,
+    TenantSpec,
+    Workload,
+    WorkloadSpec,
+)
+from remit.model.resources import Amount, Duration
+from remit.store.memory import MemoryStore, Snapshot
+from remit.store.protocol import Commit, Committed, Conflict, Page, Row, Unanswered, Unavailable, Watch
+from tests.properties.checker import Checker, Violation, chain_digest
+
+T = TypeVar("T")
+
+HOUR = Duration(3_600_000)
+
+
+class FakeClock:
+    """Moves only when told. A sleep moves it, so nobody waits for ever."""
+
+    def __init__(self, now_ms: int = 1_000_000, boot: str = "boot-1") -> None:
+        self.at_ms, self.on = now_ms, boot
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+    def boot(self) -> str:
+        return self.on
+
+    def wall(self) -> str:
+        return "2026-01-01T00:00:00.000Z"
+
+    async def sleep_ms(self, ms: int) -> None:
+        self.at_ms += ms
+        await asyncio.sleep(0)
+
+    def timeout_ms(self, ms: int) -> AbstractAsyncContextManager[object]:
+        return asyncio.timeout(ms / 1000)
+
+
+class CountedIds:
+    """Names in order, the same in every run."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix, self.count = prefix, 0
+
+    def nonce(self) -> str:
+        self.count += 1
+        return f"{self.prefix}n{self.count}"
+
+    def incarnation(self) -> str:
+        self.count += 1
+        return f"{self.prefix}i{self.count}"
+
+
+class Crash(Exception):
+    """The process dies at this store call."""
+
+
+class FaultyStore:
+    """A memory store whose every applied commit is checked, and whose next calls fail as `plan` says.
+
+    Words for commits: `ok`; `lost` (no answer, not applied); `landed` (no answer, applied); `late` (no answer, lands just
+    before the next commit), `later` (just after the next one), `afloat` (when `land` is called); `unavailable`; `slow`; `before`
+    and `after` (the process dies before or after it is applied); `gate` and `gated` (held up before it is applied, or after,
+    until the gate opens).
+    """
+
+    def __init__(self, inner: MemoryStore, checker: Checker | None) -> None:
+        self.inner, self.checker = inner, checker
+        self.plan: deque[str] = deque()
+        self.reads: deque[str] = deque()
+        self.afloat: list[Commit] = []
+        self._late: list[Commit] = []
+        self._later: list[Commit] = []
+        self.gate = asyncio.Event()
+        self.at_gate = asyncio.Event()
+        self.calls = 0
+        self.crash_at: tuple[int, str] | None = None
+        """The number of a call, of any kind, and the word that it meets."""
+
+    def _word(self, plan: deque[str]) -> str:
+        self.calls += 1
+        if self.crash_at is not None and self.crash_at[0] == self.calls:
+            return self.crash_at[1]
+        return plan.popleft() if plan else "ok"
+
+    async def _read(self) -> None:
+        word = self._word(self.reads)
+        if word in ("before", "after"):
+            raise Crash(f"read {self.calls}")
+        if word == "unavailable":
+            raise Unavailable("planned")
+
+    async def get(self, key: str) -> Row | None:
+        await self._read()
+        return await self.inner.get(key)
+
+    async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
+        await self._read()
+        return await self.inner.range(prefix, after=after, limit=limit, revision=revision)
+
+    async def commit(self, commit: Commit) -> Committed | Conflict:
+        word = self._word(self.plan)
+        (late, self._late), (later, self._later) = (self._late, []), (self._later, [])
+        for one in late:
+            await self.apply(one)
+        try:
+            return await self._commit(word, commit)
+        finally:
+            for one in later:
+                await self.apply(one)
+
+    async def _commit(self, word: str, commit: Commit) -> Committed | Conflict:
+        match word:
+            case "ok":
+                return await self.apply(commit)
+            case "slow":
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                return await self.apply(commit)
+            case "lost":
+                raise Unanswered("planned")
+            case "landed":
+                await self.apply(commit)
+                raise Unanswered("planned")
+            case "late" | "later" | "afloat":
+                {"late": self._late, "later": self._later, "afloat": self.afloat}[word].append(commit)
+                raise Unanswered("planned")
+            case "unavailable":
+                raise Unavailable("planned")
+            case "before":
+                raise Crash(f"before commit, call {self.calls}")
+            case "after":
+                await self.apply(commit)
+                raise Crash(f"after commit, call {self.calls}")
+            case "gate":
+                self.at_gate.set()
+                await self.gate.wait()
+                return await self.apply(commit)
+            case "gated":
+                answer = await self.apply(commit)
+                self.at_gate.set()
+                await self.gate.wait()
+                return answer
+            case _:
+                raise ValueError(word)
+
+    async def land(self) -> None:
+        """What was lost long ago arrives now."""
+        waiting, self.afloat = self.afloat, []
+        for one in waiting:
+            await self.apply(one)
+
+    async def apply(self, commit: Commit) -> Committed | Conflict:
+        old = await self.inner.get("head")
+        answer = await self.inner.commit(commit)
+        if isinstance(answer, Committed) and self.checker is not None:
+            self.checker.applied(commit.puts, commit.deletes, answer.revision)
+            head = self.checker.rows["head"][1]
+            before = {"epoch": 0, "digest": ""} if old is None else json.loads(old.value)
+            if head["digest"] != chain_digest(before, head, commit.puts, commit.deletes):
+                raise Violation(f"chain_is_unbroken: the digest of {head} is not that of its rows after {before}")
+            if head["count"] != len(commit.puts) - 1 + len(commit.deletes):
+                raise Violation(f"chain_is_unbroken: {head} miscounts its rows")
+        return answer
+
+    async def watch(self, prefix: str, *, after: int) -> Watch:
+        return await self.inner.watch(prefix, after=after)
+
+    async def compact(self, revision: int) -> None:
+        await self._read()
+        await self.inner.compact(revision)
+
+    async def revision(self) -> int:
+        return await self.inner.revision()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+class Running:
+    """One authority and the task in which it works."""
+
+    def __init__(self, authority: Authority) -> None:
+        self.authority = authority
+        self.task = asyncio.get_running_loop().create_task(self._run())
+        self.ended: BaseException | None = None
+
+    async def _run(self) -> None:
+        try:
+            await self.authority.run()
+        except (Deposed, Crash, Violation) as ended:
+            self.ended = ended
+
+    @property
+    def alive(self) -> bool:
+        return not self.task.done()
+
+    async def ask(self, operations: Sequence[Operation]) -> list[Verdict] | LinkError:
+        """The verdicts, or why there are none. What a dead process was asked was never heard."""
+        if self.task.done():
+            return Turned()
+        asking = asyncio.get_running_loop().create_task(self._ask(operations))
+        done, _ = await asyncio.wait({asking, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        if asking not in done:
+            await asyncio.sleep(0)
+        if isinstance(self.ended, Violation):
+            raise self.ended
+        return await asyncio.wait_for(asking, 20)
+
+    async def _ask(self, operations: Sequence[Operation]) -> list[Verdict] | LinkError:
+        try:
+            return await self.authority.ask(operations)
+        except LinkError as error:
+            return error
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.wait({self.task})
+        if not self.task.cancelled() and (failed := self.task.exception()) is not None:
+            raise failed
+
+
+class Scope:
+    """One scope's store with its checker, the authority that leads it, and those that do not know that they no longer do."""
+
+    def __init__(self, name: str = "r1", clock: FakeClock | None = None, *, checked: bool = True) -> None:
+        self.name = name
+        self.clock = FakeClock() if clock is None else clock
+        self.ids = CountedIds(name)
+        self.checker = Checker(lambda: (self.clock.at_ms, self.clock.on))
+        self.checked = checked
+        self.store = FaultyStore(MemoryStore(), self.checker if checked else None)
+        self.leader: Running | None = None
+        self.deposed: list[Running] = []
+        self.actors: dict[str, Actor] = {}
+        self.asked: dict[str, Operation] = {}
+        self.answers: dict[str, Verdict] = {}
+        self.takeovers = 0
+
+    # -- leading -----------------------------------------------------------------------------------------------------
+
+    async def take_over(self) -> Running:
+        """A new authority; the old one is left running, and is not told."""
+        self.takeovers += 1
+        authority = await Authority.take_over(
+            self.store, scope=self.name, holder=f"a{self.takeovers}", clock=self.clock, ids=self.ids
+        )
+        if self.leader is not None:
+            self.deposed.append(self.leader)
+        self.leader = Running(authority)
+        return self.leader
+
+    @property
+    def lead(self) -> Running:
+        if self.leader is None:
+            raise LookupError("nobody leads")
+        return self.leader
+
+    @property
+    def books(self) -> Any:
+        return self.lead.authority.books
+
+    async def close(self) -> None:
+        for running in [*self.deposed, *([self.leader] if self.leader else [])]:
+            await running.stop()
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def operation(self, actor: Actor, claim: AnyClaim, evidence: Evidence = Evidence()) -> Operation:
+        status = await self.lead.authority.status()
+        made = Operation(operation_id(status.incarnation, status.window, self.ids.nonce()), actor, claim, evidence)
+        self.asked[made.id] = made
+        return made
+
+    async def send(self, operations: Sequence[Operation], to: Running | None = None) -> list[Verdict] | LinkError:
+        verdicts = await (to or self.lead).ask(operations)
+        if not isinstance(verdicts, LinkError):
+            for operation, verdict in zip(operations, verdicts, strict=True):
+                self.hear(operation, verdict)
+        return verdicts
+
+    def hear(self, operation: Operation, verdict: Verdict) -> None:
+        if self.checked:
+            code = verdict.code.value if isinstance(verdict, Refused) else ""
+            number = verdict.number if isinstance(verdict, Accepted) else 0
+            self.checker.heard(operation.id, code, number, verdict.revision)
+        if not (isinstance(verdict, Refused) and verdict.code in (Code.OPERATION_MISMATCH, Code.OPERATION_EXPIRED)):
+            self.answers[operation.id] = verdict
+        if isinstance(operation.claim, Acquire) and isinstance(verdict, Accepted):
+            held = Actor(operation.actor.name, operation.actor.role, operation.claim.lease, verdict.number)
+            if held.epoch >= self.actors.get(operation.claim.lease, held).epoch:
+                self.actors[operation.claim.lease] = held
+
+    async def ask(self, actor: Actor, *claims: AnyClaim, evidence: Evidence = Evidence()) -> list[Verdict]:
+        """In one go, and answered: the plain way, for tests in which nothing fails."""
+        operations = [await self.operation(actor, claim, evidence) for claim in claims]
+        verdicts = await self.send(operations)
+        if isinstance(verdicts, LinkError):
+            raise verdicts
+        return verdicts
+
+    async def must(self, actor: Actor, *claims: AnyClaim) -> list[int]:
+        """Accepted, each of them; answers their numbers."""
+        verdicts = await self.ask(actor, *claims)
+        for claim, verdict in zip(claims, verdicts, strict=True):
+            assert isinstance(verdict, Accepted), f"{claim} was {verdict}"
+        return [verdict.number for verdict in verdicts if isinstance(verdict, Accepted)]
+
+    async def refused(self, actor: Actor, claim: AnyClaim, evidence: Evidence = Evidence()) -> Code:
+        """Refused; answers why. Nothing but the head and the batch's record has changed."""
+        before = await self.dump()
+        verdict = (await self.ask(actor, claim, evidence=evidence))[0]
+        assert isinstance(verdict, Refused), f"{claim} was accepted: {verdict}"
+        assert await self.dump() == before
+        return verdict.code
+
+    async def acquire(self, *leases: str, ttl: Duration = HOUR) -> None:
+        operations = []
+        for lease in leases:
+            role = Role(lease.split("/")[0])
+            operations.append(await self.operation(Actor(f"{lease}!", role), Acquire(lease, ttl)))
+        verdicts = await self.send(operations)
+        assert not isinstance(verdicts, LinkError) and all(isinstance(v, Accepted) for v in verdicts), verdicts
+
+    def at(self, key: str) -> int:
+        return self.checker.rows[key][0]
+
+    def row(self, key: str) -> Any:
+        return self.checker.rows[key][1]
+
+    def phase(self, key: str) -> str:
+        return str(self.row(key).get("status", {}).get("phase", "pending"))
+
+    async def dump(self, *, without: Iterable[str] = ("head", "batch/", "incarnation")) -> dict[str, bytes]:
+        """Every row but the chain and the audit."""
+        page = await self.store.inner.range("", limit=10_000)
+        return {row.key: row.value for row in page.rows if not row.key.startswith(tuple(without))}
+
+    async def restore(self, backup: Snapshot) -> None:
+        """Put a backup in the store's place; the old store's authorities go on with the old one, and nobody asks them."""
+        old = self.store
+        for running in [*self.deposed, *([self.leader] if self.leader else [])]:
+            await running.stop()
+        self.leader, self.deposed = None, []
+        inner, _ = MemoryStore.restore(backup, incarnation=self.ids.incarnation(), replacing=old.inner)
+        self.store = FaultyStore(inner, self.checker if self.checked else None)
+        page = await inner.range("", limit=10_000)
+        head = await inner.get("head")
+        assert head is not None
+        self.checker.restored([(r.key, r.value, r.revision) for r in page.rows], json.loads(head.value), head.revision)
+        self.answers = {i: v for i, v in self.answers.items() if i in self.checker.outcomes}
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """One test's event loop; a test that hangs fails with the place where it hung."""
+
+    async def bounded() -> T:
+        return await asyncio.wait_for(work, 60)
+
+    return asyncio.run(bounded())
+
+
+def story(test: Callable[[Scope], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an async test on a furnished scope."""
+
+    def told() -> None:
+        async def tell() -> None:
+            scope = await furnished()
+            try:
+                await test(scope)
+            finally:
+                await scope.close()
+
+        run(tell())
+
+    told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
+    return told
+
+
+# ------------------------------------------------------------------------------------------------------------ the furniture
+
+OPERATOR = Actor("op", Role.OPERATOR)
+USER = Actor("user", Role.USER)
+LEASES = ("scheduler", "node-lifecycle", "repair", "rollout", "workloads", "endpoints", "budgets", "policy", "autoscaler")
+
+
+def amounts(**counted: str | int) -> Amount:
+    """`cpu` and the like as a manifest has them; `gpu` counts devices."""
+    written: dict[str, object] = {name: str(n) for name, n in counted.items() if name != "gpu"}
+    return Amount.parse({**written, "devices": {"gpu": str(counted["gpu"])}} if "gpu" in counted else written)
+
+
+def node(name: str, cpu: str = "4", zone: str = "a", gpus: int = 0, **more: Any) -> Node:
+    labels = more.pop("labels", {})
+    devices = tuple(Device(name=f"gpu-{i}", kind="gpu", model="A10") for i in range(gpus))
+    capacity = amounts(cpu=cpu, memory="8Gi")
+    spec = NodeSpec(region="r1", zone=zone, capacity=capacity, devices=devices, **more)
+    return Node(metadata=Metadata(name=name, labels=labels), spec=spec)
+
+
+def tenant(name: str, cpu: str = "16", gpu: int = 4, emergency: str = "2") -> Tenant:
+    quota = amounts(cpu=cpu, memory="64Gi", gpu=gpu)
+    return Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=quota, emergency_quota=amounts(cpu=emergency)))
+
+
+def workload(
+    name: str,
+    cpu: str = "1",
+    replicas: int = 3,
+    *,
+    owner: str = "t1",
+    type_: Any = "service",
+    gang: int = 0,
+    devices: tuple[DeviceAsk, ...] = (),
+    placement: Placement = Placement(),
+    priority: str = "",
+    labels: dict[str, str] | None = None,
+    **more: Any,
+) -> Workload:
+    template = Template(command=("run",), resources=amounts(cpu=cpu), devices=devices)
+    spec = WorkloadSpec(
+        type=type_,
+        template=template,
+        replicas=replicas,
+        placement=placement,
+        gang=Gang(min=gang) if gang else None,
+        priority_class=priority,
+        rollout=Rollout(max_surge=0),
+        **more,
+    )
+    return Workload(metadata=Metadata(name=name, tenant=owner, labels=labels or {}), spec=spec)
+
+
+def priority_class(name: str, value: int) -> PriorityClass:
+    return PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=value))
+
+
+TAINTED = Taint(key="dedicated", value="x", effect="NoSchedule")
+
+
+async def furnished(
+    name: str = "r1", clock: FakeClock | None = None, *, checked: bool = True, nodes: Sequence[AnyObject] | None = None
+) -> Scope:
+    """A scope with every lease held, two tenants, two priority classes, and two ready nodes, n1 with two GPUs."""
+    scope = Scope(name, clock, checked=checked)
+    await scope.take_over()
+    things = [node("n1", gpus=2), node("n2", zone="b")] if nodes is None else list(nodes)
+    names = [thing.metadata.name for thing in things if isinstance(thing, Node)]
+    await scope.acquire(*LEASES, *(f"agent/{n}" for n in names))
+    declared: list[AnyObject] = [tenant("t1"), tenant("t2"), priority_class("high", 100), priority_class("top", 1000), *things]
+    await scope.must(OPERATOR, *(Apply(thing) for thing in declared))
+    page = await scope.store.inner.range("node/", limit=1_000)
+    marks = [Mark(row.key.removeprefix("node/"), row.revision, NodeHealth.READY) for row in page.rows]
+    await scope.must(scope.actors["node-lifecycle"], *marks)
+    return scope
+
+
+def ids_of(operations: Iterable[Operation]) -> list[OperationID]:
+    return [operation.id for operation in operations]
