@@ -1,0 +1,125 @@
+"""Do the books balance? Recomputes every ledger from the rows alone, and compares. It corrects nothing.
+
+This is the check that an operator runs and the demo prints. It shares no arithmetic with draft.py: the sums are made again from
+the replicas and grants as they stand, so a posting that was forgotten or made twice shows as a difference.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from remit.commitment.books import Books, generation_of
+from remit.commitment.ledgers import DEVICE
+from remit.law.lifecycle import HOLDS
+from remit.model.kinds import Grant, Node, Phase, Replica, Tenant
+from remit.model.resources import WHOLE
+
+Sums = dict[str, dict[str, int]]
+
+
+def replicas(books: Books) -> Iterator[tuple[str, Replica]]:
+    for name in books.replicas:
+        found = books.replica(name)
+        if found is not None:
+            yield name, found[0]
+
+
+def _holding(books: Books) -> dict[str, tuple[Replica, dict[str, int], dict[str, int]]]:
+    """Every replica that holds room, with what it needs of its node and what it is charged with."""
+    found = {}
+    for name, replica in replicas(books):
+        ask = books.ask(generation_of(replica))
+        if replica.status.phase in HOLDS and ask is not None:
+            needs = {**dict(ask.resources), **{DEVICE + d: share for d, share in replica.status.devices.items()}}
+            found[name] = (replica, needs, dict(ask.charge.pairs))
+    return found
+
+
+def _sums(books: Books) -> tuple[Sums, Sums]:
+    """By node and by grant: what the rows say is held. A reservation holds what its victims' going will not free."""
+    nodes: Sums = defaultdict(lambda: defaultdict(int))
+    grants: Sums = defaultdict(lambda: defaultdict(int))
+    holding = _holding(books)
+    for replica, needs, charge in holding.values():
+        victims = replica.status.victims if replica.status.phase is Phase.RESERVED else {}
+        theirs = [holding[v] for v, attempt in victims.items() if v in holding and holding[v][0].status.attempt == attempt]
+        for name, count in needs.items():
+            freed = sum(one[1].get(name, 0) for one in theirs)
+            nodes[replica.status.node][name] += max(0, count - freed)
+        for grant in replica.status.grants:
+            for name, count in charge.items():
+                freed = sum(one[2].get(name, 0) for one in theirs if grant in one[0].status.grants)
+                grants[grant][name] += max(0, count - freed)
+    return nodes, grants
+
+
+def one_owner_per_device(books: Books) -> Iterator[str]:
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, (replica, _, _) in _holding(books).items():
+        if replica.status.phase is not Phase.RESERVED:
+            for device, share in replica.status.devices.items():
+                if share == WHOLE:
+                    owners[replica.status.node, device].append(name)
+    for (node, device), names in sorted(owners.items()):
+        if len(names) > 1:
+            yield f"device {device} of {node} is owned by {', '.join(names)}"
+
+
+def node_ledgers_balance(books: Books) -> Iterator[str]:
+    nodes, _ = _sums(books)
+    for name, ledger in sorted(books.nodes.items()):
+        node: Node = ledger.node
+        capacity = {**dict(node.spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in node.spec.devices}}
+        for resource in sorted({*capacity, *nodes[name], *ledger.free}):
+            left = capacity.get(resource, 0) - nodes[name][resource]
+            if ledger.free.get(resource, 0) != left:
+                yield f"node {name}: {resource}: the ledger has {ledger.free.get(resource, 0)} left, the rows say {left}"
+
+
+def grants_cover(books: Books) -> Iterator[str]:
+    _, drawn = _sums(books)
+    lent: Sums = defaultdict(lambda: defaultdict(int))
+    for name in books.keys("grant/"):
+        grant = books.things[name][0]
+        if isinstance(grant, Grant) and not grant.spec.issuer:
+            for resource, count in grant.spec.amount - grant.status.returned:
+                lent[grant.spec.parent][resource] += count
+    for name, ledger in sorted(books.grants.items()):
+        if name.endswith("/emergency"):
+            continue
+        for resource in sorted({*ledger.left, *drawn[name], *lent[name]}):
+            used, on = ledger.used.get(resource, 0), ledger.lent.get(resource, 0)
+            if (used, on) != (drawn[name][resource], lent[name][resource]):
+                rows = f"{drawn[name][resource]} and {lent[name][resource]}"
+                yield f"{name}: {resource}: used {used} and granted on {on}; the rows say {rows}"
+
+
+def quota_covers(books: Books) -> Iterator[str]:
+    """A tenant that stands above its quota does so by a lawful reduction; it is listed in `Books.excess`."""
+    for name in books.keys("tenant/"):
+        tenant = books.things[name][0]
+        if isinstance(tenant, Tenant) and books.grant(f"tenant/{tenant.metadata.name}") is None:
+            yield f"{name} has no ledger"
+
+
+def one_binding(books: Books) -> Iterator[str]:
+    for name, replica in replicas(books):
+        bound = replica.status.phase in HOLDS
+        if bound != bool(replica.status.grants) or (bound and replica.status.node not in books.nodes):
+            yield f"{name} is {replica.status.phase} on {replica.status.node or 'no node'}, charged to {replica.status.grants}"
+
+
+CHECKS: Final[dict[str, Callable[[Books], Iterator[str]]]] = {
+    "one-owner-per-device": one_owner_per_device,
+    "node-ledgers-balance": node_ledgers_balance,
+    "one-binding": one_binding,
+    "grants-cover": grants_cover,
+    "quota-covers": quota_covers,
+}
+
+
+def violations(books: Books) -> dict[str, list[str]]:
+    """By invariant, everything that is wrong; all lists are empty if the books balance."""
+    return {name: list(check(books)) for name, check in CHECKS.items()}
