@@ -106,9 +106,9 @@ class FaultyStore:
     """A memory store whose every applied commit is checked, and whose next calls fail as `plan` says.
 
     Words for commits: `ok`; `lost` (no answer, not applied); `landed` (no answer, applied); `late` (no answer, lands just
-    before the next commit), `later` (just after the next one), `afloat` (when `land` is called); `unavailable`; `slow`; `before`
-    and `after` (the process dies before or after it is applied); `gate` and `gated` (held up before it is applied, or after,
-    until the gate opens).
+    before the next commit), `later` (just after the next one), `afloat` (when `land` is called); `unavailable`; `slow`;
+    `before` and `after` (the process dies before or after it is applied); `gate` and `gated` (held up before it is applied, or
+    after, until the gate opens).
     """
 
     def __init__(self, inner: MemoryStore, checker: Checker | None) -> None:
@@ -250,9 +250,15 @@ class Running:
         done, _ = await asyncio.wait({asking, self.task}, return_when=asyncio.FIRST_COMPLETED)
         if asking not in done:
             await asyncio.sleep(0)
+        self.check()
+        return await asyncio.wait_for(asking, 20)
+
+    def check(self) -> None:
+        """A violation, or a bug that ended the authority, must not pass for silence."""
         if isinstance(self.ended, Violation):
             raise self.ended
-        return await asyncio.wait_for(asking, 20)
+        if self.task.done() and not self.task.cancelled() and (failed := self.task.exception()) is not None:
+            raise failed
 
     async def _ask(self, operations: Sequence[Operation]) -> list[Verdict] | LinkError:
         try:

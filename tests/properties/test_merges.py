@@ -2,8 +2,8 @@
 
 Three things are shown of the class that stands beside each ruling:
 
-- *Free* (bounded, soft): whatever branches say with free claims, and beside whatever one branch does with hard ones, their merge
-  breaks nothing, and the order of merging leaves no trace.
+- *Free* (bounded, soft): whatever branches say with free claims, and beside whatever one branch does with hard ones, their
+  merge breaks nothing, and the order of merging leaves no trace.
 - *Hard*: two branches, each of them right, that no merge can bring together: it breaks an invariant, whichever row is chosen
   where both changed one. And the claim is to blame: without it there is a merge that breaks nothing.
 - *Complete*: a claim without an entry here is a failing test.
@@ -443,7 +443,8 @@ HARD: Final[tuple[CounterExample, ...]] = (
     CounterExample(
         Move, "one gives a lost replica's gpu away, the other hears that it runs and finishes",
         (DEVICE, "one-result-per-attempt"),
-        lambda: scope(node("n1", 1), work("a", on("n1", Phase.UNKNOWN, 1, before="running"), gpus=1), work("b", PENDING, gpus=1)),
+        lambda: scope(node("n1", 1), work("a", on("n1", Phase.UNKNOWN, 1, before="running"), gpus=1),
+                      work("b", PENDING, gpus=1)),
         lose_and_give_its_room_away, resume_and_finish,
     ),
     CounterExample(
@@ -465,7 +466,8 @@ HARD: Final[tuple[CounterExample, ...]] = (
         apply(policy("p", "one")), apply(policy("q", "two")),
     ),
     CounterExample(
-        Apply, "two specs are given to one generation, and replicas placed by one of them", ("one-spec-per-generation", "node-capacity"),
+        Apply, "two specs are given to one generation, and replicas placed by one of them",
+        ("one-spec-per-generation", "node-capacity"),
         lambda: scope(node("n1", cpus=2), work("a")), apply_spawn_bind, apply(workload("a", spec_of(cpus=4)), Role.USER),
     ),
     CounterExample(
@@ -552,7 +554,7 @@ def test_no_merge_of_a_hard_claim_is_right(example: CounterExample) -> None:
     assert any(isinstance(deed.claim, example.claim) for deed in (*one.deeds, *other.deeds))
     for branch in (one, other):
         assert not violations(branch.rows, origin, [branch]), "a branch must be right by itself"
-    broken = set()
+    broken: set[str] = set()
     for merged in resolutions(origin, one.rows, other.rows):
         found = violations(merged, origin, [one, other])
         assert found.keys() & set(example.breaks), f"this merge breaks {sorted(found)}: {merged}"
@@ -637,14 +639,7 @@ def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
     """Claims of one free type that may be made about these rows."""
     by = st.sampled_from([actor(Role.USER), *LEASED])
     names = st.sampled_from(["e1", "e2", "e3"])
-    lent = sorted(
-        r.metadata.name
-        for r in rows.values()
-        if isinstance(r, Grant) and r.spec.holder.startswith("scope/") and not r.spec.issuer
-    )
-    seen = sorted(
-        (type(r).__name__, r.metadata.name, r.metadata.tenant) for r in rows.values() if isinstance(r, Node | Workload)
-    )
+    lent, seen = lent_away(rows), observable(rows)
     said: dict[type[Claim], Callable[[], st.SearchStrategy[Said]]] = {
         Note: lambda: st.tuples(by, names.map(lambda n: Note(n, EventSpec(regarding=f"node/{n}", reason=n)))),
         Explain: lambda: st.tuples(by, names.map(lambda n: Explain(n, TENANT, DecisionSpec(replica=n)))),
@@ -662,21 +657,32 @@ def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
     return said[claim]()
 
 
+def lent_away(rows: Rows) -> list[str]:
+    grants = [row for row in rows.values() if isinstance(row, Grant)]
+    return sorted(one.metadata.name for one in grants if one.spec.holder.startswith("scope/") and not one.spec.issuer)
+
+
+def observable(rows: Rows) -> list[tuple[str, str, str]]:
+    things = [row for row in rows.values() if isinstance(row, Node | Workload)]
+    return sorted((type(one).__name__, one.metadata.name, one.metadata.tenant) for one in things)
+
+
 def sayable(rows: Rows) -> list[type[Claim]]:
     """Which free claims have something to speak of here. Policies are published in a scope or adopted there, not both."""
     publishes = any(isinstance(row, PolicyRevision) and row.spec.deadline is None for row in rows.values())
-    lent = any(isinstance(row, Grant) and row.spec.holder.startswith("scope/") and not row.spec.issuer for row in rows.values())
-    seen = any(isinstance(row, Node | Workload) for row in rows.values())
-    missing = {Adopt: publishes, Credit: not lent, Observe: not seen}
+    missing = {Adopt: publishes, Credit: not lent_away(rows), Observe: not observable(rows)}
     return [claim for claim in FREE if not missing.get(claim, False)]
 
 
-BESIDE: Final = {claim: [example for example in HARD if claim in sayable(example.origin())] for claim in FREE}
-"""Which counter-examples have something for each free claim to speak of."""
+Sayings = dict[type[Claim], st.SearchStrategy[Said]]
 
 
-def anything(rows: Rows) -> st.SearchStrategy[Said]:
-    return st.sampled_from(sayable(rows)).flatmap(lambda claim: saying(claim, rows))
+def sayings(rows: Rows) -> Sayings:
+    return {claim: saying(claim, rows) for claim in sayable(rows)}
+
+
+EVERYWHERE: Final = sayings(ADOPTING)
+BESIDE: Final[list[tuple[CounterExample, Sayings]]] = [(example, sayings(example.origin())) for example in HARD]
 
 
 def heard(origin: Rows, sequence: int, said: Iterable[Said]) -> Branch:
@@ -689,10 +695,9 @@ def heard(origin: Rows, sequence: int, said: Iterable[Said]) -> Branch:
 @pytest.mark.parametrize("claim", FREE, ids=lambda claim: claim.__name__)
 @given(data=st.data())
 def test_free_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject) -> None:
-    mine, any_claim = saying(claim, ADOPTING), anything(ADOPTING)
-    first = data.draw(mine)
-    more = st.lists(mine | any_claim, max_size=4)
-    words = [[first, *data.draw(more)], data.draw(st.lists(mine | any_claim, min_size=1, max_size=4)), data.draw(more)]
+    either = EVERYWHERE[claim] | st.one_of(*EVERYWHERE.values())
+    first, more = data.draw(EVERYWHERE[claim]), st.lists(either, max_size=4)
+    words = [[first, *data.draw(more)], [data.draw(either), *data.draw(more)], data.draw(more)]
     branches = [heard(ADOPTING, 1000 * n, said) for n, said in enumerate(words, 1)]
     a, b, c = (branch.rows for branch in branches)
     assert branches[0].deeds[0].claim == first[1], "nothing stands in the way of the first word"
@@ -710,13 +715,13 @@ def test_free_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject)
 @given(data=st.data())
 def test_free_claims_merge_beside_one_branch_of_hard_ones(claim: type[Claim], data: st.DataObject) -> None:
     """Hard claims pass one authority; what is said freely meanwhile, wherever, does not trouble them."""
-    example = data.draw(st.sampled_from(BESIDE[claim]))
+    example, words = data.draw(st.sampled_from([beside for beside in BESIDE if claim in beside[1]]))
     side = data.draw(st.sampled_from([example.one, example.other]))
     origin = example.origin()
     hard = Branch(origin, 1000)
     side(hard)
-    first = data.draw(saying(claim, origin))
-    free = heard(origin, 2000, [first, *data.draw(st.lists(anything(origin), max_size=3))])
+    first = data.draw(words[claim])
+    free = heard(origin, 2000, [first, *data.draw(st.lists(st.one_of(*words.values()), max_size=3))])
     assert free.deeds[0].claim == first[1], "nothing stands in the way of the first word"
     merged = merge(origin, hard.rows, free.rows)
     assert merged == merge(origin, free.rows, hard.rows)

@@ -100,7 +100,7 @@ def quota_covers(books: Books) -> Iterator[str]:
     """A tenant that stands above its quota does so by a lawful reduction; it is listed in `Books.excess`."""
     for name in books.keys("tenant/"):
         tenant = books.things[name][0]
-        if isinstance(tenant, Tenant) and books.grant(f"tenant/{tenant.metadata.name}") is None:
+        if isinstance(tenant, Tenant) and f"tenant/{tenant.metadata.name}" not in books.grants:
             yield f"{name} has no ledger"
 
 

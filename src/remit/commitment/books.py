@@ -95,24 +95,6 @@ class Books:
     def thing(self, name: str) -> tuple[Any, int] | None:
         return self.things.get(name)
 
-    def node(self, name: str) -> NodeLedger | None:
-        return self.nodes.get(name)
-
-    def grant(self, name: str) -> GrantLedger | None:
-        return self.grants.get(name)
-
-    def patron(self, victim: str) -> str | None:
-        return self.patrons.get(victim)
-
-    def waiting_since(self, name: str) -> int | None:
-        return self.since.get(name)
-
-    def alike(self, generation: GenerationKey) -> int:
-        return self.population.get(generation, 0)
-
-    def members(self, tenant: str, workload: str) -> int:
-        return self.active.get((tenant, workload), 0)
-
     def held(self, generation: GenerationKey) -> int:
         """How many replicas of a generation hold room that they are bound to; a reservation is not bound yet."""
         return sum(self.spots.get(generation, {}).values()) - self.reserved.get(generation, 0)
@@ -187,9 +169,6 @@ class Books:
         self._static_size += 1
         code = known[name] = static_misfit(ask, ledger)
         return code
-
-    def all_nodes(self) -> Mapping[str, NodeLedger | None]:
-        return self.nodes
 
     def carriers(self, tenant: str) -> tuple[Index, ...]:
         """Anti-affinity terms that replicas of this tenant carry, which newcomers must respect."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from remit.commitment.books import Books, GenerationKey, Moment, Tally, add, compile_ask, domains, generation_of, picks
+from remit.commitment.books import Books, GenerationKey, Moment, Tally, compile_ask, domains, generation_of, picks
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
 from remit.law.fit import Ask, Index, carried, static_misfit
 from remit.law.labels import selects
@@ -41,42 +41,71 @@ class Overlay:
 
     __slots__ = ("base", "moved")
 
-    def __init__(self, base: Tally | Overlay, moved: Mapping[str, int]) -> None:
+    def __init__(self, base: Mapping[str, int], moved: Mapping[str, int]) -> None:
         self.base, self.moved = base, moved
 
     def __getitem__(self, domain: str) -> int:
-        return self.base[domain] + self.moved.get(domain, 0)
+        return self.base.get(domain, 0) + self.moved.get(domain, 0)
 
 
 class Draft:
-    """Changes of a batch that is being decided. Satisfies `fit.Peers`."""
+    """Changes of a batch that is being decided, over the books. Satisfies `fit.Peers`.
 
-    def __init__(self, base: Books | Draft, moment: Moment, *, takeover: bool = False) -> None:
-        self.base = base
+    What it has in its own dictionaries stands before what is in the books; None means that it is gone. Ledgers are copied
+    when they are first posted to. A `fork` begins with everything that is here, and is thrown away, or taken by `absorb`.
+    """
+
+    __slots__ = (
+        "_asks", "_carried", "_carriers", "_moved", "_my_grants", "_my_nodes", "active", "books", "born", "fenced", "grants",
+        "heard", "moment", "nodes", "notes", "patrons", "policy", "population", "relabelled", "replicas", "reserved",
+        "reshaped", "since", "spots", "takeover", "things",
+    )  # fmt: skip
+
+    def __init__(self, books: Books, moment: Moment, *, takeover: bool = False) -> None:
+        self.books = books
         self.moment = moment
         self.takeover = takeover
         self.replicas: dict[str, Replica | None] = {}
         self.things: dict[str, AnyObject | None] = {}
         self.notes: dict[str, AnyObject | None] = {}
-        self.heard: dict[str, int] = {}
-        self.born = 0
         self.nodes: dict[str, NodeLedger | None] = {}
         self.grants: dict[str, GrantLedger | None] = {}
+        self.patrons: dict[str, str | None] = {}
+        self.since: dict[str, int | None] = {}
+        self.heard: dict[str, int] = {}
         self.spots: dict[GenerationKey, dict[str, int]] = {}
         self.population: dict[GenerationKey, int] = {}
         self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
-        self.patrons: dict[str, str | None] = {}
-        self.since: dict[str, int | None] = {}
         self.policy: PolicyRevision | None = None
-        self.reshaped = False
-        self.relabelled = False
-        self._asks: dict[GenerationKey, Ask | None] = {}
-        self._moved: dict[Index, dict[str, int]] = {}
+        self.reshaped = self.relabelled = False
+        self.born = 0
         self.fenced: dict[tuple[str, str, str, int], Refused | None] = {}
         """Answers about claimants, as long as no lease changes in this draft."""
+        self._my_nodes: set[str] = set()
+        self._my_grants: set[str] = set()
+        self._asks: dict[GenerationKey, Ask | None] = {}
+        self._moved: dict[Index, dict[str, int]] = {}
         self._carried: dict[str, dict[Index, None]] = {}
         self._carriers: dict[str, tuple[Index, ...]] = {}
+
+    def fork(self) -> Draft:
+        """A draft that begins as this one is; what is written there does not show here."""
+        trial = Draft(self.books, self.moment, takeover=self.takeover)
+        for name in _COPIED:
+            setattr(trial, name, getattr(self, name).copy())
+        trial.spots = {generation: spots.copy() for generation, spots in self.spots.items()}
+        trial._carried = {tenant: carried.copy() for tenant, carried in self._carried.items()}
+        trial.policy, trial.reshaped, trial.relabelled = self.policy, self.reshaped, self.relabelled
+        trial.born = self.born
+        return trial
+
+    def absorb(self, trial: Draft) -> None:
+        """Become what a fork of this draft has become."""
+        mine = self._my_nodes | trial._my_nodes, self._my_grants | trial._my_grants
+        for name in Draft.__slots__:
+            setattr(self, name, getattr(trial, name))
+        self._my_nodes, self._my_grants = mine
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -84,56 +113,56 @@ class Draft:
         if name in self.replicas:
             replica = self.replicas[name]
             return None if replica is None else (replica, -1)
-        return self.base.replica(name)
+        return self.books.replica(name)
 
     def thing(self, name: str) -> tuple[Any, int] | None:
         if name in self.things:
             thing = self.things[name]
             return None if thing is None else (thing, -1)
-        return self.base.thing(name)
+        return self.books.things.get(name)
 
     def node(self, name: str) -> NodeLedger | None:
-        return self.nodes[name] if name in self.nodes else self.base.node(name)
+        return self.nodes[name] if name in self.nodes else self.books.nodes.get(name)
 
     def grant(self, name: str) -> GrantLedger | None:
-        return self.grants[name] if name in self.grants else self.base.grant(name)
+        return self.grants[name] if name in self.grants else self.books.grants.get(name)
 
     def patron(self, victim: str) -> str | None:
-        return self.patrons[victim] if victim in self.patrons else self.base.patron(victim)
+        return self.patrons[victim] if victim in self.patrons else self.books.patrons.get(victim)
 
     def waiting_since(self, name: str) -> int | None:
-        return self.since[name] if name in self.since else self.base.waiting_since(name)
+        return self.since[name] if name in self.since else self.books.since.get(name)
 
     def alike(self, generation: GenerationKey) -> int:
-        return self.base.alike(generation) + self.population.get(generation, 0)
+        return self.books.population.get(generation, 0) + self.population.get(generation, 0)
 
     def members(self, tenant: str, workload: str) -> int:
-        return self.base.members(tenant, workload) + self.active.get((tenant, workload), 0)
+        return self.books.active.get((tenant, workload), 0) + self.active.get((tenant, workload), 0)
 
     def held(self, generation: GenerationKey) -> int:
         moved = sum(self.spots.get(generation, {}).values()) - self.reserved.get(generation, 0)
-        return self.base.held(generation) + moved
+        return self.books.held(generation) + moved
 
     def places(self) -> Iterator[tuple[GenerationKey, str, int]]:
-        yield from self.base.places()
+        yield from self.books.places()
         for generation, spots in self.spots.items():
             for name, count in spots.items():
                 yield generation, name, count
 
     def in_force(self) -> PolicyRevision | None:
-        return self.policy if self.policy is not None else self.base.in_force()
+        return self.policy if self.policy is not None else self.books.policy
 
     def keys(self, prefix: str) -> list[str]:
-        there = dict.fromkeys(self.base.keys(prefix), True)
+        there = dict.fromkeys(self.books.keys(prefix), True)
         there.update({name: thing is not None for name, thing in self.things.items() if name.startswith(prefix)})
         return sorted(name for name in there if there[name])
 
     def all_nodes(self) -> Mapping[str, NodeLedger | None]:
-        return {**self.base.all_nodes(), **self.nodes}
+        return {**self.books.nodes, **self.nodes}
 
     def ask(self, generation: GenerationKey) -> Ask | None:
         if self.policy is None and not self.reshaped:
-            return self.base.ask(generation)
+            return self.books.ask(generation)
         if generation not in self._asks:
             self._asks[generation] = compile_ask(self, generation)
         return self._asks[generation]
@@ -144,10 +173,10 @@ class Draft:
         if self.relabelled:
             # What lies below counted its domains as the nodes stood before this draft.
             return Overlay(Tally(), self._recount(index))
-        return Overlay(self.base.counts(index), self._moves(index))
+        return Overlay(self.books.counts(index), self._moves(index))
 
     def total(self, index: Index) -> int:
-        return self.base.total(index) + sum(self._moves(index).values())
+        return self.books.total(index) + sum(self._moves(index).values())
 
     def least(self, ask: Ask, index: Index) -> int:
         counts = self.counts(index)
@@ -156,15 +185,15 @@ class Draft:
     def eligible(self, ask: Ask, topology_key: str) -> tuple[str, ...]:
         if self.relabelled or self.policy is not None or self.reshaped:
             return domains(ask, self.all_nodes().values(), topology_key)
-        return self.base.eligible(ask, topology_key)
+        return self.books.eligible(ask, topology_key)
 
     def static_misfit(self, ask: Ask, ledger: NodeLedger) -> Code | None:
         if self.relabelled or self.policy is not None or self.reshaped:
             return static_misfit(ask, ledger)
-        return self.base.static_misfit(ask, ledger)
+        return self.books.static_misfit(ask, ledger)
 
     def carriers(self, tenant: str) -> tuple[Index, ...]:
-        below = self.base.carriers(tenant)
+        below = self.books.carriers(tenant)
         return tuple(dict.fromkeys((*below, *self._carried[tenant]))) if tenant in self._carried else below
 
     def shunners(self, ask: Ask) -> Sequence[Index]:
@@ -267,14 +296,14 @@ class Draft:
         self.reshaped = True
         self._asks.clear()
 
-    def put_replica(self, name: str, old: Replica | None, new: Replica | None, ask: Ask | None = None) -> None:
+    def bind(self, name: str, new: Replica, ask: Ask) -> None:
+        """`put_replica` for a pending replica that is bound: nothing is taken back, and nobody waited for it."""
+        self.replicas[name] = new
+        self._post(name, new, 1, ask)
+        self.since[name] = self.moment.now_ms
+
+    def put_replica(self, name: str, old: Replica | None, new: Replica | None) -> None:
         """The one place where a replica's postings change."""
-        if old is not None and new is not None and old.status.phase is Phase.PENDING and new.status.phase is Phase.BOUND:
-            # By far the most frequent change, and the simplest: nothing is taken back, nobody waited for it.
-            self.replicas[name] = new
-            self._post(name, new, 1, ask)
-            self.since[name] = self.moment.now_ms
-            return
         was = old is not None and old.status.phase in HOLDS
         now = new is not None and new.status.phase in HOLDS
         still = was and now and old is not None and new is not None and _same_hold(old, new)
@@ -324,13 +353,13 @@ class Draft:
 
     def _post(self, name: str, replica: Replica, sign: int, ask: Ask | None = None) -> None:
         ask = ask or self.ask(generation_of(replica))
-        ledger = self.nodes.get(replica.status.node) or self._own_node(replica.status.node)
+        ledger = self._own_node(replica.status.node)
         if ask is None or ledger is None:
             raise LookupError(f"{name} holds room, but its generation or its node is not in the books")
         on_node, on_grants = self.needs(replica, ask)
         ledger.post(on_node, sign)
         for grant, charge in zip(replica.status.grants, on_grants, strict=True):
-            own = self.grants.get(grant) or self._own_grant(grant)
+            own = self._own_grant(grant)
             if own is None:
                 raise LookupError(f"{name} is charged to {grant}, which is not in the books")
             own.draw(charge, sign)
@@ -372,6 +401,7 @@ class Draft:
     def _put_node(self, node: Node, before: Any) -> None:
         ledger = self.node(node.metadata.name)
         self.nodes[node.metadata.name] = NodeLedger(node) if ledger is None else ledger.replaced(node)
+        self._my_nodes.add(node.metadata.name)
         if not isinstance(before, Node) or _standing(before) != _standing(node):
             self.relabelled = True
 
@@ -381,6 +411,7 @@ class Draft:
         ledger = self._own_grant(name)
         if ledger is None:
             self.grants[name] = GrantLedger(name, amount, grant, tenant, deadline)
+            self._my_grants.add(name)
         else:
             ledger.resize(amount)
             ledger.grant, ledger.deadline_ms = grant, deadline
@@ -421,43 +452,28 @@ class Draft:
         return deadline.at_ms if deadline.boot == self.moment.boot else 0
 
     def _own_node(self, name: str) -> NodeLedger | None:
-        if name in self.nodes:
+        """A ledger that may be posted to: a copy of whatever stands there now."""
+        if name in self._my_nodes:
             return self.nodes[name]
-        ledger = self.base.node(name)
+        ledger = self.nodes[name] if name in self.nodes else self.books.nodes.get(name)
         if ledger is not None:
             ledger = self.nodes[name] = ledger.copy()
+            self._my_nodes.add(name)
         return ledger
 
     def _own_grant(self, name: str) -> GrantLedger | None:
-        if name in self.grants:
+        if name in self._my_grants:
             return self.grants[name]
-        ledger = self.base.grant(name)
+        ledger = self.grants[name] if name in self.grants else self.books.grants.get(name)
         if ledger is not None:
             ledger = self.grants[name] = ledger.copy()
+            self._my_grants.add(name)
         return ledger
 
-    def absorb(self, trial: Draft) -> None:
-        """Take over all changes of a draft that lay over this one."""
-        self.replicas.update(trial.replicas)
-        self.things.update(trial.things)
-        self.notes.update(trial.notes)
-        self.heard.update(trial.heard)
-        self.nodes.update(trial.nodes)
-        self.grants.update(trial.grants)
-        self.patrons.update(trial.patrons)
-        self.since.update(trial.since)
-        add(self.population, trial.population)
-        add(self.reserved, trial.reserved)
-        add(self.active, trial.active)
-        for generation, moved in trial.spots.items():
-            add(self.spots.setdefault(generation, {}), moved)
-        for tenant, carriers in trial._carried.items():
-            self._carried.setdefault(tenant, {}).update(carriers)
-        self._carriers.clear()
-        self.policy = trial.policy or self.policy
-        self.reshaped |= trial.reshaped
-        self.relabelled |= trial.relabelled
-        self._moved.clear()
+
+_COPIED = (
+    "replicas", "things", "notes", "nodes", "grants", "patrons", "since", "heard", "population", "reserved", "active",
+)  # fmt: skip
 
 
 def held_by(replica: Replica, attempt: int) -> bool:

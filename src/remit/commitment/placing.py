@@ -33,7 +33,10 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
     placed = place(draft, operation, claim, found, ask)
     if isinstance(placed, Refused):
         return placed
-    draft.put_replica(claim.replica, found, placed, ask)
+    if found.status.phase is Phase.PENDING and ask is not None:
+        draft.bind(claim.replica, placed, ask)
+    else:
+        draft.put_replica(claim.replica, found, placed)
     return 0
 
 
@@ -52,7 +55,7 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
         if isinstance(ruled, Refused):
             return ruled
         leaving[victim] = ruled
-    without = Draft(draft, draft.moment)
+    without = draft.fork()
     for victim, (before, after) in leaving.items():
         without.put_replica(victim, before, _moved(after, phase=Phase.RELEASED, devices={}, grants=()))
     placed = place(without, operation, claim, found, without.ask(generation_of(found)))
@@ -68,7 +71,7 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
 @ruling(Ganged, SCHEDULERS, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")
 def bind_gang(draft: Draft, operation: Operation, claim: Ganged) -> int | Refused:
     """Members that do not fit are left out; the answer is how many were bound."""
-    trial = Draft(draft, draft.moment)
+    trial = draft.fork()
     bound, minimum, groups, last = 0, 0, set(), refuse(Code.GANG_SHORT, "no member")
     for member in claim.members:
         found = find(trial, member.replica, member.at)
@@ -160,7 +163,7 @@ def _open_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> 
         found = draft.replica(victim)
         if found is not None and held_by(found[0], attempt):
             return refuse(Code.VICTIMS, f"{victim} is {found[0].status.phase} and has not gone yet")
-    without = Draft(draft, draft.moment)
+    without = draft.fork()
     pending = Replica(
         metadata=replica.metadata, spec=replica.spec, status=ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt)
     )

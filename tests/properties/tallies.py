@@ -1,0 +1,33 @@
+"""What did the machines reach? Counts of codes, transitions and claims, for the soak's record; they judge nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+from tests.properties.checker import Checker
+
+
+class Tallies:
+    """Appended as one JSON object to the file that REMIT_SOAK_COUNTERS names, if it names one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.counted: Counter[str] = Counter()
+
+    def count(self, what: str) -> None:
+        self.counted[what] += 1
+
+    def add(self, checker: Checker) -> None:
+        self.counted["commits"] += checker.commits
+        for (was, now, _), n in checker.edges_seen.items():
+            self.counted[f"{was or 'nothing'}->{now or 'nothing'}"] += n
+
+    def write(self) -> None:
+        place = os.environ.get("REMIT_SOAK_COUNTERS", "")
+        if place:
+            with Path(place).open("a") as file:
+                file.write(json.dumps({f"{self.name} {what}": n for what, n in sorted(self.counted.items())}) + "\n")
+        self.counted.clear()
