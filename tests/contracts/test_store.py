@@ -294,6 +294,19 @@ def test_a_page_that_is_just_full_says_that_there_is_no_more(make: Make) -> None
     run(story())
 
 
+def test_a_page_goes_past_many_deleted_keys(make: Make) -> None:
+    async def story() -> None:
+        async with opened(make) as store:
+            await put(store, *((f"p/{n:02}", b"") for n in range(30)))
+            await delete(store, *(f"p/{n:02}" for n in range(25)))
+            for limit in (1, 2, 5, 6):
+                page = await store.range("p/", limit=limit)
+                assert [row.key for row in page.rows] == [f"p/{n}" for n in range(25, 30)][:limit]
+                assert page.more is (limit < 5)
+
+    run(story())
+
+
 # Compaction
 
 

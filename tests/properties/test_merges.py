@@ -620,8 +620,8 @@ SUMMARIES: Final = st.builds(
     SummarySpec,
     holder=st.sampled_from(["scope/eu", "scope/us"]),
     epoch=st.integers(1, 2),
-    sequence=st.integers(0, 3),
-    used=st.sampled_from([Amount(), cpu(1), cpu(2)]),
+    sequence=st.sampled_from([0, 2]),  # few, so that ties are many
+    used=st.sampled_from([Amount(), cpu(1)]),
     counts=st.sampled_from([{}, {"running": 1}]),
 )
 

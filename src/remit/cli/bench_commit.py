@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remit.assembly import embedded
+from remit.assembly import embedded, settle_memory
 from remit.cli.bench import Aim, Report, say
 from remit.commitment.authority import Authority
 from remit.model.claims import (
@@ -263,13 +263,11 @@ async def _bind_all(directory: Path, world: World, batch: int, binds: int) -> tu
         scheduler = await Asker(authority, Role.SCHEDULER).lease()
         targets = _targets(authority, list(authority.books.replicas)[:binds])
         before, recorder.commits = recorder.commits, []
-        gc.collect()
-        gc.freeze()
+        settle_memory()
         waits: list[float] = []
         start = _CLOCK.now_ns()
         await _bind(scheduler, targets, batch, waits, 1 if batch == 1 else IN_FLIGHT)
         seconds = (_CLOCK.now_ns() - start) / 1e9
-        gc.unfreeze()
         return Run(batch, len(targets), seconds, waits, recorder.commits), before
 
 

@@ -27,6 +27,7 @@ def fill(file: File, commits: int = 60) -> dict[str, Row]:
         file.write([Commit(puts=[(f"k{n % 10}", b"%d" % n), (f"once/{n:03}", b"")], deletes=deletes)])
         if n % 9 == 0:
             file.write([Commit()])
+    file.write([Commit(deletes=["once/000", "never"])])
     return everything(file)
 
 
@@ -106,4 +107,20 @@ def test_indexing_catches_up_with_writing_and_stays_bounded(path: Path, monkeypa
         counts.append(file.recent.count)
     assert max(counts) < 150
     assert len(everything(file)) == file.db.execute("SELECT count(DISTINCT key) FROM log").get
+    file.close()
+
+
+def test_a_key_rewritten_while_a_pass_is_under_way_is_read_as_it_is_now(path: Path) -> None:
+    """The pass indexes the version it began with; the newer one must stay in memory, and in its order."""
+    file = File(path)
+    file.write([Commit(puts=[(f"k{n}", b"old") for n in range(6)])])
+    walk = upkeep.IndexPass(file)
+    assert not walk.step(2)
+    file.write([Commit(puts=[("k1", b"new"), ("k4", b"new"), ("k9", b"new")], deletes=["k5"])])
+    expected = {"k0": b"old", "k1": b"new", "k2": b"old", "k3": b"old", "k4": b"new", "k9": b"new"}
+    for done in (False, True):
+        assert {key: row.value for key, row in everything(file).items()} == expected
+        assert walk.step(3 if not done else 100) is done
+    assert {key: row.value for key, row in everything(file).items()} == expected
+    assert file.recent.count == 4
     file.close()
