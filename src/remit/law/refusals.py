@@ -56,4 +56,5 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.GANG_SHORT: Refusal("fewer than the gang needs could be bound, so none were", "room for the whole gang"),
     Code.VICTIMS: Refusal("what must make room has not gone yet, or may not be made to go", "victims released"),
     Code.LIMIT: Refusal("a bound of the scope is reached", "delete or wait for what fills it"),
+    Code.FAULT: Refusal("deciding this tripped one of our own checks: a bug; nothing changed", "report it", never=True),
 }  # fmt: skip

@@ -370,6 +370,7 @@ class Code(StrEnum):
     GANG_SHORT = "gang_short"
     VICTIMS = "victims"
     LIMIT = "limit"
+    FAULT = "fault"
 
 
 class Accepted(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="accepted", gc=False):
