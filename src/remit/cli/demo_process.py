@@ -92,5 +92,7 @@ async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
         raise DemoFailed(f"the authority's process ended at once: {said or 'it said nothing'}", "mend that, then try again")
     ready = msgspec.json.decode(line, type=Ready)
     if ready.failed:
-        raise DemoFailed(f"the authority could not take over: {ready.failed}", "for the demo: start anew with a fresh directory")
+        raise DemoFailed(
+            f"the authority could not take over: {ready.failed}", "for the demo: start anew with a fresh directory"
+        )
     return ready

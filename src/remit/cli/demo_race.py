@@ -212,7 +212,9 @@ class Race:
         winners = [won for claim in claims if (won := claim.result()) is not None]
         if len(winners) != 1:
             who = ", ".join(replica for _, replica, _ in winners) or "nobody"
-            raise DemoFailed(f"round {number}: the GPU has {len(winners)} owners ({who})", "keep the store with --data, report it")
+            raise DemoFailed(
+                f"round {number}: the GPU has {len(winners)} owners ({who})", "keep the store with --data, report it"
+            )
         lease, replica, at = winners[0]
         self.wins[lease] += 1
         self._queues[lease] = [one for one in self._queues[lease] if one[0] != replica]

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
@@ -28,7 +30,7 @@ from remit.commitment.decide import decide, tag
 from remit.commitment.draft import Draft
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
-from remit.commitment.outcomes import WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
+from remit.commitment.outcomes import BATCH, WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
 from remit.model.claims import CLAIMS, Abandon, Accepted, Actor, Code, Operation, Refused, Verdict
 from remit.model.kinds import encode
 from remit.store import chain
@@ -56,6 +58,7 @@ class Prepared(NamedTuple):
     answers: list[Verdict | Entry]
     puts: list[tuple[str, bytes]]
     deletes: list[str]
+    oldest: int
 
 
 class Waiting(NamedTuple):
@@ -87,9 +90,11 @@ class Authority:
         self._queue: deque[Waiting] = deque()
         self._queued = 0
         self._wake = asyncio.Event()
-        self._deposed: Deposed | None = None
-        self._confirming: asyncio.Future[bool] | None = None
+        self._ended: Deposed | None = None
+        self._confirming: asyncio.Future[Head | None] | None = None
         self._batches = 0
+        self._house = asyncio.Event()
+        self._oldest = 1
 
     @classmethod
     async def take_over(cls, store: Store, *, scope: str, holder: str, clock: Clock, ids: Ids) -> Authority:
@@ -98,6 +103,8 @@ class Authority:
         moment = Moment(clock.now_ms(), clock.boot(), {}, clock.now_ms(), place.head.sequence, place.head.incarnation)
         books, outcomes = await load(store, place, moment)
         authority = cls(store, scope, clock, place, books, outcomes)
+        kept = await store.range(BATCH, limit=1)
+        authority._oldest = int(kept.rows[0].key.removeprefix(BATCH)) if kept.rows else place.head.sequence + 1
         if await restoring.is_due(store, place.head.incarnation):
             await authority._doubt_everything()
         return authority
@@ -110,8 +117,8 @@ class Authority:
 
     async def ask(self, operations: Sequence[Operation], /) -> list[Verdict]:
         """One verdict an operation, in order, once they are durable."""
-        if self._deposed is not None:
-            raise Turned(self._deposed.by.holder if self._deposed.by else "")
+        if self._ended is not None:
+            raise self._turned()
         if not operations:
             return []
         if self._queued + len(operations) > QUEUE_MAX:
@@ -131,29 +138,34 @@ class Authority:
         nobody has taken over: a deposed authority must not extend what its successor has begun to count.
         """
         received_ms = self.clock.now_ms()
-        if not await self._confirmed():
-            raise Turned(self._deposed.by.holder if self._deposed and self._deposed.by else "")
+        confirmed = await self._read_head()
+        if confirmed is None:
+            raise Silence("the store could not confirm who leads")
+        if confirmed.epoch != self._place.head.epoch or self._ended is not None:
+            raise Turned(confirmed.holder)
         if claimant(self._draft(), actor) is not None:
             return False
         self.heard[actor.lease] = max(received_ms, self.heard.get(actor.lease, 0))
         return True
 
-    async def _confirmed(self) -> bool:
-        """Is the epoch still ours, by a read of the store that began after this call? Callers share one read."""
+    async def _read_head(self) -> Head | None:
+        """The head, by a read of the store that began after this call; None if it cannot be read. Callers share one read."""
         if self._confirming is not None:
             # That read began before this call, so it proves too little; the next one is shared by all who wait here.
             await asyncio.wait([self._confirming])
-        if self._confirming is None or self._confirming.done():
-            self._confirming = asyncio.get_running_loop().create_future()
-            mine, now = self._confirming, None
-            try:
-                now = await chain.read_place(self.store)
-            except StoreError as error:
-                raise Silence(str(error)) from error
-            finally:
-                mine.set_result(now is not None and now.head.epoch == self._place.head.epoch and self._deposed is None)
-            return mine.result()
-        return await asyncio.shield(self._confirming)
+        if self._confirming is not None and not self._confirming.done():
+            return await asyncio.shield(self._confirming)
+        mine: asyncio.Future[Head | None] = asyncio.get_running_loop().create_future()
+        self._confirming = mine
+        try:
+            place = await chain.read_place(self.store)
+            mine.set_result(None if place is None else place.head)
+        except StoreError:
+            mine.set_result(None)
+        finally:
+            if not mine.done():
+                mine.set_result(None)
+        return mine.result()
 
     # -- working ---------------------------------------------------------------------------------------------------------
 
@@ -161,15 +173,30 @@ class Authority:
         """Work until deposed (raises `Deposed`) or cancelled. With `beat_ms`, an idle authority advances the chain that
         often, so that standbys see that it lives.
         """
+        self._ended = None
         try:
-            while True:
-                await self._wait_for_work(beat_ms)
-                await self._work()
-        except Deposed as deposed:
-            self._deposed = deposed
-            raise
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_house())
+                while True:
+                    await self._wait_for_work(beat_ms)
+                    await self._work()
+        except BaseExceptionGroup as failures:
+            first = failures.exceptions[0]
+            self._ended = first if isinstance(first, Deposed) else None
+            raise first from None
         finally:
+            self._ended = self._ended or Deposed(None)
             self._turn_away()
+
+    async def _keep_house(self) -> None:
+        """Compact the history beside the work, never in its way."""
+        while True:
+            await self._house.wait()
+            self._house.clear()
+            try:
+                await self.store.compact(max(0, self._place.revision - HISTORY_KEPT))
+            except Unavailable:
+                continue
 
     async def _wait_for_work(self, beat_ms: int) -> None:
         if self._queue:
@@ -209,7 +236,9 @@ class Authority:
             raise Deposed(None) if isinstance(error, Silence) else error from error
         else:
             _answer(taken, verdicts, None)
-            await self._maintain()
+            self._batches += 1
+            if self._batches % COMPACT_EVERY == 0:
+                self._house.set()
 
     async def decide_and_commit(self, operations: Sequence[Operation], verdicts: list[Verdict]) -> None:
         """Decide and write, batch by batch, adding to `verdicts` what is durable.
@@ -224,7 +253,7 @@ class Authority:
             if len(verdicts) >= len(operations) and revision is not None:
                 return
 
-    def _prepare(self, operations: Sequence[Operation]) -> Prepared:
+    def _prepare(self, operations: Sequence[Operation], faults: Mapping[str, str] = MappingProxyType({})) -> Prepared:
         draft = self._draft()
         window = self._window()
         entries: dict[str, Entry] = {}
@@ -255,8 +284,28 @@ class Authority:
             entry = _entry(operation, taken, ruled)
             entries[operation.id] = entry
             answers.append(entry)
-        batch = self._batch((*entries.values(), *audited), window)
-        return _prepared(draft, batch, answers, self.books, self._place.head.sequence + 1)
+        return self._prepared(draft, self._batch((*entries.values(), *audited), window), answers)
+
+    def _prepared(self, draft: Draft, batch: Batch, answers: list[Verdict | Entry]) -> Prepared:
+        puts: list[tuple[str, bytes]] = []
+        deletes: list[str] = []
+        for changes in (draft.replicas, draft.things, draft.notes):
+            for name, thing in changes.items():
+                if thing is None:
+                    deletes.append(name)
+                else:
+                    puts.append((name, encode(thing)))
+        crowd = len(self.books.notes) + len(draft.notes) - NOTES_MAX
+        for name in islice(self.books.notes, max(crowd, 0)):
+            if name not in draft.notes:
+                draft.notes[name] = None
+                deletes.append(name)
+        sequence = self._place.head.sequence + 1
+        puts.append((batch_key(sequence), encode_batch(batch)))
+        # Two old rows go with each new one, until enough are gone; never one whose outcomes a successor needs.
+        last = min(sequence - AUDIT_BATCHES_KEPT, batch.first, self._oldest + 2)
+        deletes += [batch_key(old) for old in range(self._oldest, last)]
+        return Prepared(draft, batch, answers, puts, deletes, max(self._oldest, last))
 
     def _batch(self, entries: tuple[Entry, ...], window: int) -> Batch:
         sequence = self._place.head.sequence + 1
@@ -302,6 +351,7 @@ class Authority:
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
         self.heard.update(prepared.draft.heard)
+        self._oldest = prepared.oldest
         return revision
 
     async def _doubt_everything(self) -> None:
@@ -316,8 +366,7 @@ class Authority:
                 restoring.doubt(draft, part)
                 if last:
                     restoring.disown(draft)
-                batch = self._batch((), self._window())
-                prepared = _prepared(draft, batch, [], self.books, self._place.head.sequence + 1)
+                prepared = self._prepared(draft, self._batch((), self._window()), [])
                 marker = (restoring.MARKER, self._place.head.incarnation.encode())
                 written = await self._write(prepared, marker if last else None)
 
@@ -333,11 +382,6 @@ class Authority:
                 raise Silence("deposed after a lost answer; ask the new authority the same ids")
             return settled
 
-    async def _maintain(self) -> None:
-        self._batches += 1
-        if self._batches % COMPACT_EVERY == 0 and self._place.revision > HISTORY_KEPT:
-            await self.store.compact(self._place.revision - HISTORY_KEPT)
-
     def _draft(self) -> Draft:
         head = self._place.head
         moment = Moment(self.clock.now_ms(), self.clock.boot(), self.heard, self._since_ms, head.sequence + 1, head.incarnation)
@@ -346,33 +390,14 @@ class Authority:
     def _window(self) -> int:
         return max(self.outcomes.window, self._first_window + (self.clock.now_ms() - self._since_ms) // WINDOW_MS)
 
+    def _turned(self) -> Turned:
+        return Turned(self._ended.by.holder if self._ended is not None and self._ended.by is not None else "")
+
     def _turn_away(self) -> None:
         """Nobody waits for ever for an authority that has stopped; what was only queued did not happen."""
-        hint = self._deposed.by.holder if self._deposed and self._deposed.by else ""
-        _answer(list(self._queue), [], Turned(hint))
+        _answer(list(self._queue), [], self._turned())
         self._queue.clear()
         self._queued = 0
-
-
-def _prepared(draft: Draft, batch: Batch, answers: list[Verdict | Entry], books: Books, sequence: int) -> Prepared:
-    puts: list[tuple[str, bytes]] = []
-    deletes: list[str] = []
-    for changes in (draft.replicas, draft.things, draft.notes):
-        for name, thing in changes.items():
-            if thing is None:
-                deletes.append(name)
-            else:
-                puts.append((name, encode(thing)))
-    crowd = len(books.notes) + len(draft.notes) - NOTES_MAX
-    for name in list(books.notes)[: max(crowd, 0)]:
-        if name not in draft.notes:
-            draft.notes[name] = None
-            deletes.append(name)
-    puts.append((batch_key(sequence), encode_batch(batch)))
-    # Never one whose outcomes are still promised: a new authority could not find them, and would repeat the deed.
-    if 0 < sequence - AUDIT_BATCHES_KEPT < batch.first:
-        deletes.append(batch_key(sequence - AUDIT_BATCHES_KEPT))
-    return Prepared(draft, batch, answers, puts, deletes)
 
 
 def _entry(operation: Operation, taken: str, ruled: int | Refused) -> Entry:

@@ -109,9 +109,19 @@ def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[
         names = [device.name for device in thing.spec.devices]
         if len(set(names)) != len(names):
             return refuse(Code.INVALID, "spec.devices: two devices have one name")
+    if isinstance(thing, Policy):
+        return _home_of_policy(draft)
     if isinstance(thing, Workload):
         return _allowed_workload(draft, thing)
     return None
+
+
+def _home_of_policy(draft: Draft) -> Refused | None:
+    """Policies are published in one scope; where they come on lease from above, a local one would share their numbers."""
+    latest = draft.in_force()
+    if latest is None or latest.spec.deadline is None:
+        return None
+    return refuse(Code.NOT_OWNER, f"policy revision {latest.spec.number} comes from the scope above: publish there")
 
 
 def _allowed_workload(draft: Draft, workload: Workload) -> Refused | None:
@@ -173,6 +183,8 @@ def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
 def _free(draft: Draft, claim: Delete) -> Refused | None:
     """Is anything left that depends on it?"""
     match claim.kind:
+        case "Policy":
+            return _home_of_policy(draft)
         case "Node":
             ledger = draft.node(claim.name)
             if ledger is not None and ledger.held:
@@ -210,6 +222,9 @@ def _publish(draft: Draft, policies: dict[str, PolicySpec], number: int = 0, dea
 
 @ruling(Rollback, frozenset({Role.OPERATOR, Role.POLICY}), Coordination.HARD, "policy revisions are numbered one after another")
 def rollback(draft: Draft, operation: Operation, claim: Rollback) -> int | Refused:
+    away = _home_of_policy(draft)
+    if away is not None:
+        return away
     found = draft.thing(key_of("PolicyRevision", f"{claim.to:08d}"))
     if found is None:
         return refuse(Code.NOT_FOUND, f"policy revision {claim.to} is not kept; the last {POLICY_REVISIONS_KEPT} are")

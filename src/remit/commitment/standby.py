@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from remit.client.link import Link, Status, Turned
-from remit.commitment.authority import Authority
+from remit.commitment.authority import Authority, Deposed
 from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
 from remit.store.protocol import Store, StoreError
@@ -30,6 +30,7 @@ class Standby:
         self.ids = ids
         self.peers = peers
         self.term_ms = term_ms
+        self.leading: Authority | None = None
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         return await (await self._leader()).ask(operations)
@@ -38,10 +39,11 @@ class Standby:
         return await (await self._leader()).renew(actor)
 
     async def status(self) -> Status:
-        """From the store; only the leader knows the window, so it is asked if it can be reached."""
         return await (await self._leader()).status()
 
     async def _leader(self) -> Link:
+        if self.leading is not None:
+            return self.leading
         try:
             place = await chain.read_place(self.store)
         except StoreError as error:
@@ -69,6 +71,18 @@ class Standby:
         except StoreError:
             return None
         return 0 if place is None else place.head.sequence
+
+    async def serve(self, *, beat_ms: int) -> None:
+        """Wait, lead when the leader falls silent, and wait again when deposed; for ever."""
+        while True:
+            await self.wait_for_silence()
+            self.leading = await self.take_over()
+            try:
+                await self.leading.run(beat_ms=beat_ms)
+            except Deposed:
+                continue
+            finally:
+                self.leading = None
 
     async def take_over(self) -> Authority:
         return await Authority.take_over(self.store, scope=self.scope, holder=self.name, clock=self.clock, ids=self.ids)

@@ -111,19 +111,20 @@ def sweep(file: File) -> Iterator[None]:
     deletion itself too. So the work is that of the rows written since, however many keys there are. Many rows are gathered
     before any is deleted, then taken out of `log` in its order and out of `keys` in that one's, because neighbours share pages.
 
-    The log goes first: an index entry without its row is found again after a crash, a row without its entry never would be.
-    Everything below the compacted revision must be in `keys` by now.
+    Rows go before their index entries, and deletions last of all: a sweep that is cut off is done again from the log, and finds
+    each entry by the row that made it unreachable. The other way round, what was left over would stay for ever. Everything below the compacted revision must be in `keys` by now.
     """
     below = first_id(file.compacted + 1)
     while True:
         bounds: dict[str, int] = {}
         gone: list[int] = []
+        deletions: list[int] = []
         seen, rows = file.swept, [(0, "")]
         while rows and len(bounds) < SWEEP_KEYS_MAX:
             rows = _log_slice(file, seen, below)
             # A deletion goes too: its own id lies below a bound that is one higher. An unnamed row is in no index.
             bounds.update((key, id_ + (id_ & 1)) for id_, key in rows if key)
-            gone += (id_ for id_, key in rows if not key)
+            deletions += (id_ for id_, _ in rows if id_ & 1)
             seen = rows[-1][0] if rows else seen
             yield
         if seen == file.swept:
@@ -132,7 +133,7 @@ def sweep(file: File) -> Iterator[None]:
         for some in _slices(ordered):
             with file.reading():
                 found = file.db.executemany("SELECT id FROM keys WHERE key = ? AND id < ?", some)
-                gone += (id_ for (id_,) in found)
+                gone += (id_ for (id_,) in found if not id_ & 1)
             yield
         gone.sort()
         for ids in _slices(gone):
@@ -140,6 +141,9 @@ def sweep(file: File) -> Iterator[None]:
             yield
         for some in _slices(ordered):
             _delete(file, "DELETE FROM keys WHERE key = ? AND id < ?", some)
+            yield
+        for ids in _slices(deletions):
+            _delete(file, "DELETE FROM log WHERE id = ?", [(id_,) for id_ in ids])
             yield
         _delete(file, "UPDATE meta SET value = ? WHERE name = 'swept'", [(seen,)])
         file.swept = seen
