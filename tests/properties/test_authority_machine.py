@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from remit.client.link import LinkError, Silence, Turned
+from remit.commitment.authority import Deposed
 from remit.commitment.restoring import acknowledged_after
 from remit.commitment.standby import Standby
 from remit.law.lifecycle import TABLE
@@ -76,7 +77,8 @@ from remit.model.kinds import (
 )
 from remit.model.resources import Duration
 from remit.store.memory import Snapshot
-from tests.properties.checker import HOLDING, ON_NODE, RUNS, Violation, ledger_limits, node_limits, of_kind, phase_of, sums
+from remit.store.protocol import StoreError
+from tests.properties.checker import HOLDING, ON_NODE, RUNS, ledger_limits, node_limits, of_kind, phase_of, sums
 from tests.properties.machines import (
     HOUR,
     LEASES,
@@ -84,6 +86,7 @@ from tests.properties.machines import (
     TAINTED,
     USER,
     CountedIds,
+    Crash,
     Scope,
     amounts,
     furnished,
@@ -127,7 +130,7 @@ FAULTS = [
 
 WRONG = ["at", "node", "device", "grant", "epoch", "stale", "name", "draft", "lease"]
 NUMBER = st.integers(0, 63)
-DEEDS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=3, max_size=12)
+DEEDS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=6, max_size=24)
 
 
 def policy(name: str, *, zones: tuple[str, ...] = (), pools: tuple[str, ...] = (), tenants: tuple[str, ...] = ()) -> PolicySpec:
@@ -175,7 +178,19 @@ class Asking(RuleBasedStateMachine):
 
     async def led(self, scope: Scope) -> None:
         if not scope.lead.alive:
-            await scope.take_over()
+            await self.succeed(scope)
+
+    async def succeed(self, scope: Scope) -> None:
+        """A takeover; whatever ends it, the next one must succeed sooner or later."""
+        for _ in range(8):
+            try:
+                await scope.take_over()
+                return
+            except (Crash, StoreError, Silence, Deposed) as died:
+                event(f"takeover ended by {type(died).__name__}")
+            finally:
+                scope.store.reads.clear()
+        raise AssertionError("nobody could take over")
 
     def ask(self, actor: Actor, *claims: AnyClaim, evidence: Evidence = Evidence(), scope: Scope | None = None) -> None:
         self.do(self._ask(scope or self.r, actor, claims, evidence))
@@ -215,18 +230,9 @@ class Asking(RuleBasedStateMachine):
     def a_new_authority_takes_over(self, read: str) -> None:
         """F15 F16: the old one is not told, and goes on. The new one may die on its way, and another follows."""
         self.r.store.reads.extend(["ok", read])
-        for _ in range(8):
-            try:
-                self.do(self.r.take_over())
-                break
-            except Violation:
-                raise
-            except Exception as died:  # noqa: BLE001  (whatever ends a takeover, the next one must succeed)
-                event(f"takeover ended by {type(died).__name__}")
-                self.r.store.reads.clear()
-        else:
-            raise AssertionError("nobody could take over")
-        self.r.store.reads.clear()
+        self.do(self.succeed(self.r))
+        for forgotten in self.r.deposed[:-2]:
+            self.do(forgotten.stop())
         del self.r.deposed[:-2]
 
     @rule(where=st.sampled_from(["gate", "gated"]), n=NUMBER)
@@ -438,9 +444,10 @@ def summed(scope: Scope) -> dict[str, Any]:
 class AuthorityMachine(Asking):
     """One scope: everything that is declared, placed, moved, granted within it."""
 
-    @initialize(sorts=st.sets(st.integers(0, 11), min_size=2, max_size=5))
-    def furnish(self, sorts: set[int]) -> None:
+    @initialize(sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), deeds=DEEDS)
+    def furnish(self, sorts: set[int], deeds: list[tuple[int, int, int]]) -> None:
         self.do(self._furnish(sorts))
+        self.work_goes_on(deeds=deeds)
 
     async def _furnish(self, sorts: set[int]) -> None:
         nodes = [node("n1", gpus=2), node("n2", "2", "b", labels={"disk": "ssd"}), node("n3", "2", "b", gpus=1)]
@@ -699,6 +706,14 @@ class AuthorityMachine(Asking):
                     self.any_transition_is_asked_by_anybody(
                         n=n, transition=TABLE[m % len(TABLE)].name, lease=(*LEASES, "agent/n1")[m % 10], wrong=""
                     )
+
+    @rule(deeds=DEEDS)
+    def more_work_is_done(self, deeds: list[tuple[int, int, int]]) -> None:
+        self.work_goes_on(deeds=deeds)
+
+    @rule(deeds=DEEDS)
+    def yet_more_work_is_done(self, deeds: list[tuple[int, int, int]]) -> None:
+        self.work_goes_on(deeds=deeds)
 
     @rule(n=NUMBER)
     def a_reservation_is_confirmed(self, n: int) -> None:

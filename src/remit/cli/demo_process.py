@@ -1,4 +1,4 @@
-"""How is the authority's process started, killed and stopped? One child of ours, by its handle; what it serves is not known here."""
+"""How is the authority's process started, killed and stopped? One child, by its handle; what it serves is not known here."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ class Served:
             raise
         return cls(process, ready)
 
-    async def kill(self) -> None:
+    def kill(self) -> None:
         """SIGKILL: the process gets no chance to finish, flush or say goodbye."""
         self._process.kill()
+
+    async def gone(self) -> None:
         await self._process.wait()
 
     async def stop(self, clock: Clock) -> None:
@@ -88,11 +90,14 @@ async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
             f"the authority's process was not ready after {START_MS_MAX // 1000} s", "try again on a quieter machine"
         ) from None
     if not line:
-        said = " / ".join(log.read_text(errors="replace").split("\n")[-LOG_LINES:]).strip(" /")
-        raise DemoFailed(f"the authority's process ended at once: {said or 'it said nothing'}", "mend that, then try again")
+        raise DemoFailed(f"the authority's process ended at once: {_last_words(log)}", "mend that, then try again")
     ready = msgspec.json.decode(line, type=Ready)
     if ready.failed:
         raise DemoFailed(
             f"the authority could not take over: {ready.failed}", "for the demo: start anew with a fresh directory"
         )
     return ready
+
+
+def _last_words(log: Path) -> str:
+    return " / ".join(log.read_text(errors="replace").split("\n")[-LOG_LINES:]).strip(" /") or "it said nothing"

@@ -80,6 +80,7 @@ class Notebook:
         self.contradictions: list[str] = []
         self.activity = asyncio.Event()
         self.answer = asyncio.Event()
+        self._before = 0
 
     def sent(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -102,6 +103,10 @@ class Notebook:
     def begin_round(self) -> None:
         self.activity.clear()
         self.answer.clear()
+        self._before = len(self.operations)
+
+    def of_round(self) -> list[OperationID]:
+        return list(self.operations)[self._before :]
 
 
 class Asker:
@@ -141,7 +146,8 @@ class Race:
         self.prize = Prize("", "", "")
         self.kills: list[Kill] = []
         self.wins: Counter[str] = Counter()
-        self.owner = ""
+        self.owner = self.owned_by = ""
+        self.retried = 0
         self.server: Served | None = None
         self._data, self._socket, self._world, self._chance = data, socket, world, chance
         self._askers: dict[str, Asker] = {}
@@ -217,8 +223,14 @@ class Race:
             )
         lease, replica, at = winners[0]
         self.wins[lease] += 1
+        self.owner, self.owned_by = replica, lease
         self._queues[lease] = [one for one in self._queues[lease] if one[0] != replica]
         await self._work(replica, at, to_the_end=number < self.rounds)
+
+    def _verdicts_of_round(self) -> str:
+        verdicts = [self.notebook.verdicts.get(name) for name in self.notebook.of_round()]
+        counts = Counter(one.code.value if isinstance(one, Refused) else "accepted" for one in verdicts)
+        return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
     async def _claim(self, lease: str, replica: str, at: int) -> tuple[str, str, int] | None:
         await self._world.clock.sleep_ms(self._chance.uniform_ms(SPREAD_MS))
@@ -234,7 +246,6 @@ class Race:
         for step in ("start", "run"):
             at = (await agent.must(Move(replica, at, step, attempt=1))).revision
         if not to_the_end:
-            self.owner = replica
             return
         at = (await agent.must(Move(replica, at, "finish", attempt=1, result="ok"))).revision
         await workloads.must(Move(replica, at, "settle"))
@@ -249,27 +260,24 @@ class Race:
             await self.notebook.activity.wait()
             await self._world.clock.sleep_ms(self._chance.uniform_ms(SPREAD_MS))
         struck_ms, before = self._world.clock.now_ms(), self.server.ready
-        killing = asyncio.ensure_future(self.server.kill())
+        self.server.kill()
         under_way = self.notebook.open()
-        await killing
+        await self.server.gone()
         ready = await self.start()
         took_ms = self._world.clock.now_ms() - struck_ms
         # What the dead one had written to the socket before it died is read after it; only then is it known what was lost.
         lost = frozenset(name for name in under_way if self.notebook.epochs.get(name) != before.epoch)
-        answered = sum(self.notebook.epochs.get(name) == before.epoch for name in self._binds_of_round())
+        answered = sum(self.notebook.epochs.get(name) == before.epoch for name in self.notebook.of_round())
         self.kills.append(Kill(number, before.pid, before.epoch, lost, answered, ready, took_ms))
         if not lost and len(self.kills) < KILLS_MAX:
             self._kill_due = number + 1  # it struck between two answers, which shows little: once more
-
-    def _binds_of_round(self) -> list[OperationID]:
-        binds = [name for name, one in self.notebook.operations.items() if isinstance(one.claim, Bind)]
-        return binds[-2 * CLAIMS_EACH :]
 
     # -- afterwards ------------------------------------------------------------------------------------------------------
 
     async def ask_all_again(self) -> int:
         """Every operation once more under its id; the notebook compares. How many there were."""
         asked = 0
+        self.retried = sum(count > 1 for count in self.notebook.sends.values())
         for asker in self._askers.values():
             mine = [one for one in self.notebook.operations.values() if one.actor.name == asker.client.actor.name]
             for first in range(0, len(mine), 256):

@@ -79,7 +79,6 @@ async def serve(data: Path, socket: Path) -> None:
                 conversations.add(conversation)
                 conversation.add_done_callback(conversations.discard)
 
-            socket.unlink(missing_ok=True)  # the one before may have been killed, and left it behind
             server = await asyncio.start_unix_server(begin, str(socket), limit=LINE_BYTES_MAX)
             head = authority.head
             revision, replicas = await authority.store.revision(), len(authority.books.replicas)
@@ -106,6 +105,7 @@ def say(ready: Ready) -> None:
 
 def main() -> int:
     data, socket = (Path(argument) for argument in sys.argv[1:3])
+    socket.unlink(missing_ok=True)  # the one before may have been killed, and left it behind
     try:
         asyncio.run(serve(data, socket))
     except (StoreError, WorldError) as error:

@@ -17,7 +17,6 @@ import msgspec
 from remit.commitment.ledgers import GrantLedger, NodeLedger, domain_of
 from remit.law.fit import Ask, Index, carried, make_ask, static_misfit
 from remit.law.labels import selects
-from remit.model.claims import Code
 from remit.model.kinds import (
     PolicyRevision,
     Replica,
@@ -32,9 +31,6 @@ GenerationKey = tuple[str, str, int]
 """Tenant, workload, generation: replicas of one are all alike."""
 
 _decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode
-
-STATIC_MAX = 1_000_000
-"""How many answers of static rules are remembered before all are forgotten."""
 
 NOTES_MAX = 20_000
 """How many events and decisions are kept; older ones go as new ones come."""
@@ -83,8 +79,6 @@ class Books:
         self._tallied: dict[GenerationKey, tuple[Index, ...]] = {}
         self._eligible: dict[tuple[GenerationKey, str], tuple[str, ...]] = {}
         self._carriers: dict[str, tuple[Index, ...]] = {}
-        self._static: dict[GenerationKey, dict[str, Code | None]] = {}
-        self._static_size = 0
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -154,22 +148,6 @@ class Books:
             found = self._eligible[ask.generation, topology_key] = domains(ask, self.nodes.values(), topology_key)
         return found
 
-    def static_misfit(self, ask: Ask, ledger: NodeLedger) -> Code | None:
-        """`fit.static_misfit`, remembered: most binds ask again what was asked for their like."""
-        known = self._static.get(ask.generation)
-        if known is None:
-            known = self._static[ask.generation] = {}
-        name = ledger.node.metadata.name
-        if name in known:
-            return known[name]
-        if self._static_size >= STATIC_MAX:
-            self._static.clear()
-            self._static_size = 0
-            known = self._static[ask.generation] = {}
-        self._static_size += 1
-        code = known[name] = static_misfit(ask, ledger)
-        return code
-
     def carriers(self, tenant: str) -> tuple[Index, ...]:
         """Anti-affinity terms that replicas of this tenant carry, which newcomers must respect."""
         found = self._carriers.get(tenant)
@@ -224,8 +202,6 @@ class Books:
             self._tallied.clear()
         if draft.relabelled or draft.policy is not None or draft.reshaped:
             self._eligible.clear()
-            self._static.clear()
-            self._static_size = 0
 
     def _absorb_spots(self, moves: Mapping[GenerationKey, Mapping[str, int]]) -> None:
         for generation, moved in moves.items():

@@ -15,10 +15,10 @@ from typing import Any
 
 from remit.commitment.books import Books, GenerationKey, Moment, Tally, compile_ask, domains, generation_of, picks
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
-from remit.law.fit import Ask, Index, carried, static_misfit
+from remit.law.fit import Ask, Index, carried
 from remit.law.labels import selects
 from remit.law.lifecycle import HOLDS, WAITS
-from remit.model.claims import Code, Refused
+from remit.model.claims import Refused
 from remit.model.kinds import (
     AnyObject,
     Generation,
@@ -187,11 +187,6 @@ class Draft:
             return domains(ask, self.all_nodes().values(), topology_key)
         return self.books.eligible(ask, topology_key)
 
-    def static_misfit(self, ask: Ask, ledger: NodeLedger) -> Code | None:
-        if self.relabelled or self.policy is not None or self.reshaped:
-            return static_misfit(ask, ledger)
-        return self.books.static_misfit(ask, ledger)
-
     def carriers(self, tenant: str) -> tuple[Index, ...]:
         below = self.books.carriers(tenant)
         return tuple(dict.fromkeys((*below, *self._carried[tenant]))) if tenant in self._carried else below
@@ -243,7 +238,7 @@ class Draft:
         self.fenced.clear()
         match thing:
             case Node():
-                self._put_node(thing, before)
+                self._put_node(thing)
             case Tenant():
                 self._put_ledger(f"tenant/{thing.metadata.name}", dict(thing.spec.quota.pairs), None, thing.metadata.name)
                 emergency = dict(thing.spec.emergency_quota.pairs)
@@ -398,11 +393,12 @@ class Draft:
             if index.tenant == ask.tenant and picks(index, ask):
                 self._move(moved, index, node, sign)
 
-    def _put_node(self, node: Node, before: Any) -> None:
-        ledger = self.node(node.metadata.name)
-        self.nodes[node.metadata.name] = NodeLedger(node) if ledger is None else ledger.replaced(node)
+    def _put_node(self, node: Node) -> None:
+        old = self.node(node.metadata.name)
+        new = NodeLedger(node) if old is None else old.replaced(node)
+        self.nodes[node.metadata.name] = new
         self._my_nodes.add(node.metadata.name)
-        if not isinstance(before, Node) or _standing(before) != _standing(node):
+        if old is None or old.standing != new.standing:
             self.relabelled = True
 
     def _put_ledger(
@@ -491,9 +487,3 @@ def _lessen(wanted: dict[str, int], by: Pairs) -> None:
     for name, count in by:
         if name in wanted:
             wanted[name] = max(0, wanted[name] - count)
-
-
-def _standing(node: Node) -> tuple[Any, ...]:
-    """What a node is, for topology and static rules."""
-    spec = node.spec
-    return spec.region, spec.zone, spec.pool, spec.taints, node.metadata.labels

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from remit.law.fit import devices_left
 from remit.law.labels import match_labels
-from remit.model.kinds import Grant, GrantPhase, Node, NodeExpression, NodeHealth, Taint
+from remit.model.kinds import Grant, GrantPhase, Node, NodeExpression, NodeHealth, Taint, encode
 from remit.model.resources import WHOLE, Amount
 
 Pairs = Iterable[tuple[str, int]]
@@ -20,7 +20,7 @@ has one owner for the same reason that memory is not sold twice."""
 class Facts:
     """What a node is, apart from what is left of it; shared by every copy of its ledger."""
 
-    __slots__ = ("capacity", "node", "open", "pool", "ready", "region", "taints", "zone")
+    __slots__ = ("capacity", "node", "open", "pool", "ready", "region", "standing", "taints", "zone")
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -28,6 +28,8 @@ class Facts:
         self.taints: tuple[Taint, ...] = node.spec.taints
         self.ready = node.status.health is NodeHealth.READY
         self.open = not (node.spec.unschedulable or node.spec.draining)
+        # Bytes, since they keep their hash: nodes of one make share one answer to every static rule.
+        self.standing = encode([self.region, self.zone, self.pool, self.taints, sorted(node.metadata.labels.items())])
         self.capacity = {**dict(node.spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in node.spec.devices}}
 
 
@@ -46,6 +48,10 @@ class NodeLedger:
     @property
     def node(self) -> Node:
         return self.facts.node
+
+    @property
+    def standing(self) -> bytes:
+        return self.facts.standing
 
     @property
     def region(self) -> str:

@@ -131,12 +131,13 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
         return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted")
     if ask.policy_until is not None and not _ahead(draft, ask.policy_until):
         return refuse(Code.POLICY_LAPSED, f"policy revision {ask.policy} is past its lease here")
-    code = misfit(ask, ledger, draft, draft.static_misfit)
+    code = misfit(ask, ledger, draft)
     if code is not None:
         return refuse(code, f"{claim.replica} does not fit {claim.node}: {_why(code, ask, ledger)}")
-    wrong = _check_devices(ask, ledger, claim.devices)
-    if wrong is not None:
-        return wrong
+    if claim.devices or ask.whole or ask.shares:
+        wrong = _check_devices(ask, ledger, claim.devices)
+        if wrong is not None:
+            return wrong
     charged = charge(draft, operation, ask, claim.grant)
     if isinstance(charged, Refused):
         return charged
@@ -191,8 +192,6 @@ def _moved(replica: Replica, **changes: object) -> Replica:
 
 def _check_devices(ask: Ask, ledger: NodeLedger, devices: Mapping[str, int]) -> Refused | None:
     """Do the devices named satisfy the ask exactly, and are they free?"""
-    if not devices and not ask.whole and not ask.shares:
-        return None
     known = {device.name: device for device in ledger.node.spec.devices}
     if any(name not in known for name in devices):
         return refuse(Code.DEVICE_MISMATCH, f"{ledger.node.metadata.name} has no such device: {', '.join(sorted(devices))}")
@@ -232,9 +231,11 @@ def charge(draft: Draft, operation: Operation, ask: Ask, name: str) -> tuple[str
     if ledger is None:
         return refuse(Code.NOT_FOUND, f"there is no grant {name}")
     if ledger.grant is None:
-        if name != f"tenant/{ask.tenant}":
+        if name != ask.quota[0]:
             return refuse(Code.NOT_OWNER, f"{name} is not the quota of tenant {ask.tenant}")
-        charged: tuple[str, ...] = (name,)
+        if ledger.short_of(ask.charge.pairs) is None:
+            return ask.quota
+        charged = ask.quota
     else:
         ruled = _drawn(draft, operation, ask, ledger)
         if isinstance(ruled, Refused):

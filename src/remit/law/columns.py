@@ -68,6 +68,11 @@ class Columns:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    @property
+    def standing(self) -> int:
+        """Answers about whole columns are never remembered by what one node is; the object itself will do."""
+        return id(self)
+
     def labelled(self, wanted: Sequence[NodeExpression]) -> Bools:
         return match_columns(wanted, {one.key: self.label(one.key) for one in wanted}, len(self))
 

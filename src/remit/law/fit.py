@@ -10,7 +10,7 @@ Nothing is decided here about grants, quota, leases or phases: those are the aut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from remit.law.labels import expressions, selects
@@ -31,6 +31,8 @@ from remit.model.resources import DEVICES, WHOLE, Amount
 
 WORKLOAD_LABEL: Final = "remit/workload"
 """Every replica has its workload's name under this label, so that a selector can mean "my own kind"."""
+
+KNOWN_MAX: Final = 100_000
 
 Truth = Any
 """A bool, or a column of them."""
@@ -114,6 +116,10 @@ class Ask(NamedTuple):
     policy_until: Deadline | None
     open: bool
     """False if the workload is gone or going, so that nothing more of it is placed."""
+    quota: tuple[str, ...]
+    """The ledger of the tenant's own quota, where this scope is its home."""
+    known: dict[Any, Code | None]
+    """Answers of the static rules, by what a node is: most binds ask again what was asked for their like."""
     checks: tuple[tuple[Callable[..., Truth], Code], ...]
     """The rules about what is left that can fail for this ask at all."""
 
@@ -139,6 +145,11 @@ class Site(Protocol):
     def pool(self) -> Any: ...
     @property
     def taints(self) -> Any: ...
+
+    @property
+    def standing(self) -> Hashable:
+        """Stands for all that a node is, apart from what is left of it: another one for every change of that."""
+        ...
 
     def labelled(self, wanted: Sequence[NodeExpression]) -> Truth: ...
 
@@ -302,13 +313,19 @@ def static_misfit(ask: Ask, site: Site) -> Code | None:
     return next((rule.code for rule in STATIC if not rule.check(ask, site, NOBODY)), None)
 
 
-def misfit(ask: Ask, site: Site, peers: Peers, static: Callable[[Ask, Any], Code | None] = static_misfit) -> Code | None:
-    """The first rule that one node breaks; None if the replica fits. `static` may answer from memory."""
+def misfit(ask: Ask, site: Site, peers: Peers) -> Code | None:
+    """The first rule that one node breaks; None if the replica fits."""
     if not site.ready:
         return Code.NODE_UNREADY
     if not site.open:
         return Code.DRAINING
-    code = static(ask, site)
+    known, standing = ask.known, site.standing
+    if standing in known:
+        code = known[standing]
+    else:
+        if len(known) >= KNOWN_MAX:
+            known.clear()
+        code = known[standing] = static_misfit(ask, site)
     if code is not None:
         return code
     for check, code in ask.checks:
@@ -395,6 +412,8 @@ def make_ask(
         policy=in_force[0],
         policy_until=in_force[1],
         open=open,
+        quota=(f"tenant/{tenant}",),
+        known={},
         checks=_checks(bool(wholes), bool(parts), where),
     )
 

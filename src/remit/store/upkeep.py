@@ -112,7 +112,8 @@ def sweep(file: File) -> Iterator[None]:
     before any is deleted, then taken out of `log` in its order and out of `keys` in that one's, because neighbours share pages.
 
     Rows go before their index entries, and deletions last of all: a sweep that is cut off is done again from the log, and finds
-    each entry by the row that made it unreachable. The other way round, what was left over would stay for ever. Everything below the compacted revision must be in `keys` by now.
+    each entry by the row that made it unreachable. The other way round, what was left over would stay for ever.
+    Everything below the compacted revision must be in `keys` by now.
     """
     below = first_id(file.compacted + 1)
     while True:

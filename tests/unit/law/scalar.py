@@ -25,6 +25,7 @@ class OneNode:
             for key in {(device.kind, device.model), (device.kind, fit.ANY)}:
                 self.whole[key] += unused == 1000
                 self.room[key] = max(self.room[key], unused)
+        self.standing = object()
         self.ready = node.status.health == NodeHealth.READY
         self.open = not node.spec.unschedulable and not node.spec.draining
         self.region = node.spec.region

@@ -1,0 +1,292 @@
+"""What does Remit do, in a minute? Two race for a GPU, the authority is killed, and gives account. Nothing is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from remit.cli.main import examples
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from remit.cli.demo_account import Account, Finding, Refusals
+    from remit.cli.demo_race import Kill, Race
+    from remit.model.kinds import AnyObject, Node, Workload
+
+FILES: Final = ("cluster.yaml", "fraud-batch.yaml")
+ROUNDS: Final = 100
+WIDTH_MAX: Final = 110
+INDENT: Final = 27
+"""Where the text of a finding begins: behind its mark and its name."""
+
+
+class Stage(NamedTuple):
+    """What the manifests declare: everything, and the two that the race is about."""
+
+    things: tuple[AnyObject, ...]
+    job: Workload
+    nodes: tuple[Node, ...]
+
+
+@click.command(
+    epilog=examples(
+        "remit demo                         in a temporary directory, which is removed",
+        "remit demo --data /tmp/remit-demo  keep the store",
+        "remit demo --rounds 100 --seed 7   a longer race, with these lots",
+    )
+)
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep the store in this empty directory.")
+@click.option("--rounds", type=click.IntRange(2, 500), default=ROUNDS, show_default=True, help="How often they race.")
+@click.option("--seed", default=None, help="Draw the same lots again. The machine's own timing stays its own.")
+@click.option(
+    "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Where cluster.yaml and fraud-batch.yaml are."
+)
+def demo(data: Path | None, rounds: int, seed: str | None, place: Path | None) -> None:
+    """Two schedulers race for one GPU; the authority is killed in the middle, restarted, and gives account.
+
+    Everything is real: the process that is killed with SIGKILL, the SQLite store that it leaves, the sockets, the retries.
+    Exits with 0 only if one owner, balanced books and every acknowledged operation were found afterwards.
+    """
+    from rich.console import Console
+
+    from remit.cli.demo_process import DemoFailed
+    from remit.client.client import NoAnswer
+    from remit.store.protocol import StoreError
+    from remit.world.promises import WorldError
+
+    console = Console(highlight=False, emoji=False)
+    if console.width > WIDTH_MAX:
+        console = Console(highlight=False, emoji=False, width=WIDTH_MAX)
+    stage = _stage(_examples(place))
+    try:
+        with _directory(data) as directory:
+            holds = asyncio.run(_show(console, stage, directory, data is not None, rounds, seed))
+    except (DemoFailed, NoAnswer, StoreError, WorldError) as error:
+        _tell_failure(console, error)
+        sys.exit(1)
+    except ExceptionGroup as group:
+        expected = group.subgroup((DemoFailed, NoAnswer, StoreError, WorldError))
+        if expected is None:
+            raise
+        _tell_failure(console, _first(expected))
+        sys.exit(1)
+    sys.exit(0 if holds else 1)
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong first in a group of tasks; the rest usually follows from it."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _tell_failure(console: Console, error: BaseException) -> None:
+    from rich.markup import escape
+
+    console.print(f"\n[bold red]The demo failed:[/] {escape(str(error))}", soft_wrap=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- the manifests
+
+
+def _examples(place: Path | None) -> Path:
+    """Manifests are the reader's to look at and change, so they are files of the repository and not inside the package."""
+    tried = [place] if place else [Path(__file__).resolve().parents[3] / "examples", Path("examples").resolve()]
+    for directory in tried:
+        if all((directory / name).is_file() for name in FILES):
+            return directory
+    raise click.UsageError(
+        f"{' and '.join(FILES)} are not in {' or '.join(map(str, tried))}; they come with the repository: run this from a "
+        "checkout of it, or name their directory with --examples"
+    )
+
+
+def _stage(directory: Path) -> Stage:
+    from remit.model.kinds import Node, Workload
+    from remit.model.manifests import read
+
+    things: list[AnyObject] = []
+    for name in FILES:
+        found = read((directory / name).read_bytes(), name)
+        if found.problems:
+            raise click.UsageError(f"{name} has {len(found.problems)} problems; `remit validate {directory / name}` tells them")
+        things += found.objects
+    jobs = [thing for thing in things if isinstance(thing, Workload)]
+    nodes = tuple(thing for thing in things if isinstance(thing, Node) and thing.spec.devices)
+    if len(jobs) != 1 or not nodes:
+        raise click.UsageError(
+            f"{directory} declares {len(jobs)} workloads and {len(nodes)} nodes with a GPU; one job and a GPU"
+        )
+    return Stage(tuple(things), jobs[0], nodes)
+
+
+@contextmanager
+def _directory(data: Path | None) -> Iterator[Path]:
+    if data is None:
+        with tempfile.TemporaryDirectory(prefix="remit-demo-") as made:
+            yield Path(made)
+        return
+    if data.exists() and any(data.iterdir()):
+        raise click.UsageError(f"{data} is not empty, and the demo starts from nothing; name another directory, or remove it")
+    yield data
+
+
+# ------------------------------------------------------------------------------------------------------------------ the show
+
+
+async def _show(console: Console, stage: Stage, data: Path, kept: bool, rounds: int, seed: str | None) -> bool:
+    from remit.cli.demo_account import examine
+    from remit.cli.demo_race import Race
+    from remit.world.chance import SeededChance
+    from remit.world.production import production
+
+    world = production()
+    began_ms = world.clock.now_ms()
+    seed = seed or world.ids.incarnation()
+    # The socket has a directory of its own: the path of one may have about a hundred characters, and --data may have more.
+    with tempfile.TemporaryDirectory(prefix="remit-demo-") as beside:
+        race = Race(data, Path(beside) / "s", world, SeededChance(seed), rounds)
+        try:
+            await _set_the_stage(console, race, stage, data)
+            await _race(console, race)
+            asked = await race.ask_all_again()
+            await race.stop()
+            _line(console, f"{asked:,} operations asked once more under their ids; then the process was stopped")
+            account = await examine(data, world, race)
+        finally:
+            await race.end()
+            await world.offload.close()
+    _print_account(console, account)
+    _print_end(console, account, world.clock.now_ms() - began_ms, seed, data if kept else None)
+    return account.holds
+
+
+def _head(console: Console, number: int, title: str) -> None:
+    console.print(f"\n[bold cyan]{number}[/]  [bold]{title}[/]")
+
+
+def _line(console: Console, text: str, lead: str = "", indent: int = 3) -> None:
+    """`text`, wrapped and hung behind `lead`. Not a table: one would fill every line with blanks, also in a file."""
+    from rich.text import Text
+
+    first, rest = Text.from_markup(" " * 3 + lead), Text(" " * indent)
+    first.pad_right(indent - first.cell_len)
+    for number, line in enumerate(Text.from_markup(text).wrap(console, max(20, console.width - indent))):
+        line.rstrip()
+        console.print(Text.assemble(rest if number else first, line), soft_wrap=True)
+
+
+async def _set_the_stage(console: Console, race: Race, stage: Stage, data: Path) -> None:
+    from rich.markup import escape
+
+    console.print("[bold]Remit demo: one GPU, two claimants, one kill[/]")
+    _head(console, 1, "The stage")
+    ready = await race.start()
+    _line(console, f"A fresh SQLite store in {escape(str(data))}, owned by process {ready.pid}, epoch {ready.epoch}")
+    told = await race.declare(stage.things)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in told.items())
+    _line(console, f"Applied {' and '.join(FILES)}: {kinds}")
+    _line(console, f"Nodes {', '.join(node.metadata.name for node in stage.nodes)} are ready")
+    job = stage.job.metadata
+    leases = await race.enlist(stage.job, stage.nodes[0])
+    _line(console, f"Tenant {job.tenant} has the job {job.name}, whose every replica wants one GPU for itself alone")
+    _line(console, f"{' and '.join(leases)} hold a lease each, and half of the replicas")
+
+
+async def _race(console: Console, race: Race) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from remit.cli.demo_race import CLAIMS_EACH
+
+    prize = race.prize
+    _head(console, 2, f"The race for {prize.device} of {prize.node}")
+    each = f"Each round both send {CLAIMS_EACH} claims for it at once, one a replica. One wins, runs to its end, and frees it"
+    _line(console, each)
+    columns = (
+        TextColumn("   {task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}"),
+    )
+    told = 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("rounds", total=race.rounds, told="")
+
+        def on_round(number: int) -> None:
+            nonlocal told
+            for kill in race.kills[told:]:
+                _print_kill(progress.console, kill)
+            told = len(race.kills)
+            progress.update(task, completed=number, told=_wins(race))
+
+        await race.run(on_round)
+    _line(console, f"{race.rounds} rounds: {_wins(race)}")
+
+
+def _wins(race: Race) -> str:
+    return ", ".join(f"{lease} won {count}" for lease, count in sorted(race.wins.items()))
+
+
+def _print_kill(console: Console, kill: Kill) -> None:
+    flight = f"{kill.answered_in_round} claims of the round answered, {len(kill.open)} in flight"
+    _line(console, f"[bold red]SIGKILL[/] to process {kill.pid} in round {kill.round}: {flight}")
+    after = kill.after
+    restart = f"process {after.pid} took over {kill.down_ms / 1000:.1f} s later from the store alone, epoch {after.epoch}"
+    _line(console, f"[bold green]Restarted[/]: {restart}; the clients repeated their operation ids")
+
+
+# --------------------------------------------------------------------------------------------------------------- the account
+
+
+def _print_account(console: Console, account: Account) -> None:
+    _head(console, 3, "The account, from the store alone")
+    for finding in account.findings:
+        _print_finding(console, finding)
+    _head(console, 4, "The books, added up again from the rows")
+    for finding in account.books:
+        _print_finding(console, finding)
+    _head(console, 5, "Who was refused, and why")
+    for one in account.refusals:
+        _print_refusals(console, one)
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    from rich.markup import escape
+
+    _line(console, escape(finding.told), f"{_mark(console, finding)} {finding.name}", INDENT)
+    for why in finding.wrong:
+        _line(console, f"[red]{escape(why)}[/]", indent=INDENT)
+
+
+def _mark(console: Console, finding: Finding) -> str:
+    utf = (console.encoding or "").lower().startswith("utf")
+    if finding.wrong:
+        return "[bold red]✗[/]" if utf else "[bold red]NO[/]"
+    return "[bold green]✓[/]" if utf else "[bold green]ok[/]"
+
+
+def _print_refusals(console: Console, one: Refusals) -> None:
+    from rich.markup import escape
+
+    who = ", ".join(f"{name} {times:,} times" for name, times in sorted(one.askers.items()))
+    _line(console, f"{one.meaning} ({who})", f"[yellow]{one.code}[/]", INDENT)
+    _line(console, escape(one.example), "  for example", INDENT)
+    _line(console, one.cure, "  cure", INDENT)
+
+
+def _print_end(console: Console, account: Account, took_ms: int, seed: str, kept: Path | None) -> None:
+    every = (*account.findings, *account.books)
+    wrong = sum(bool(finding.wrong) for finding in every)
+    if wrong:
+        told = f"[bold red]{wrong} of {len(every)} do not hold.[/] Keep the store with --data DIR, and report it."
+    else:
+        told = "[bold green]One owner, balanced books, nothing lost.[/]"
+    console.print(f"\n{told}")
+    where = f"The store is in {kept}." if kept else "The store was removed; --data DIR keeps it."
+    console.print(f"{took_ms / 1000:.1f} s, seed {seed}. {where}")
