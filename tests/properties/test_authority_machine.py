@@ -212,6 +212,8 @@ class Asking(RuleBasedStateMachine):
         else:
             for operation, verdict in zip(operations, answer, strict=True):
                 said = verdict.code.value if isinstance(verdict, Refused) else "accepted"
+                if isinstance(operation.claim, Reserve) and operation.claim.victims:
+                    REACHED.count(f"Reserve with victims:{said}")
                 REACHED.count(f"{type(operation.claim).__name__}:{said}")
         return answer
 
@@ -398,6 +400,38 @@ class Asking(RuleBasedStateMachine):
         for index, actor in enumerate(list(self.r.actors.values())):
             if index != n and not await self.r.lead.authority.renew(actor):
                 await self._ask(self.r, Actor(actor.name, actor.role), (Acquire(actor.lease, HOUR),), Evidence())
+
+    # -- restores ----------------------------------------------------------------------------------------------------
+
+    @rule()
+    def a_backup_is_taken(self) -> None:
+        self.backup = self.do(self._backup())
+
+    async def _backup(self) -> tuple[Snapshot, int, set[str]]:
+        return await self.r.store.inner.backup(), self.r.row("head")["sequence"], set(self.r.answers)
+
+    @precondition(lambda self: self.backup is not None)
+    @rule()
+    def the_backup_is_restored(self) -> None:
+        """F10: a new incarnation; what was acknowledged since is listed; nothing that ran is believed."""
+        self.batch = None
+        self.do(self._restore())
+        self.backup = None
+
+    async def _restore(self) -> None:
+        assert self.backup is not None
+        snapshot, sequence, known = self.backup
+        old, lost = self.r.store.inner, set(self.r.answers) - known
+        ran = [row.key for row in snapshot.rows if row.key.startswith("replica/")]
+        listed = {entry.id async for _, entry in acknowledged_after(old, sequence)}
+        assert lost <= listed, f"acknowledged after the backup, and not listed: {lost - listed}"
+        await self.r.restore(snapshot)
+        await self.r.take_over()
+        for key in ran:
+            phase = phase_of(self.r.row(key))
+            assert phase not in ON_NODE, f"{key} is believed to be {phase} after a restore"
+        self.silent = [operation for operation in self.silent if operation.id in self.r.answers]
+        REACHED.count("restore")
 
     # -- what must hold after every step -------------------------------------------------------------------------------
 
@@ -821,36 +855,6 @@ class AuthorityMachine(Asking):
         assert new.books.in_force() == policy_before
         for name, counted in counts.items():
             assert {k: v for k, v in getattr(new.books, name).items() if v} == counted, name
-
-    @rule()
-    def a_backup_is_taken(self) -> None:
-        self.backup = self.do(self._backup())
-
-    async def _backup(self) -> tuple[Snapshot, int, set[str]]:
-        return await self.r.store.inner.backup(), self.r.row("head")["sequence"], set(self.r.answers)
-
-    @precondition(lambda self: self.backup is not None)
-    @rule()
-    def the_backup_is_restored(self) -> None:
-        """F10: a new incarnation; what was acknowledged since is listed; nothing that ran is believed."""
-        self.batch = None
-        self.do(self._restore())
-        self.backup = None
-
-    async def _restore(self) -> None:
-        assert self.backup is not None
-        snapshot, sequence, known = self.backup
-        old, lost = self.r.store.inner, set(self.r.answers) - known
-        ran = [row.key for row in snapshot.rows if row.key.startswith("replica/")]
-        listed = {entry.id async for _, entry in acknowledged_after(old, sequence)}
-        assert lost <= listed, f"acknowledged after the backup, and not listed: {lost - listed}"
-        await self.r.restore(snapshot)
-        await self.r.take_over()
-        for key in ran:
-            phase = phase_of(self.r.row(key))
-            assert phase not in ON_NODE, f"{key} is believed to be {phase} after a restore"
-        self.silent = [operation for operation in self.silent if operation.id in self.r.answers]
-        REACHED.count("restore")
 
 
 class BusyMachine(AuthorityMachine):

@@ -157,7 +157,7 @@ async def _show(console: Console, stage: Stage, data: Path, kept: bool, rounds: 
             await _race(console, race)
             asked = await race.ask_all_again()
             await race.stop()
-            _line(console, f"{asked:,} operations asked once more under their ids; then the process was stopped")
+            _line(console, f"All {asked:,} operations were asked once more under their ids; then the process was stopped")
             account = await examine(data, world, race)
         finally:
             await race.end()
@@ -188,14 +188,14 @@ async def _set_the_stage(console: Console, race: Race, stage: Stage, data: Path)
     console.print("[bold]Remit demo: one GPU, two claimants, one kill[/]")
     _head(console, 1, "The stage")
     ready = await race.start()
-    _line(console, f"A fresh SQLite store in {escape(str(data))}, owned by process {ready.pid}, epoch {ready.epoch}")
-    told = await race.declare(stage.things)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in told.items())
-    _line(console, f"Applied {' and '.join(FILES)}: {kinds}")
-    _line(console, f"Nodes {', '.join(node.metadata.name for node in stage.nodes)} are ready")
-    job = stage.job.metadata
+    _line(console, f"Process {ready.pid} owns a fresh SQLite store in {escape(str(data))} (epoch {ready.epoch})")
+    count = await race.declare(stage.things)
+    _line(console, f"{count} objects from {' and '.join(FILES)}, each applied and answered")
+    names = ", ".join(node.metadata.name for node in stage.nodes)
+    _line(console, f"{len(stage.nodes)} nodes are ready: {names}")
     leases = await race.enlist(stage.job, stage.nodes[0])
-    _line(console, f"Tenant {job.tenant} has the job {job.name}, whose every replica wants one GPU for itself alone")
+    job = stage.job.metadata
+    _line(console, f"Tenant {job.tenant} has a job, {job.name}; each replica wants a GPU of its own")
     _line(console, f"{' and '.join(leases)} hold a lease each, and half of the replicas")
 
 
@@ -206,8 +206,7 @@ async def _race(console: Console, race: Race) -> None:
 
     prize = race.prize
     _head(console, 2, f"The race for {prize.device} of {prize.node}")
-    each = f"Each round both send {CLAIMS_EACH} claims for it at once, one a replica. One wins, runs to its end, and frees it"
-    _line(console, each)
+    _line(console, f"Each round both send {CLAIMS_EACH} claims for it at once. One wins, runs, and frees it")
     columns = (
         TextColumn("   {task.description}"),
         BarColumn(bar_width=16),
@@ -234,11 +233,12 @@ def _wins(race: Race) -> str:
 
 
 def _print_kill(console: Console, kill: Kill) -> None:
-    flight = f"{kill.answered_in_round} claims of the round answered, {len(kill.open)} in flight"
-    _line(console, f"[bold red]SIGKILL[/] to process {kill.pid} in round {kill.round}: {flight}")
+    count = len(kill.open)
+    flight = f"{count} claim{'s' * (count > 1)} in flight" if count else "nothing in flight, so once more next round"
+    _line(console, f"[bold red]SIGKILL[/] to process {kill.pid} in round {kill.round}, with {flight}")
     after = kill.after
-    restart = f"process {after.pid} took over {kill.down_ms / 1000:.1f} s later from the store alone, epoch {after.epoch}"
-    _line(console, f"[bold green]Restarted[/]: {restart}; the clients repeated their operation ids")
+    took = f"took over {kill.down_ms / 1000:.1f} s later from the store alone (epoch {after.epoch})"
+    _line(console, f"[bold green]Restarted[/]: process {after.pid} {took}")
 
 
 # --------------------------------------------------------------------------------------------------------------- the account
@@ -284,7 +284,7 @@ def _print_end(console: Console, account: Account, took_ms: int, seed: str, kept
     every = (*account.findings, *account.books)
     wrong = sum(bool(finding.wrong) for finding in every)
     if wrong:
-        told = f"[bold red]{wrong} of {len(every)} do not hold.[/] Keep the store with --data DIR, and report it."
+        told = f"[bold red]{wrong} of {len(every)} do not hold.[/] Please report it, with the store (--data DIR keeps it)."
     else:
         told = "[bold green]One owner, balanced books, nothing lost.[/]"
     console.print(f"\n{told}")

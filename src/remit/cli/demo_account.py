@@ -201,7 +201,7 @@ def _settled(kill: Kill, notebook: Notebook) -> Finding:
             anew.append(verdict)
     if not kill.open:
         return Finding("in flight", "nothing was in flight at this kill: it struck between two answers")
-    ends = ((written, "had been written, only the answer was lost"), (anew, "had not, and were decided after the restart"))
+    ends = ((written, "on disk, only the answer was lost"), (anew, "not written, decided after the restart"))
     parts = [f"{len(found)} {what} ({_kinds(found)})" for found, what in ends if found]
     return Finding("in flight settled", f"{len(kill.open)} at the kill: {'; '.join(parts)}", tuple(wrong))
 

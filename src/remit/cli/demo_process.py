@@ -19,11 +19,7 @@ LOG_LINES: Final = 5
 
 
 class DemoFailed(Exception):
-    """Something that the demo shows did not hold, or could not be shown. `cure` says what to do next."""
-
-    def __init__(self, what: str, cure: str) -> None:
-        self.what, self.cure = what, cure
-        super().__init__(f"{what}; {cure}")
+    """Something that the demo shows did not hold, or could not be shown. The text says what to do next."""
 
 
 class Served:
@@ -62,11 +58,11 @@ class Served:
             async with clock.timeout_ms(STOP_MS_MAX):
                 code = await self._process.wait()
         except TimeoutError:
-            raise DemoFailed(f"process {self._process.pid} did not stop", "look at what the machine is busy with") from None
+            raise DemoFailed(f"process {self._process.pid} did not stop; see what the machine is busy with") from None
         finally:
             await _end(self._process)
         if code:
-            raise DemoFailed(f"process {self._process.pid} stopped with exit code {code}", "run with --data DIR, and report it")
+            raise DemoFailed(f"process {self._process.pid} stopped with exit code {code}; please report it")
 
     async def end(self) -> None:
         """However things went: leave no process behind."""
@@ -81,16 +77,14 @@ async def _end(process: Process) -> None:
 
 async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
     if process.stdout is None:
-        raise DemoFailed("the authority's process has no stdout", "report this")
+        raise DemoFailed("the authority's process has no stdout; please report it")
     try:
         async with clock.timeout_ms(START_MS_MAX):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise DemoFailed(
-            f"the authority's process was not ready after {START_MS_MAX // 1000} s", "try again on a quieter machine"
-        ) from None
+        raise DemoFailed(f"no authority after {START_MS_MAX // 1000} s; try again on a quieter machine") from None
     if not line:
-        raise DemoFailed(f"the authority's process ended at once: {_last_words(log)}", "mend that, then try again")
+        raise DemoFailed(f"the authority's process ended at once: {_last_words(log)}; mend that, then try again")
     ready = msgspec.json.decode(line, type=Ready)
     if ready.failed:
         raise DemoFailed(

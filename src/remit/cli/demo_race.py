@@ -134,7 +134,7 @@ class Asker:
 
 
 def unexpected(what: str, refused: Refused) -> DemoFailed:
-    return DemoFailed(f"{what} was refused ({refused.code}: {refused.detail})", "this should not happen; please report it")
+    return DemoFailed(f"{what} was refused ({refused.code}: {refused.detail}), which should not happen; please report it")
 
 
 class Race:
@@ -161,18 +161,15 @@ class Race:
         self.server = await Served.start(self._data, self._socket, self._world.clock)
         return self.server.ready
 
-    async def declare(self, things: Sequence[AnyObject]) -> dict[str, int]:
-        """Apply manifests in an order in which whatever one names is there, and mark the nodes ready. Counts by kind."""
+    async def declare(self, things: Sequence[AnyObject]) -> int:
+        """Apply manifests in an order in which whatever one names is there, and mark the nodes ready. How many there were."""
         operator, nodes = self._asker("operator", Role.OPERATOR), self._asker("node-watch", Role.NODES)
         await nodes.lease(Role.NODES)
-        told: Counter[str] = Counter()
         for thing in sorted(things, key=lambda one: DECLARED.index(type(one).__name__)):
-            kind = type(thing).__name__
             verdict = await operator.must(Apply(self._enough(thing) if isinstance(thing, Workload) else thing, expect=0))
-            told[kind] += 1
             if isinstance(thing, Node):
                 await nodes.must(Mark(thing.metadata.name, verdict.revision, NodeHealth.READY))
-        return dict(told)
+        return len(things)
 
     def _enough(self, job: Workload) -> Workload:
         """The job as in its file, but asking for as many completions as the race has claims to make."""
@@ -253,7 +250,7 @@ class Race:
     async def _kill(self, number: int) -> None:
         """Strike while claims are under way: at the first answer of the round, or a moment after the first was sent."""
         if self.server is None:
-            raise DemoFailed("there is nothing to kill", "report this")
+            raise DemoFailed("there is nothing to kill; please report it")
         if self._chance.below(2):
             await self.notebook.answer.wait()
         else:

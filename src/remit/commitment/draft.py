@@ -28,6 +28,7 @@ from remit.model.kinds import (
     Phase,
     PolicyRevision,
     Replica,
+    ReplicaStatus,
     Tenant,
     Workload,
     key,
@@ -293,9 +294,16 @@ class Draft:
 
     def bind(self, name: str, new: Replica, ask: Ask) -> None:
         """`put_replica` for a pending replica that is bound: nothing is taken back, and nobody waited for it."""
+        status = new.status
+        ledger = self._own_node(status.node)
+        if ledger is None:
+            raise LookupError(f"{name} is bound to {status.node}, which is not in the books")
         self.replicas[name] = new
-        self._post(name, new, 1, ask)
         self.since[name] = self.moment.now_ms
+        ledger.post(self._on_node(ask, status), 1)
+        for grant in status.grants:
+            self._charged(name, grant).draw(ask.charge.pairs, 1)
+        self._spot(ask, status.node, 1)
 
     def put_replica(self, name: str, old: Replica | None, new: Replica | None) -> None:
         """The one place where a replica's postings change."""
@@ -346,26 +354,32 @@ class Draft:
                 # Else it is in a later attempt, which may have another patron by now.
                 self.patrons[victim] = name
 
-    def _post(self, name: str, replica: Replica, sign: int, ask: Ask | None = None) -> None:
-        ask = ask or self.ask(generation_of(replica))
+    def _post(self, name: str, replica: Replica, sign: int) -> None:
+        ask = self.ask(generation_of(replica))
         ledger = self._own_node(replica.status.node)
         if ask is None or ledger is None:
             raise LookupError(f"{name} holds room, but its generation or its node is not in the books")
         on_node, on_grants = self.needs(replica, ask)
         ledger.post(on_node, sign)
         for grant, charge in zip(replica.status.grants, on_grants, strict=True):
-            own = self._own_grant(grant)
-            if own is None:
-                raise LookupError(f"{name} is charged to {grant}, which is not in the books")
-            own.draw(charge, sign)
+            self._charged(name, grant).draw(charge, sign)
         self._spot(ask, replica.status.node, sign)
+
+    def _charged(self, name: str, grant: str) -> GrantLedger:
+        own = self._own_grant(grant)
+        if own is None:
+            raise LookupError(f"{name} is charged to {grant}, which is not in the books")
+        return own
+
+    def _on_node(self, ask: Ask, status: ReplicaStatus) -> Pairs:
+        if not status.devices:
+            return ask.resources
+        return (*ask.resources, *((DEVICE + device, share) for device, share in status.devices.items()))
 
     def needs(self, replica: Replica, ask: Ask) -> tuple[Pairs, list[Pairs]]:
         """What a holding replica posts: on its node, and on each of its grants."""
         status = replica.status
-        on_node = ask.resources
-        if status.devices:
-            on_node = (*on_node, *((DEVICE + device, share) for device, share in status.devices.items()))
+        on_node = self._on_node(ask, status)
         if status.phase is not Phase.RESERVED or not status.victims:
             return on_node, [ask.charge.pairs] * len(status.grants)
         wanted, charges = dict(on_node), [dict(ask.charge.pairs) for _ in status.grants]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from remit.law.fit import devices_left
+from remit.law.fit import ANY, Model
 from remit.law.labels import match_labels
 from remit.model.kinds import Grant, GrantPhase, Node, NodeExpression, NodeHealth, Taint, encode
 from remit.model.resources import WHOLE, Amount
@@ -20,30 +20,60 @@ has one owner for the same reason that memory is not sold twice."""
 class Facts:
     """What a node is, apart from what is left of it; shared by every copy of its ledger."""
 
-    __slots__ = ("capacity", "node", "open", "pool", "ready", "region", "standing", "taints", "zone")
+    __slots__ = (
+        "capacity", "devices", "models", "node", "open", "pool", "ready", "region", "standing", "taints", "zone",
+    )  # fmt: skip
 
     def __init__(self, node: Node) -> None:
+        spec = node.spec
         self.node = node
-        self.region, self.zone, self.pool = node.spec.region, node.spec.zone, node.spec.pool
-        self.taints: tuple[Taint, ...] = node.spec.taints
+        self.region, self.zone, self.pool = spec.region, spec.zone, spec.pool
+        self.taints: tuple[Taint, ...] = spec.taints
         self.ready = node.status.health is NodeHealth.READY
-        self.open = not (node.spec.unschedulable or node.spec.draining)
+        self.open = not (spec.unschedulable or spec.draining)
         # Bytes, since they keep their hash: nodes of one make share one answer to every static rule.
         self.standing = encode([self.region, self.zone, self.pool, self.taints, sorted(node.metadata.labels.items())])
-        self.capacity = {**dict(node.spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in node.spec.devices}}
+        self.capacity = {**dict(spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in spec.devices}}
+        self.devices = {device.name: device for device in spec.devices}
+        self.models: dict[Model, tuple[str, ...]] = {}
+        for device in spec.devices:
+            for model in dict.fromkeys(((device.kind, device.model), (device.kind, ANY))):
+                self.models[model] = (*self.models.get(model, ()), DEVICE + device.name)
+
+
+class Whole:
+    """How many devices of a model nobody uses."""
+
+    __slots__ = ("ledger",)
+
+    def __init__(self, ledger: NodeLedger) -> None:
+        self.ledger = ledger
+
+    def get(self, model: Model, default: int) -> int:
+        free = self.ledger.free
+        return sum(free[device] == WHOLE for device in self.ledger.facts.models.get(model, ()))
+
+
+class Room(Whole):
+    """The largest unused share on one device of a model."""
+
+    __slots__ = ()
+
+    def get(self, model: Model, default: int) -> int:
+        free = self.ledger.free
+        return max((free[device] for device in self.ledger.facts.models.get(model, ())), default=default)
 
 
 class NodeLedger:
-    """One node: what it has, what is left of each resource and device, and how many hold the rest. Satisfies `fit.Site`."""
+    """One node: what it is, what is left of each resource and device, and how many hold the rest. Satisfies `fit.Site`."""
 
-    __slots__ = ("facts", "free", "held", "open", "ready", "room", "whole")
+    __slots__ = ("facts", "free", "held", "open", "ready")
 
     def __init__(self, node: Node) -> None:
         self.facts = Facts(node)
         self.ready, self.open = self.facts.ready, self.facts.open
         self.held = 0
         self.free: dict[str, int] = self.facts.capacity.copy()
-        self._count_devices()
 
     @property
     def node(self) -> Node:
@@ -69,6 +99,14 @@ class NodeLedger:
     def taints(self) -> tuple[Taint, ...]:
         return self.facts.taints
 
+    @property
+    def whole(self) -> Whole:
+        return Whole(self)
+
+    @property
+    def room(self) -> Room:
+        return Room(self)
+
     def replaced(self, node: Node) -> NodeLedger:
         """The same postings on a changed node; a resource that shrank may be left below zero until its excess is drained."""
         ledger = NodeLedger(node)
@@ -77,40 +115,30 @@ class NodeLedger:
         names = dict.fromkeys((*after, *(name for name in used if used[name])))
         ledger.free = {name: after.get(name, 0) - used.get(name, 0) for name in names}
         ledger.held = self.held
-        ledger._count_devices()
         return ledger
 
     def copy(self) -> NodeLedger:
         ledger = NodeLedger.__new__(NodeLedger)
         ledger.facts, ledger.ready, ledger.open = self.facts, self.ready, self.open
-        ledger.free, ledger.held, ledger.whole, ledger.room = self.free.copy(), self.held, self.whole, self.room
+        ledger.free, ledger.held = self.free.copy(), self.held
         return ledger
 
     def post(self, pairs: Pairs, sign: int) -> None:
         """Take what one holder needs (`sign` 1), or give it back (-1)."""
-        free, touched = self.free, False
+        free = self.free
         self.held += sign
         for name, count in pairs:
             free[name] = free.get(name, 0) - sign * count
-            touched = touched or name[0] == DEVICE
-        if touched:
-            self._count_devices()
-
-    def _count_devices(self) -> None:
-        # Made anew, never changed in place: copies share these two until a device of theirs is touched.
-        devices = self.facts.node.spec.devices
-        used = {device.name: WHOLE - self.free.get(DEVICE + device.name, 0) for device in devices}
-        self.whole, self.room = devices_left(devices, used)
 
     def over(self) -> Amount:
         """What is held beyond capacity, after a lawful reduction."""
         return Amount({name: -left for name, left in self.free.items() if left < 0})
 
     def labelled(self, wanted: Sequence[NodeExpression]) -> bool:
-        return not wanted or match_labels(wanted, self.node.metadata.labels)
+        return not wanted or match_labels(wanted, self.facts.node.metadata.labels)
 
     def domain(self, key: str) -> tuple[bool, str]:
-        name = domain_of(self.node, key)
+        name = domain_of(self.facts.node, key)
         return name != "", name
 
 

@@ -192,7 +192,7 @@ def _moved(replica: Replica, **changes: object) -> Replica:
 
 def _check_devices(ask: Ask, ledger: NodeLedger, devices: Mapping[str, int]) -> Refused | None:
     """Do the devices named satisfy the ask exactly, and are they free?"""
-    known = {device.name: device for device in ledger.node.spec.devices}
+    known = ledger.facts.devices
     if any(name not in known for name in devices):
         return refuse(Code.DEVICE_MISMATCH, f"{ledger.node.metadata.name} has no such device: {', '.join(sorted(devices))}")
     # The whole devices named, as if they were all there is: the ask must fit on them, and leave none over.

@@ -124,15 +124,21 @@ class Ask(NamedTuple):
     """The rules about what is left that can fail for this ask at all."""
 
 
+class ByModel(Protocol):
+    """A number, or a column, by kind and model of device."""
+
+    def get(self, model: Model, default: int, /) -> Any: ...
+
+
 class Site(Protocol):
     """What a node is and has left; every attribute may be one value or a column."""
 
     @property
     def free(self) -> Mapping[str, Any]: ...
     @property
-    def whole(self) -> Mapping[tuple[str, str], Any]: ...
+    def whole(self) -> ByModel: ...
     @property
-    def room(self) -> Mapping[tuple[str, str], Any]: ...
+    def room(self) -> ByModel: ...
     @property
     def ready(self) -> Any: ...
     @property

@@ -13,7 +13,7 @@ The head is `(incarnation, epoch, sequence)` with the count and digest of the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -49,16 +49,10 @@ def decode_head(value: bytes) -> Head:
         raise Corrupt(f"the head row does not decode ({error}); restore a backup") from None
 
 
-def digest(before: str, puts: Iterable[tuple[str, bytes]], deletes: Iterable[str]) -> str:
-    """Over the digest before and every row, each part with its length, so that no two batches share one byte stream."""
-    parts = [before.encode()]
-    for key, value in puts:
-        name = key.encode()
-        parts += (b"\np%d %d " % (len(name), len(value)), name, value)
-    for key in deletes:
-        name = key.encode()
-        parts += (b"\nd%d " % len(name), name)
-    return blake2b(b"".join(parts), digest_size=16).hexdigest()
+def digest(before: str, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]) -> str:
+    """Over the digest before and every row: a table of all keys and lengths first, so that no two batches share one stream."""
+    table = _encode((before, [(key, len(value)) for key, value in puts], deletes))
+    return blake2b(b"".join([table, *(value for _, value in puts)]), digest_size=16).hexdigest()
 
 
 def advance(head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]) -> Head:
