@@ -764,12 +764,11 @@ def chain_digest(old: Json, head: Json, puts: Sequence[tuple[str, bytes]], delet
     """What the head's digest must be, recomputed from the bytes."""
     taken = head["epoch"] != old["epoch"]
     before = f"{old['digest']} {head['epoch']} {head['holder']}" if taken else old["digest"]
-    hashed = blake2b(before.encode(), digest_size=16)
-    for key, value in puts:
-        if key != "head":
-            hashed.update(b"\np%d %d " % (len(key.encode()), len(value)) + key.encode() + value)
-    for key in deletes:
-        hashed.update(b"\nd%d " % len(key.encode()) + key.encode())
+    rows = [(key, value) for key, value in puts if key != "head"]
+    table = [before, [[key, len(value)] for key, value in rows], list(deletes)]
+    hashed = blake2b(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode(), digest_size=16)
+    for _, value in rows:
+        hashed.update(value)
     return hashed.hexdigest()
 
 

@@ -121,13 +121,15 @@ class FaultyStore:
         self.gate = asyncio.Event()
         self.at_gate = asyncio.Event()
         self.calls = 0
-        self.crash_at: tuple[int, str] | None = None
-        """The number of a call, of any kind, and the word that it meets."""
+        self.strikes: dict[int, str] = {}
+        """By the number of a call, of any kind: the word that it meets."""
+        self.kinds: list[str] = []
 
     def _word(self, plan: deque[str]) -> str:
         self.calls += 1
-        if self.crash_at is not None and self.crash_at[0] == self.calls:
-            return self.crash_at[1]
+        self.kinds.append("read" if plan is self.reads else "commit")
+        if self.calls in self.strikes:
+            return self.strikes[self.calls]
         return plan.popleft() if plan else "ok"
 
     async def _read(self) -> None:
@@ -397,6 +399,7 @@ class Scope:
         self.leader, self.deposed = None, []
         inner, _ = MemoryStore.restore(backup, incarnation=self.ids.incarnation(), replacing=old.inner)
         self.store = FaultyStore(inner, self.checker if self.checked else None)
+        self.store.calls, self.store.strikes, self.store.kinds = old.calls, old.strikes, old.kinds
         page = await inner.range("", limit=10_000)
         head = await inner.get("head")
         assert head is not None

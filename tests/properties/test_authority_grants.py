@@ -1,8 +1,8 @@
 """Is authority that crosses the border of a scope ever in two hands? Two scopes, and mail that is lost, late or twice.
 
 The global scope grants slices of a tenant's quota to a region; the region takes them up, draws on them, hands them on, gives
-them back and reports. Reports and offers travel as letters: they may be delivered in any order, more than once, or never. Either
-scope's store may fail, its authority be replaced, or its backup be restored.
+them back and reports. Reports and offers travel as letters: they may be delivered in any order, more than once, or never.
+Either scope's store may fail, its authority be replaced, or its backup be restored.
 """
 
 from __future__ import annotations

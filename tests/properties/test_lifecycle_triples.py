@@ -65,10 +65,11 @@ EDGES = {
     "requeue": Edge(("released",), "repair"),
 }
 TARGETS = {
-    "unreserve": "pending", "reclaim": "pending", "cancel": "released", "start": "starting", "run": "running", "ready": "ready",
-    "unready": "running", "serve": "serving", "unserve": "ready", "finish": "finished", "crash": "failed", "preempt": "draining",
-    "evict": "draining", "retire": "draining", "remove": "draining", "abort": "draining", "stop": "stopping",
-    "stopped": "released", "doubt": "unknown", "lose": "failed", "release": "released", "settle": "released", "requeue": "pending",
+    "unreserve": "pending", "reclaim": "pending", "cancel": "released", "start": "starting", "run": "running",
+    "ready": "ready", "unready": "running", "serve": "serving", "unserve": "ready", "finish": "finished", "crash": "failed",
+    "preempt": "draining", "evict": "draining", "retire": "draining", "remove": "draining", "abort": "draining",
+    "stop": "stopping", "stopped": "released", "doubt": "unknown", "lose": "failed", "release": "released",
+    "settle": "released", "requeue": "pending",
 }  # fmt: skip
 PLACED = {"create", "reserve", "bind", "confirm", "forget", "distrust"}
 """Transitions with claims of their own, or of the authority alone: no Move may name them."""
@@ -141,7 +142,7 @@ async def sent(scope: Scope, asked: list[tuple[Actor, AnyClaim]]) -> list[Accept
 
 
 def expected(phase: str, transition: str, role: Role, *, waited: bool) -> Code | None:
-    """None: accepted. The order of refusals: may the role move at all, may a move name this, whose is it, does it start here."""
+    """None: accepted. In order: may the role move at all, may a move name this, whose is it, does it start here."""
     if role in (Role.USER, Role.OPERATOR):
         return Code.ROLE
     if transition not in EDGES:

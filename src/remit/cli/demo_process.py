@@ -87,9 +87,7 @@ async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
         raise DemoFailed(f"the authority's process ended at once: {_last_words(log)}; mend that, then try again")
     ready = msgspec.json.decode(line, type=Ready)
     if ready.failed:
-        raise DemoFailed(
-            f"the authority could not take over: {ready.failed}", "for the demo: start anew with a fresh directory"
-        )
+        raise DemoFailed(f"the authority could not take over: {ready.failed}")
     return ready
 
 

@@ -214,10 +214,8 @@ class Race:
                 group.create_task(self._kill(number))
         winners = [won for claim in claims if (won := claim.result()) is not None]
         if len(winners) != 1:
-            who = ", ".join(replica for _, replica, _ in winners) or "nobody"
-            raise DemoFailed(
-                f"round {number}: the GPU has {len(winners)} owners ({who})", "keep the store with --data, report it"
-            )
+            told = f"{len(winners)} of {len(claims)} claims on one GPU were accepted ({self._verdicts_of_round()})"
+            raise DemoFailed(f"round {number}: {told}; please report it, with the store (--data DIR keeps it)")
         lease, replica, at = winners[0]
         self.wins[lease] += 1
         self.owner, self.owned_by = replica, lease
@@ -260,7 +258,14 @@ class Race:
         self.server.kill()
         under_way = self.notebook.open()
         await self.server.gone()
+        known = max((verdict.revision for verdict in self.notebook.verdicts.values()), default=0)
         ready = await self.start()
+        if ready.revision <= known:
+            # Told here already: after this nothing would go on as expected, and the cause would be hard to see.
+            raise DemoFailed(
+                f"revision {known} had been acknowledged before the kill, but the store that was found again ends at "
+                f"{ready.revision}: acknowledged operations are lost; please report it, with the store (--data DIR keeps it)"
+            )
         took_ms = self._world.clock.now_ms() - struck_ms
         # What the dead one had written to the socket before it died is read after it; only then is it known what was lost.
         lost = frozenset(name for name in under_way if self.notebook.epochs.get(name) != before.epoch)

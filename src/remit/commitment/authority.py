@@ -249,7 +249,8 @@ class Authority:
             prepared = self._prepare(operations[len(verdicts) : len(verdicts) + BATCH_MAX])
             revision = await self._write(prepared, None)
             if revision is not None:
-                verdicts += [_verdict(answer, revision) for answer in prepared.answers]
+                plain = Accepted(revision)
+                verdicts += [_verdict(answer, plain) for answer in prepared.answers]
             if len(verdicts) >= len(operations) and revision is not None:
                 return
 
@@ -427,10 +428,13 @@ _SUBJECTS: Final = {
 }
 
 
-def _verdict(answer: Verdict | Entry, revision: int) -> Verdict:
+def _verdict(answer: Verdict | Entry, plain: Accepted) -> Verdict:
+    """`plain` is what most are answered: accepted, and nothing more to say."""
     if not isinstance(answer, Entry):
         return answer
-    return Refused(Code(answer.code), answer.detail, revision) if answer.code else Accepted(revision, answer.number)
+    if answer.code:
+        return Refused(Code(answer.code), answer.detail, plain.revision)
+    return Accepted(plain.revision, answer.number) if answer.number else plain
 
 
 def _answer(taken: Sequence[Waiting], verdicts: list[Verdict], error: LinkError | None) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from remit.commitment.ledgers import GrantLedger, NodeLedger, domain_of
 from remit.law.fit import Ask, Index, carried, make_ask, static_misfit
 from remit.law.labels import selects
+from remit.law.lifecycle import WAITS
 from remit.model.kinds import (
     PolicyRevision,
     Replica,
@@ -31,6 +32,9 @@ GenerationKey = tuple[str, str, int]
 """Tenant, workload, generation: replicas of one are all alike."""
 
 _decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode
+
+TIMES_MIN = 1_000
+LIMIT_MS_MAX = max(wait.limit_ms for wait in WAITS.values())
 
 NOTES_MAX = 20_000
 """How many events and decisions are kept; older ones go as new ones come."""
@@ -71,8 +75,11 @@ class Books:
         self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
         self.patrons: dict[str, str] = {}
-        self.since: dict[str, int] = {}
+        self.times: dict[int, int] = {}
+        """When each recent revision was committed, on the authority's clock. A replica's row changes with its phase alone, so
+        this says how long a phase has lasted; a revision that is not here is older than any limit, or than the takeover."""
         self.notes: dict[str, None] = {}
+        self.loaded = 0
         self.policy: PolicyRevision | None = None
         self._asks: dict[GenerationKey, Ask] = {}
         self._tallies: dict[Index, Tally] = {}
@@ -170,11 +177,13 @@ class Books:
 
     def absorb(self, draft: Draft, revision: int, encoded: Mapping[str, bytes]) -> None:
         """Make a draft's changes official: they were committed at `revision` as the bytes given."""
+        self._note_time(revision, draft.moment.now_ms)
+        replicas = self.replicas
         for name, replica in draft.replicas.items():
             if replica is None:
-                self.replicas.pop(name, None)
+                replicas.pop(name, None)
             else:
-                self.replicas[name] = (revision, encoded[name])
+                replicas[name] = (revision, encoded[name])
         for name, thing in draft.things.items():
             if thing is None:
                 self.things.pop(name, None)
@@ -186,7 +195,6 @@ class Books:
                 self.notes[name] = None
         merge(self.grants, draft.grants)
         merge(self.patrons, draft.patrons)
-        merge(self.since, draft.since)
         add(self.population, draft.population)
         add(self.reserved, draft.reserved)
         add(self.active, draft.active)
@@ -202,6 +210,22 @@ class Books:
             self._tallied.clear()
         if draft.relabelled or draft.policy is not None or draft.reshaped:
             self._eligible.clear()
+
+    def _note_time(self, revision: int, now_ms: int) -> None:
+        self.times[revision] = now_ms
+        while len(self.times) > TIMES_MIN:
+            oldest = next(iter(self.times))
+            if now_ms - self.times[oldest] < 2 * LIMIT_MS_MAX:
+                break
+            del self.times[oldest]
+
+    def waiting_ms(self, revision: int, moment: Moment) -> int:
+        """For how long a replica that stands at `revision` has been in its phase, as far as this authority knows."""
+        at_ms = self.times.get(revision)
+        if at_ms is None:
+            oldest = next(iter(self.times.values()), moment.now_ms)
+            at_ms = moment.since_ms if revision <= self.loaded else min(oldest, moment.now_ms)
+        return moment.now_ms - at_ms
 
     def _absorb_spots(self, moves: Mapping[GenerationKey, Mapping[str, int]]) -> None:
         for generation, moved in moves.items():

@@ -17,7 +17,7 @@ from remit.commitment.books import Books, GenerationKey, Moment, Tally, compile_
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
 from remit.law.fit import Ask, Index, carried
 from remit.law.labels import selects
-from remit.law.lifecycle import HOLDS, WAITS
+from remit.law.lifecycle import HOLDS
 from remit.model.claims import Refused
 from remit.model.kinds import (
     AnyObject,
@@ -59,7 +59,7 @@ class Draft:
     __slots__ = (
         "_asks", "_carried", "_carriers", "_moved", "_my_grants", "_my_nodes", "active", "books", "born", "fenced", "grants",
         "heard", "moment", "nodes", "notes", "patrons", "policy", "population", "relabelled", "replicas", "reserved",
-        "reshaped", "since", "spots", "takeover", "things",
+        "reshaped", "spots", "takeover", "things",
     )  # fmt: skip
 
     def __init__(self, books: Books, moment: Moment, *, takeover: bool = False) -> None:
@@ -72,7 +72,6 @@ class Draft:
         self.nodes: dict[str, NodeLedger | None] = {}
         self.grants: dict[str, GrantLedger | None] = {}
         self.patrons: dict[str, str | None] = {}
-        self.since: dict[str, int | None] = {}
         self.heard: dict[str, int] = {}
         self.spots: dict[GenerationKey, dict[str, int]] = {}
         self.population: dict[GenerationKey, int] = {}
@@ -131,8 +130,10 @@ class Draft:
     def patron(self, victim: str) -> str | None:
         return self.patrons[victim] if victim in self.patrons else self.books.patrons.get(victim)
 
-    def waiting_since(self, name: str) -> int | None:
-        return self.since[name] if name in self.since else self.books.since.get(name)
+    def waiting_ms(self, name: str) -> int:
+        """For how long a replica has been in its phase."""
+        kept = None if name in self.replicas else self.books.replicas.get(name)
+        return 0 if kept is None else self.books.waiting_ms(kept[0], self.moment)
 
     def alike(self, generation: GenerationKey) -> int:
         return self.books.population.get(generation, 0) + self.population.get(generation, 0)
@@ -295,11 +296,10 @@ class Draft:
     def bind(self, name: str, new: Replica, ask: Ask) -> None:
         """`put_replica` for a pending replica that is bound: nothing is taken back, and nobody waited for it."""
         status = new.status
-        ledger = self._own_node(status.node)
+        ledger = self.nodes[status.node] if status.node in self._my_nodes else self._own_node(status.node)
         if ledger is None:
             raise LookupError(f"{name} is bound to {status.node}, which is not in the books")
         self.replicas[name] = new
-        self.since[name] = self.moment.now_ms
         ledger.post(self._on_node(ask, status), 1)
         for grant in status.grants:
             self._charged(name, grant).draw(ask.charge.pairs, 1)
@@ -336,12 +336,6 @@ class Draft:
                 self.active[group] = self.active.get(group, 0) + sign
             if replica.status.phase is Phase.RESERVED:
                 self._count_reserved(name, replica, sign)
-        before = None if old is None else old.status.phase
-        after = None if new is None else new.status.phase
-        if after in WAITS and after is not before:
-            self.since[name] = self.moment.now_ms
-        elif before in WAITS and after not in WAITS:
-            self.since[name] = None
 
     def _count_reserved(self, name: str, replica: Replica, sign: int) -> None:
         generation = generation_of(replica)
@@ -482,7 +476,7 @@ class Draft:
 
 
 _COPIED = (
-    "replicas", "things", "notes", "nodes", "grants", "patrons", "since", "heard", "population", "reserved", "active",
+    "replicas", "things", "notes", "nodes", "grants", "patrons", "heard", "population", "reserved", "active",
 )  # fmt: skip
 
 

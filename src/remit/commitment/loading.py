@@ -25,6 +25,7 @@ LAST = ("Secret", "Config", "Allotment", "Lease", "Summary")
 async def load(store: Store, place: Place, moment: Moment) -> tuple[Books, Outcomes]:
     """Everything as of one revision, at or after the one where this authority's epoch began."""
     books = Books()
+    books.loaded = place.revision
     for kind in FIRST:
         await _absorb_kind(store, books, kind, place.revision, moment)
     await _absorb_grants(store, books, place.revision, moment)

@@ -129,9 +129,8 @@ def _result(draft: Draft, operation: Operation, claim: Move, replica: Replica) -
 
 
 def _wait_over(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
-    since = draft.waiting_since(claim.replica)
     limit = WAITS[replica.status.phase].limit_ms
-    lasted = 0 if since is None else draft.moment.now_ms - since
+    lasted = draft.waiting_ms(claim.replica)
     if lasted < limit:
         return refuse(Code.WAIT, f"{claim.replica} has been {replica.status.phase} for {lasted} ms of {limit}")
     return None

@@ -337,7 +337,8 @@ def misfit(ask: Ask, site: Site, peers: Peers) -> Code | None:
     for check, code in ask.checks:
         if not check(ask, site, peers):
             return code
-    return None
+    shunners = peers.shunners(ask)
+    return Code.ANTI_AFFINITY if shunners and not _away_from(shunners, site, peers) else None
 
 
 def misfits(ask: Ask, site: Site, peers: Peers) -> tuple[Code, ...]:
@@ -425,7 +426,7 @@ def make_ask(
 
 
 def _checks(wholes: bool, parts: bool, where: Placement) -> tuple[tuple[Callable[..., Truth], Code], ...]:
-    """Resources, and whether others shun this one, always; the rest only where the ask has such a part."""
+    """Resources always; the rest only where the ask has such a part. Whether others shun it is asked last, of all."""
     idle: dict[Callable[[Ask, Site, Peers], Truth], bool] = {
         devices: not wholes,
         shares: not parts,
@@ -434,6 +435,7 @@ def _checks(wholes: bool, parts: bool, where: Placement) -> tuple[tuple[Callable
         anti_affinity: not where.anti_affinity,
         ready: True,
         accepting: True,
+        shunned: True,
     }
     return tuple((rule.check, rule.code) for rule in RULES if not rule.static and not idle.get(rule.check, False))
 

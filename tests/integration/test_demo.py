@@ -1,0 +1,230 @@
+"""Does `remit demo` show what it promises, and does it notice when that is not so? Faults are planted in the store it uses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from remit.cli.demo import demo
+from remit.cli.demo_process import Served
+from remit.cli.demo_race import Race
+from remit.commitment.outcomes import batch_key
+from remit.model.kinds import Phase, Replica, decode, encode
+from remit.store import chain
+from remit.store.file import FILE_NAME
+from remit.store.protocol import Committed
+from remit.store.sqlite import SqliteStore
+from remit.world.promises import Clock
+from tests.contracts.stores import OneThread
+
+REMIT = Path(sys.executable).parent / "remit"
+GPU = ("node-gpu-4", "gpu-0")
+
+
+def shown(*arguments: str, **env: str) -> tuple[int, str]:
+    """As a user would run it: a process of its own, its output piped."""
+    command = [str(REMIT), "demo", "--rounds", "6", *arguments]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_demo_kills_restarts_and_gives_account(tmp_path: Path) -> None:
+    """F01, F02: two schedulers race for one GPU, and the answers that the kill swallowed are found again."""
+    data = tmp_path / "data"
+    code, said = shown("--data", str(data), COLUMNS="80")
+    assert code == 0, said
+    flat = " ".join(said.split())
+    killed = re.search(r"SIGKILL to process (\d+) in round 4", flat)
+    after = re.search(r"Restarted: process (\d+) took over .* \(epoch 4\)", flat)
+    assert killed and after and killed[1] != after[1]
+    assert re.search(r"✓ one owner gpu-0 of node-gpu-4 belongs to fraud/fraud-batch-\d+ \(running\)", flat)
+    assert "✓ never two owners 6 owners one after another" in flat
+    assert re.search(r"✓ nothing lost (\d+) operations acknowledged; \1 found again with the same verdict, 0 lost", flat)
+    assert re.search(r"✓ in flight settled [1-9]", flat)
+    assert "✓ epoch raised 2 before the kill, 4 after" in flat
+    assert re.search(r"✓ chain unbroken sequence 1 to \d+", flat)
+    for name in ("one-owner-per-device", "node-ledgers-balance", "one-binding", "grants-cover", "quota-covers"):
+        assert f"✓ {name} " in flat
+    assert "device_taken" in flat and "cure device freed" in flat
+    assert "One owner, balanced books, nothing lost." in flat
+    assert "✗" not in said
+    assert (data / FILE_NAME).is_file()
+    lines = [line.replace(str(data), "") for line in said.splitlines()]
+    assert not [line for line in lines if len(line) > 80 or line != line.rstrip()]
+
+
+def test_without_a_terminal_there_is_no_colour_and_no_progress_bar() -> None:
+    code, said = shown()
+    assert code == 0, said
+    assert "\x1b" not in said and "\r" not in said and "━" not in said
+
+
+def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep")
+    code, said = shown("--data", str(tmp_path))
+    assert code == 2
+    assert "name another directory" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_missing_manifests_are_told_with_a_cure(tmp_path: Path) -> None:
+    code, said = shown("--examples", str(tmp_path))
+    assert code == 2
+    assert "--examples" in said
+
+
+# -- planted faults ------------------------------------------------------------------------------------------------------
+
+Plant = Callable[[Path], Awaitable[None]]
+
+
+async def garbage_in_the_file(data: Path) -> None:
+    with (data / FILE_NAME).open("r+b") as file:
+        file.write(os.urandom(8192))
+
+
+async def emptied(data: Path) -> None:
+    for name in os.listdir(data):
+        os.unlink(data / name)
+
+
+async def shortened_log(data: Path) -> None:
+    log = data / f"{FILE_NAME}-wal"
+    os.truncate(log, log.stat().st_size // 2)
+
+
+async def written(data: Path, change: Callable[[SqliteStore], Awaitable[tuple[list[tuple[str, bytes]], list[str]]]]) -> None:
+    """One batch by a writer that breaks the law but not the chain."""
+    store = await SqliteStore.open(data, offload=OneThread(), holder="planted", incarnation="planted")
+    try:
+        puts, deletes = await change(store)
+        head = chain.advance(store.place.head, puts, deletes)
+        assert isinstance(await store.commit(chain.batch(store.place, head, puts, deletes)), Committed)
+    finally:
+        await store.close()
+
+
+async def forgotten_outcome(data: Path) -> None:
+    async def change(store: SqliteStore) -> tuple[list[tuple[str, bytes]], list[str]]:
+        return [], [row.key for row in (await store.range(batch_key(1)[:-4])).rows[5:7]]
+
+    await written(data, change)
+
+
+async def second_owner(data: Path) -> None:
+    async def change(store: SqliteStore) -> tuple[list[tuple[str, bytes]], list[str]]:
+        rows = (await store.range("replica/")).rows
+        replicas = {row.key: replica for row in rows if isinstance(replica := decode(row.value), Replica)}
+        owner = next(one for one in replicas.values() if (one.status.node, *one.status.devices) == GPU)
+        name, other = next((key, one) for key, one in replicas.items() if one.status.phase is Phase.PENDING)
+        return [(name, encode(replace(other, status=owner.status)))], []
+
+    await written(data, change)
+
+
+def between_kill_and_restart(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+    start, starts = Served.start, []
+
+    async def planted(data: Path, socket: Path, clock: Clock) -> Served:
+        starts.append(socket)
+        if len(starts) == 2:
+            await plant(data)
+        return await start(data, socket, clock)
+
+    monkeypatch.setattr(Served, "start", planted)
+
+
+def after_the_race(monkeypatch: pytest.MonkeyPatch, plant: Plant, data: Path) -> None:
+    stop = Race.stop
+
+    async def planted(race: Race) -> None:
+        await stop(race)
+        await plant(data)
+
+    monkeypatch.setattr(Race, "stop", planted)
+
+
+def failed(data: Path) -> str:
+    result = CliRunner().invoke(demo, ["--rounds", "4", "--data", str(data)])
+    assert result.exit_code == 1, result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert "nothing lost." not in result.output
+    return " ".join(result.output.split())
+
+
+def test_garbage_in_the_store_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """F13: the restarted process refuses to serve what it cannot believe."""
+    between_kill_and_restart(monkeypatch, garbage_in_the_file)
+    said = failed(tmp_path / "data")
+    assert "The demo failed: the authority could not take over" in said
+    assert "restore a backup" in said
+
+
+def test_a_store_that_was_emptied_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, emptied)
+    assert "acknowledged operations are lost" in failed(tmp_path / "data")
+
+
+def test_a_store_that_went_back_in_time_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, shortened_log)
+    assert "acknowledged operations are lost" in failed(tmp_path / "data")
+
+
+def test_an_acknowledged_operation_that_is_gone_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, forgotten_outcome)
+    said = failed(tmp_path / "data")
+    assert re.search(r"✗ nothing lost \d+ operations acknowledged; \d+ found again with the same verdict, [1-9]\d* lost", said)
+    assert "✗ one outcome each" in said
+    assert "do not hold" in said
+
+
+def test_a_second_owner_is_noticed_by_history_and_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    after_the_race(monkeypatch, second_owner, data)
+    said = failed(data)
+    for name in ("one owner", "never two owners", "one-owner-per-device"):
+        assert f"✗ {name} " in said
+    assert "✓ chain unbroken" in said
+
+
+def test_a_row_that_was_written_beside_the_chain_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    async def beside(data: Path) -> None:
+        from remit.store.protocol import Commit
+
+        store = await SqliteStore.open(data, offload=OneThread(), holder="planted", incarnation="planted")
+        assert isinstance(await store.commit(Commit(puts=(("note/planted", b"{}"),))), Committed)
+        await store.close()
+
+    after_the_race(monkeypatch, beside, data)
+    assert "✗ chain unbroken" in failed(data)
+
+
+def test_no_process_is_left_behind_when_the_demo_is_interrupted(tmp_path: Path) -> None:
+    async def interrupted() -> int:
+        process = await asyncio.create_subprocess_exec(
+            str(REMIT), "demo", "--rounds", "500", "--data", str(tmp_path / "data"), stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        while b"The race" not in await process.stdout.readline():
+            pass
+        process.kill()  # the hardest way: the child must notice by itself
+        await process.wait()
+        return int((tmp_path / "data" / "owner").read_text())
+
+    server = asyncio.run(interrupted())
+    for _ in range(100):
+        if not Path(f"/proc/{server}").exists():
+            return
+        asyncio.run(asyncio.sleep(0.1))
+    pytest.fail(f"process {server} still runs")
