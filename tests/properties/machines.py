@@ -138,6 +138,9 @@ class FaultyStore:
             raise Crash(f"read {self.calls}")
         if word == "unavailable":
             raise Unavailable("planned")
+        if word == "slow":
+            for _ in range(5):
+                await asyncio.sleep(0)
 
     async def get(self, key: str) -> Row | None:
         await self._read()

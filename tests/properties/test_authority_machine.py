@@ -396,8 +396,8 @@ class Asking(RuleBasedStateMachine):
         self.do(self._renew(n))
 
     async def _renew(self, n: int) -> None:
-        await self.led(self.r)
         for index, actor in enumerate(list(self.r.actors.values())):
+            await self.led(self.r)
             if index != n and not await self.r.lead.authority.renew(actor):
                 await self._ask(self.r, Actor(actor.name, actor.role), (Acquire(actor.lease, HOUR),), Evidence())
 

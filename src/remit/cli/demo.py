@@ -281,6 +281,8 @@ def _print_refusals(console: Console, one: Refusals) -> None:
 
 
 def _print_end(console: Console, account: Account, took_ms: int, seed: str, kept: Path | None) -> None:
+    from rich.markup import escape
+
     every = (*account.findings, *account.books)
     wrong = sum(bool(finding.wrong) for finding in every)
     if wrong:
@@ -289,4 +291,4 @@ def _print_end(console: Console, account: Account, took_ms: int, seed: str, kept
         told = "[bold green]One owner, balanced books, nothing lost.[/]"
     console.print(f"\n{told}")
     where = f"The store is in {kept}." if kept else "The store was removed; --data DIR keeps it."
-    console.print(f"{took_ms / 1000:.1f} s, seed {seed}. {where}")
+    console.print(f"{took_ms / 1000:.1f} s, seed {escape(seed)}. {escape(where)}", soft_wrap=True)

@@ -230,6 +230,9 @@ def _balanced(authority: Authority) -> Iterator[Finding]:
     for name, wrong in balance.violations(authority.books).items():
         invariant = statements[name]
         yield Finding(invariant.name, invariant.statement, _some(wrong))
+    # The checks compare sums with ledgers; that no ledger stands above its amount is asked for separately.
+    over = [f"{name} is over by {amount}" for name, amount in authority.books.excess()]
+    yield Finding("no-excess", "No node, grant or quota is used beyond its amount.", _some(over))
 
 
 def _refusals(notebook: Notebook) -> Iterator[Refusals]:

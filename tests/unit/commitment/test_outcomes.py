@@ -1,0 +1,177 @@
+"""Has every operation one outcome, for as long as its id is kept, and none after? Windows, horizons, abandoned ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from remit.commitment import authority as module
+from remit.commitment import outcomes as kept
+from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Batch, Entry, Outcomes, batch_key
+from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation, OperationID, Refused, Spawn
+from remit.model.kinds import Config, DataSpec, Metadata
+from remit.store import chain
+from tests.properties.machines import USER, Scope, story, workload
+from tests.unit.commitment.desk import spawned
+
+NOTHING = Delete("Secret", "none", "t1")
+
+
+def code(answer: object) -> Code | None:
+    assert isinstance(answer, list)
+    return answer[0].code if isinstance(answer[0], Refused) else None
+
+
+@story
+async def test_after_a_quiet_time_the_first_id_of_the_new_window_is_taken(scope: Scope) -> None:
+    """Status counts windows by the clock; the books learn of one only from a batch."""
+    scope.clock.at_ms += 3 * WINDOW_MS
+    await scope.must(USER, Apply(workload("w")))
+
+
+@story
+async def test_an_id_from_before_the_horizon_is_refused_and_never_executed(scope: Scope) -> None:
+    operation = await scope.operation(USER, Apply(workload("w")))
+    scope.clock.at_ms += (WINDOWS_KEPT + 2) * WINDOW_MS
+    await scope.ask(USER, NOTHING)
+    assert code(await scope.send([operation])) is Code.OPERATION_EXPIRED
+    assert "workload/t1/w" not in scope.checker.rows
+
+
+@story
+async def test_an_id_from_a_window_that_has_not_begun_is_refused(scope: Scope) -> None:
+    status = await scope.lead.authority.status()
+    early = Operation(OperationID(f"{status.incarnation}.{status.window + 1}.x"), USER, NOTHING)
+    assert code(await scope.send([early])) is Code.OPERATION_EXPIRED
+
+
+@story
+async def test_a_retry_within_the_kept_windows_finds_the_first_answer_also_after_a_takeover(scope: Scope) -> None:
+    """F01"""
+    operation = await scope.operation(USER, Apply(workload("w")))
+    first = await scope.send([operation])
+    for _ in range(WINDOWS_KEPT - 1):
+        scope.clock.at_ms += WINDOW_MS
+        await scope.ask(USER, NOTHING)
+    assert await scope.send([operation]) == first
+    await scope.take_over()
+    assert await scope.send([operation]) == first
+
+
+@story
+async def test_the_same_id_with_another_payload_is_refused_and_the_first_outcome_stands(scope: Scope) -> None:
+    operation = await scope.operation(USER, Apply(workload("w")))
+    first = await scope.send([operation])
+    other = Operation(operation.id, USER, Apply(workload("other")))
+    assert code(await scope.send([other])) is Code.OPERATION_MISMATCH
+    both = await scope.operation(USER, Apply(workload("a")))
+    answers = await scope.send([both, Operation(both.id, USER, Apply(workload("b"))), both])
+    assert isinstance(answers, list) and [code([answer]) for answer in answers] == [None, Code.OPERATION_MISMATCH, None]
+    assert await scope.send([operation]) == first
+
+
+@story
+async def test_abandoning_what_has_happened_answers_its_outcome(scope: Scope) -> None:
+    await spawned(scope, "w", 2, replicas=5)
+    done = await scope.operation(scope.actors["workloads"], Spawn("t1", "w", 1, 2, 3))
+    refused = await scope.operation(USER, NOTHING)
+    await scope.send([done, refused])
+    (verdict,) = await scope.ask(USER, Abandon(done.id))
+    assert isinstance(verdict, Accepted) and verdict.number == 3
+    (verdict,) = await scope.ask(USER, Abandon(refused.id))
+    assert isinstance(verdict, Refused) and verdict.code is Code.NOT_FOUND
+
+
+@story
+async def test_what_was_abandoned_before_it_happened_never_happens(scope: Scope) -> None:
+    operation = await scope.operation(USER, Apply(workload("w")))
+    (verdict,) = await scope.ask(USER, Abandon(operation.id))
+    assert isinstance(verdict, Refused) and verdict.code is Code.ABANDONED
+    assert code(await scope.send([operation])) is Code.ABANDONED
+    await scope.take_over()
+    assert code(await scope.send([operation])) is Code.ABANDONED
+    assert "workload/t1/w" not in scope.checker.rows
+
+
+@story
+async def test_abandoning_within_one_batch_takes_the_order_of_asking(scope: Scope) -> None:
+    first, second = [await scope.operation(USER, Apply(workload(name))) for name in ("a", "b")]
+    before = await scope.operation(USER, Abandon(first.id))
+    after = await scope.operation(USER, Abandon(second.id))
+    answers = await scope.send([before, first, second, after])
+    assert isinstance(answers, list)
+    assert [code([answer]) for answer in answers] == [Code.ABANDONED, Code.ABANDONED, None, None]
+
+
+def entry(name: str) -> Entry:
+    return Entry(name, "d", "note", "", "", "", "", 0, 0, 0, 0, "", "", "")
+
+
+def test_too_many_outcomes_move_the_horizon_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounded by count, too: a deed is refused rather than forgotten and repeated."""
+    monkeypatch.setattr(kept, "OUTCOMES_MAX", 5)
+    outcomes = Outcomes("i", 1, 1)
+    for window in (1, 2):
+        batch = Batch(1, window, outcomes.next_horizon(window), 1, "", tuple(entry(f"i.{window}.{n}") for n in range(3)))
+        outcomes.record(window, batch, window)
+    assert outcomes.next_horizon(3) == 2
+    outcomes.record(3, Batch(1, 3, 2, 2, "", ()), 3)
+    assert len(outcomes) == 3
+    judged = outcomes.judge("i.1.0", "d")
+    assert isinstance(judged, Refused) and judged.code is Code.OPERATION_EXPIRED
+    assert isinstance(outcomes.judge("i.2.0", "d"), Accepted)
+    assert outcomes.first(2, 9) == 2
+
+
+def test_a_batch_whose_outcomes_are_promised_is_not_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F01 F20: else a new authority would not find the outcome, and would do the deed again."""
+    monkeypatch.setattr(module, "AUDIT_BATCHES_KEPT", 10)
+
+    @story
+    async def within_one_window(scope: Scope) -> None:
+        operation = await scope.operation(USER, Apply(workload("w")))
+        first = await scope.send([operation])
+        for _ in range(20):
+            await scope.ask(USER, NOTHING)
+        await scope.take_over()
+        assert await scope.send([operation]) == first
+
+    within_one_window()
+
+
+def test_pruned_batches_take_their_windows_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AUDIT_BATCHES_KEPT", 10)
+
+    @story
+    async def over_two_windows(scope: Scope) -> None:
+        operation = await scope.operation(USER, Apply(workload("w")))
+        await scope.send([operation])
+        scope.clock.at_ms += WINDOW_MS
+        for _ in range(20):
+            await scope.ask(USER, NOTHING)
+        for _ in range(2):
+            assert code(await scope.send([operation])) is Code.OPERATION_EXPIRED
+            await scope.take_over()
+        assert batch_key(scope.answers[operation.id].revision) not in scope.checker.rows, "its batch was pruned"
+
+    over_two_windows()
+
+
+@story
+async def test_outcomes_are_found_behind_thousands_of_takeovers(scope: Scope) -> None:
+    """F20: an authority that dies at each start leaves a long chain without decisions, and must not hide the last one."""
+    operation = await scope.operation(USER, Apply(workload("w")))
+    first = await scope.send([operation])
+    for _ in range(10_050):
+        await chain.seize(scope.store.inner, "crashing", "x")
+    scope.store.checker = None
+    await scope.take_over()
+    again = await scope.lead.ask([operation])
+    assert again == first
+
+
+@story
+async def test_a_claim_too_large_to_store_is_refused_and_the_authority_lives(scope: Scope) -> None:
+    data = {f"k{i}": "x" * 60_000 for i in range(200)}
+    huge = Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data=data))
+    assert await scope.refused(USER, Apply(huge)) is Code.LIMIT
+    await scope.must(USER, Apply(workload("w")))
