@@ -18,7 +18,8 @@ from remit.cli.demo import demo
 from remit.cli.demo_process import Served
 from remit.cli.demo_race import Race
 from remit.commitment.outcomes import batch_key
-from remit.model.kinds import Phase, Replica, decode, encode
+from remit.model.objects import decode, encode
+from remit.model.records import Phase, Replica
 from remit.store import chain
 from remit.store.file import FILE_NAME
 from remit.store.protocol import Committed

@@ -742,6 +742,7 @@ def node_health_moves_by_its_owner(step: Step) -> Found:
 
 INVARIANTS: tuple[Callable[[Step], Found], ...] = (
     chain_is_unbroken,
+    refusals_change_nothing,
     exclusive_device_has_one_owner,
     node_sums_never_rise_above_capacity,
     one_binding_per_attempt,
@@ -755,7 +756,6 @@ INVARIANTS: tuple[Callable[[Step], Found], ...] = (
     reservations_are_committed_once_or_released,
     draws_are_on_living_grants,
     attempts_have_one_result,
-    refusals_change_nothing,
     node_health_moves_by_its_owner,
 )
 

@@ -30,12 +30,11 @@ from remit.model.claims import (
     Verdict,
     operation_id,
 )
+from remit.model.fields import Metadata
 from remit.model.kinds import (
-    AnyObject,
     Device,
     DeviceAsk,
     Gang,
-    Metadata,
     Node,
     NodeHealth,
     NodeSpec,
@@ -50,6 +49,7 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import Commit, Committed, Conflict, Page, Row, Unanswered, Unavailable, Watch
@@ -121,6 +121,7 @@ class FaultyStore:
         self.gate = asyncio.Event()
         self.at_gate = asyncio.Event()
         self.calls = 0
+        self.violation: Violation | None = None
         self.strikes: dict[int, str] = {}
         """By the number of a call, of any kind: the word that it meets."""
         self.kinds: list[str] = []
@@ -206,14 +207,22 @@ class FaultyStore:
         old = await self.inner.get("head")
         answer = await self.inner.commit(commit)
         if isinstance(answer, Committed) and self.checker is not None:
-            self.checker.applied(commit.puts, commit.deletes, answer.revision)
-            head = self.checker.rows["head"][1]
-            before = {"epoch": 0, "digest": ""} if old is None else json.loads(old.value)
-            if head["digest"] != chain_digest(before, head, commit.puts, commit.deletes):
-                raise Violation(f"chain_is_unbroken: the digest of {head} is not that of its rows after {before}")
-            if head["count"] != len(commit.puts) - 1 + len(commit.deletes):
-                raise Violation(f"chain_is_unbroken: {head} miscounts its rows")
+            try:
+                self._check(self.checker, commit, old, answer.revision)
+            except Violation as violation:
+                # Kept: whoever commits would take it for a failure of the store, or of its own.
+                self.violation = self.violation or violation
+                raise
         return answer
+
+    def _check(self, checker: Checker, commit: Commit, old: Row | None, revision: int) -> None:
+        checker.applied(commit.puts, commit.deletes, revision)
+        head = checker.rows["head"][1]
+        before = {"epoch": 0, "digest": ""} if old is None else json.loads(old.value)
+        if head["digest"] != chain_digest(before, head, commit.puts, commit.deletes):
+            raise Violation(f"chain_is_unbroken: the digest of {head} is not that of its rows after {before}")
+        if head["count"] != len(commit.puts) - 1 + len(commit.deletes):
+            raise Violation(f"chain_is_unbroken: {head} miscounts its rows")
 
     async def watch(self, prefix: str, *, after: int) -> Watch:
         return await self.inner.watch(prefix, after=after)
@@ -255,13 +264,15 @@ class Running:
         done, _ = await asyncio.wait({asking, self.task}, return_when=asyncio.FIRST_COMPLETED)
         if asking not in done:
             await asyncio.sleep(0)
+        answer = await asyncio.wait_for(asking, 20)
         self.check()
-        return await asyncio.wait_for(asking, 20)
+        return answer
 
     def check(self) -> None:
         """A violation, or a bug that ended the authority, must not pass for silence."""
-        if isinstance(self.ended, Violation):
-            raise self.ended
+        store = self.authority.store
+        if isinstance(store, FaultyStore) and store.violation is not None:
+            raise store.violation
         if self.task.done() and not self.task.cancelled() and (failed := self.task.exception()) is not None:
             raise failed
 

@@ -37,28 +37,21 @@ from remit.model.claims import (
     Yield,
     operation_id,
 )
-from remit.model.kinds import (
-    AnyObject,
-    Condition,
-    Deadline,
+from remit.model.fields import Condition, Deadline
+from remit.model.kinds import Node, Policy, Tenant, Workload
+from remit.model.objects import AnyObject, encode, key, key_of
+from remit.model.records import (
     Decision,
     Event,
     Generation,
     Grant,
     GrantPhase,
     Lease,
-    Node,
     Phase,
-    Policy,
     PolicyRevision,
     Replica,
     Summary,
     SummarySpec,
-    Tenant,
-    Workload,
-    encode,
-    key,
-    key_of,
 )
 from remit.model.resources import Amount
 

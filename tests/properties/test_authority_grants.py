@@ -15,6 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 
 from remit.model.claims import (
     Accept,
+    Accepted,
     AnyClaim,
     Apply,
     Bind,
@@ -28,10 +29,12 @@ from remit.model.claims import (
     Vouch,
     Yield,
 )
-from remit.model.kinds import GrantSpec, Metadata, Region
+from remit.model.fields import Metadata
+from remit.model.kinds import Region
+from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
 from tests.properties.checker import Violation, across, of_kind, outstanding, phase_of
-from tests.properties.machines import OPERATOR, USER, FakeClock, Scope, amounts, furnished, node, tenant, workload
+from tests.properties.machines import OPERATOR, USER, FakeClock, Scope, amounts, furnished, node, run, tenant, workload
 from tests.properties.test_authority_machine import NUMBER, REACHED, Asking
 
 __all__ = ["REACHED"]
@@ -248,3 +251,31 @@ def test_authority_that_crosses_a_border_is_never_in_two_hands() -> None:
     """F01 F10 F15 F20 F43: letters lost, late, twice; lost answers; takeovers and restores on either side."""
     run_state_machine_as_test(GrantsMachine, settings=settings())
     REACHED.write()
+
+
+def test_a_reissue_that_is_under_way_does_not_bring_again_what_was_given_back() -> None:
+    """F10 F43: a restored region gives back from memory, while its slice is being made out to it anew."""
+
+    async def tell() -> None:
+        clock = FakeClock()
+        issuer = await furnished("global", clock, nodes=[])
+        region = await furnished("r1", clock, nodes=[])
+        spec = GrantSpec(holder="scope/r1", amount=amounts(cpu=4), parent="tenant/t1", tenant="t1", ttl=Duration(3_000_000))
+        copy = GrantSpec(holder="scope/r1", amount=amounts(cpu=4), issuer="scope/global", tenant="t1", ttl=Duration(3_000_000))
+        await issuer.must(issuer.actors["budgets"], Issue("s", spec))
+        first = Accept("s", copy, 1, clock.at_ms, region.row("head")["incarnation"])
+        await region.must(region.actors["budgets"], first)
+        await region.restore(await region.store.inner.backup())
+        await region.take_over()
+        (serial,) = await issuer.must(issuer.actors["budgets"], Renew("s"))
+        reissue = Accept("s", copy, serial, clock.at_ms, region.row("head")["incarnation"])
+        (verdict,) = await region.ask(region.actors["budgets"], Yield("s", amounts(cpu=4)))
+        if isinstance(verdict, Accepted):
+            credit = Credit("s", region.row("head")["epoch"], verdict.number, Amount())
+            await issuer.must(issuer.actors["budgets"], credit)
+        await region.must(region.actors["budgets"], reissue)
+        assert not list(across(issuer.checker.rows, region.checker.rows, "r1"))
+        await issuer.close()
+        await region.close()
+
+    run(tell())

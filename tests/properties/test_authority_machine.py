@@ -54,15 +54,10 @@ from remit.model.claims import (
     Vacate,
     Verdict,
 )
+from remit.model.fields import Condition, Metadata
 from remit.model.kinds import (
     Affinity,
-    AnyObject,
-    Condition,
-    DecisionSpec,
     DeviceAsk,
-    EventSpec,
-    GrantSpec,
-    Metadata,
     NodeHealth,
     Placement,
     Policy,
@@ -71,10 +66,11 @@ from remit.model.kinds import (
     PolicyRule,
     PolicySpec,
     Spread,
-    SummarySpec,
     Toleration,
     Workload,
 )
+from remit.model.objects import AnyObject
+from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
 from remit.store.memory import Snapshot
 from remit.store.protocol import StoreError

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.law import fit
+from remit.law.asks import make_ask
 from remit.law.columns import ColumnPeers, Columns, Left, over
-from remit.model.kinds import Device, DeviceAsk, Metadata, Node, NodeSpec, Template, WorkloadSpec
+from remit.model.fields import Metadata
+from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec, Template, WorkloadSpec
 from remit.model.resources import Amount
 from tests.unit.law.draws import MODELS, TOPOLOGY_KEYS, amounts, nodes_left, one_of, scenes
 from tests.unit.law.oracle import Scene, Work, broken, devices_found
@@ -29,7 +31,7 @@ class Asked(NamedTuple):
 
 
 def ask_of(work: Work, scene: Scene) -> fit.Ask:
-    return fit.make_ask(work.tenant, work.name, work.labels, work.spec, scene.policies)
+    return make_ask(work.tenant, work.name, work.labels, work.spec, scene.policies)
 
 
 def asked(scene: Scene) -> Asked:
@@ -142,7 +144,7 @@ def test_halls_condition_finds_devices_exactly_when_a_search_does__also_where_mo
 ) -> None:
     devices = [Device(name=f"gpu-{n}", kind="gpu", model=model) for n, model in enumerate(models)]
     spec = WorkloadSpec(type="job", template=Template(command=("run",), devices=tuple(asks)))
-    ask = fit.make_ask("risk", "train", {}, spec, ())
+    ask = make_ask("risk", "train", {}, spec, ())
     node = Node(metadata=Metadata(name="n"), spec=NodeSpec(region="r", zone="z", capacity=Amount(), devices=tuple(devices)))
     assert bool(fit.devices(ask, OneNode(Left(node, {}, {})), PlainPeers([], []))) == devices_found(asks, devices, {})
 

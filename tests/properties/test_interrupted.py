@@ -39,7 +39,9 @@ from remit.model.claims import (
     Yield,
     operation_id,
 )
-from remit.model.kinds import GrantSpec, Metadata, Policy, PolicyAllow, PolicyRule, PolicySpec, Region
+from remit.model.fields import Metadata
+from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec, Region
+from remit.model.records import GrantSpec
 from remit.model.resources import Amount
 from remit.store.protocol import StoreError
 from tests.properties.machines import HOUR, OPERATOR, USER, Crash, FakeClock, Scope, amounts, furnished, node, run, workload

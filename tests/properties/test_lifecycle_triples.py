@@ -26,7 +26,8 @@ from remit.model.claims import (
     Role,
     Spawn,
 )
-from remit.model.kinds import NodeHealth, Phase
+from remit.model.kinds import NodeHealth
+from remit.model.records import Phase
 from tests.properties.machines import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
 
 RUNS = ("bound", "starting", "running", "ready", "serving")

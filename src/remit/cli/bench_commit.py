@@ -37,11 +37,10 @@ from remit.model.claims import (
     Verdict,
     operation_id,
 )
+from remit.model.fields import Metadata
 from remit.model.kinds import (
-    AnyObject,
     Device,
     DeviceAsk,
-    Metadata,
     Node,
     NodeHealth,
     NodeSpec,
@@ -57,6 +56,7 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.objects import AnyObject
 from remit.model.resources import WHOLE, Amount, Duration
 from remit.store.protocol import HEAD, Commit, Committed, Conflict, Guard
 from remit.store.sqlite import SqliteStore

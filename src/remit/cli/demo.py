@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from remit.cli.demo_account import Account, Finding, Refusals
     from remit.cli.demo_race import Kill, Race
-    from remit.model.kinds import AnyObject, Node, Workload
+    from remit.model.kinds import Node, Workload
+    from remit.model.objects import AnyObject
 
 FILES: Final = ("cluster.yaml", "fraud-batch.yaml")
 ROUNDS: Final = 100

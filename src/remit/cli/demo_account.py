@@ -17,7 +17,8 @@ from remit.commitment.authority import Authority
 from remit.law.invariants import INVARIANTS
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code, Refused
-from remit.model.kinds import Replica, decode
+from remit.model.objects import decode
+from remit.model.records import Replica
 from remit.store import chain
 from remit.store.feed import Bounds
 from remit.store.protocol import Event, Head

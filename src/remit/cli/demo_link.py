@@ -16,7 +16,7 @@ import msgspec
 
 from remit.client.link import Overloaded, Silence, Status, Turned
 from remit.model.claims import Actor, Operation, OperationID, Verdict
-from remit.model.kinds import dec_hook, enc_hook
+from remit.model.objects import dec_hook, enc_hook
 
 LINE_BYTES_MAX: Final = 16 << 20
 

@@ -36,7 +36,8 @@ from remit.model.claims import (
     Spawn,
     Verdict,
 )
-from remit.model.kinds import DECLARED, AnyObject, Node, NodeHealth, Workload, key_of
+from remit.model.kinds import Node, NodeHealth, Workload
+from remit.model.objects import DECLARED, AnyObject, key_of
 from remit.model.resources import WHOLE, Duration
 from remit.world.promises import Chance, World
 

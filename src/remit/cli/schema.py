@@ -22,7 +22,7 @@ from remit.model.problems import did_you_mean, meant, shown
 @click.option("--all", "all_kinds", is_flag=True, help="One schema for every kind, chosen by its `kind`.")
 def schema(kind: str | None, all_kinds: bool) -> None:
     """Print the JSON Schema of a KIND, for editors; without one, list the kinds."""
-    from remit.model import kinds
+    from remit.model import objects
     from remit.model.schema import SUMMARIES, schema, schema_of_all
 
     if kind and all_kinds:
@@ -30,10 +30,10 @@ def schema(kind: str | None, all_kinds: bool) -> None:
     if all_kinds:
         click.echo(json.dumps(schema_of_all(), indent=2))
     elif kind:
-        by_lower = {name.lower(): name for name in kinds.KINDS}
+        by_lower = {name.lower(): name for name in objects.KINDS}
         known = by_lower.get(kind.lower())
         if known is None:
-            cure = did_you_mean(meant(kind, kinds.KINDS)) or f"known are {', '.join(kinds.DECLARED)}"
+            cure = did_you_mean(meant(kind, objects.KINDS)) or f"known are {', '.join(objects.DECLARED)}"
             raise click.UsageError(f"there is no kind {shown(kind)}; {cure}")
         click.echo(json.dumps(schema(known), indent=2))
     else:

@@ -32,7 +32,7 @@ from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
 from remit.model.claims import CLAIMS, Abandon, Accepted, Actor, Code, Operation, Refused, Verdict
-from remit.model.kinds import encode
+from remit.model.objects import encode
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids

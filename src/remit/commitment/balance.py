@@ -13,7 +13,8 @@ from typing import Final
 from remit.commitment.books import Books, generation_of
 from remit.commitment.ledgers import DEVICE
 from remit.law.lifecycle import HOLDS
-from remit.model.kinds import Grant, Node, Phase, Replica, Tenant
+from remit.model.kinds import Node, Tenant
+from remit.model.records import Grant, Phase, Replica
 from remit.model.resources import WHOLE
 
 Sums = dict[str, dict[str, int]]

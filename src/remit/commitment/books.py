@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from remit.commitment.ledgers import GrantLedger, NodeLedger, domain_of
-from remit.law.fit import Ask, Index, carried, make_ask, static_misfit
+from remit.law.asks import make_ask
+from remit.law.fit import Ask, Index, carried, static_misfit
 from remit.law.labels import selects
 from remit.law.lifecycle import WAITS
-from remit.model.kinds import (
-    PolicyRevision,
-    Replica,
-    dec_hook,
-    key_of,
-)
+from remit.model.objects import dec_hook, key_of
+from remit.model.records import PolicyRevision, Replica
 
 if TYPE_CHECKING:
     from remit.commitment.draft import Draft

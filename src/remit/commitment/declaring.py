@@ -8,26 +8,12 @@ from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import Coordination, refuse, ruling
-from remit.law.fit import make_ask
+from remit.law.asks import make_ask
 from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
-from remit.model.kinds import (
-    DECLARED,
-    TENANTED,
-    AnyObject,
-    Deadline,
-    Generation,
-    GenerationSpec,
-    Metadata,
-    Node,
-    Policy,
-    PolicyRevision,
-    PolicyRevisionSpec,
-    PolicySpec,
-    Stamp,
-    Workload,
-    key,
-    key_of,
-)
+from remit.model.fields import Deadline, Metadata, Stamp
+from remit.model.kinds import Node, Policy, PolicySpec, Workload
+from remit.model.objects import DECLARED, TENANTED, AnyObject, key, key_of
+from remit.model.records import Generation, GenerationSpec, PolicyRevision, PolicyRevisionSpec
 
 GENERATIONS_KEPT = 10
 POLICY_REVISIONS_KEPT = 256

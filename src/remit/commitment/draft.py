@@ -19,20 +19,9 @@ from remit.law.fit import Ask, Index, carried
 from remit.law.labels import selects
 from remit.law.lifecycle import HOLDS
 from remit.model.claims import Refused
-from remit.model.kinds import (
-    AnyObject,
-    Generation,
-    Grant,
-    GrantPhase,
-    Node,
-    Phase,
-    PolicyRevision,
-    Replica,
-    ReplicaStatus,
-    Tenant,
-    Workload,
-    key,
-)
+from remit.model.kinds import Node, Tenant, Workload
+from remit.model.objects import AnyObject, key
+from remit.model.records import Generation, Grant, GrantPhase, Phase, PolicyRevision, Replica, ReplicaStatus
 
 Pairs = tuple[tuple[str, int], ...]
 

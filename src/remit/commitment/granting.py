@@ -36,8 +36,10 @@ from remit.model.claims import (
     Vouch,
     Yield,
 )
-from remit.model.kinds import DNS_LABEL, Deadline, Grant, GrantPhase, GrantSpec, GrantStatus, Stamp, key_of
+from remit.model.fields import DNS_LABEL, Deadline, Stamp
+from remit.model.objects import key_of
 from remit.model.quantity import format_quantity
+from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
 from remit.model.resources import Amount
 
 BUDGETEERS = frozenset({Role.BUDGETS, Role.OPERATOR})
@@ -128,6 +130,9 @@ def give_back(draft: Draft, operation: Operation, claim: Yield) -> int | Refused
     ledger = draft.grant(claim.name)
     if not grant.spec.issuer or ledger is None:
         return refuse(Code.INVALID, f"grant {claim.name} was issued here: close it instead")
+    if grant.status.phase is GrantPhase.VOID:
+        # A reissue may be under way: it would bring again what is given back here.
+        return refuse(Code.GRANT_VOID, f"grant {claim.name} is void since a restore; it is reissued first, or closed")
     if any(count < 0 for _, count in claim.amount):
         return refuse(Code.INVALID, "amount: nothing negative can be given back")
     short = _covers(draft, ledger, claim.amount, drawing=False)

@@ -7,7 +7,9 @@ from msgspec.structs import replace
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import EVERYONE, UNLEASED, Coordination, refuse, ruling
 from remit.model.claims import Acquire, Actor, Code, Operation, Refused, Vacate
-from remit.model.kinds import Lease, LeaseSpec, Stamp, key_of
+from remit.model.fields import Stamp
+from remit.model.objects import key_of
+from remit.model.records import Lease, LeaseSpec
 
 TTL_MS_MIN, TTL_MS_MAX = 100, 3_600_000
 

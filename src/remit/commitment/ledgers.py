@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from remit.law.fit import ANY, Model
 from remit.law.labels import match_labels
-from remit.model.kinds import Grant, GrantPhase, Node, NodeExpression, NodeHealth, Taint, encode
+from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint
+from remit.model.objects import encode
+from remit.model.records import Grant, GrantPhase
 from remit.model.resources import WHOLE, Amount
 
 Pairs = Iterable[tuple[str, int]]

@@ -14,7 +14,8 @@ import msgspec
 from remit.commitment.books import Books, Moment
 from remit.commitment.draft import Draft
 from remit.commitment.outcomes import BATCH, Outcomes, batch_key, decode_batch
-from remit.model.kinds import AnyObject, Grant, Phase, Replica, decode
+from remit.model.objects import AnyObject, decode
+from remit.model.records import Grant, Phase, Replica
 from remit.store.chain import Place
 from remit.store.protocol import PAGE_ROWS_MAX, Corrupt, Row, Store
 

@@ -12,7 +12,10 @@ from remit.commitment.placing import find
 from remit.commitment.rulings import LOOPS, Coordination, refuse, ruling
 from remit.law.lifecycle import EAGER_FENCE_MS, NODE_EDGES, OWNER, WAITS, Row, edge, lost_after_ms
 from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
-from remit.model.kinds import Phase, Replica, ReplicaSpec, ReplicaStatus, Stamp, WorkloadSpec, key_of
+from remit.model.fields import Stamp
+from remit.model.kinds import WorkloadSpec
+from remit.model.objects import key_of
+from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
 
 REPLICAS_MAX = 4_000_000
 PLACED = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})

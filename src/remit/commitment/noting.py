@@ -8,7 +8,9 @@ from remit.commitment.draft import Draft
 from remit.commitment.granting import AWAITED
 from remit.commitment.rulings import EVERYONE, Coordination, refuse, ruling
 from remit.model.claims import Code, Explain, Note, Observe, Operation, Refused, Report
-from remit.model.kinds import Condition, Decision, Event, Stamp, Summary, key_of
+from remit.model.fields import Condition, Stamp
+from remit.model.objects import key_of
+from remit.model.records import Decision, Event, Summary
 
 CONDITIONS_MAX = 32
 

@@ -15,8 +15,10 @@ from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit
 from remit.law.fit import devices as fit_devices
 from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
 from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
-from remit.model.kinds import Deadline, Device, Phase, Replica, ReplicaStatus
+from remit.model.fields import Deadline
+from remit.model.kinds import Device
 from remit.model.quantity import format_quantity
+from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.model.resources import WHOLE
 
 SCHEDULERS = frozenset({Role.SCHEDULER})

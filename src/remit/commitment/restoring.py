@@ -21,7 +21,8 @@ from remit.commitment.ledgers import SCOPE
 from remit.commitment.loading import rows
 from remit.commitment.outcomes import BATCH, Entry, batch_key, decode_batch
 from remit.law.lifecycle import edge
-from remit.model.kinds import Grant, GrantPhase, GrantStatus, Phase, Stamp, Summary, SummarySpec
+from remit.model.fields import Stamp
+from remit.model.records import Grant, GrantPhase, GrantStatus, Phase, Summary, SummarySpec
 from remit.store.protocol import Store
 
 MARKER = "incarnation"

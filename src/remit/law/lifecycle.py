@@ -28,7 +28,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from remit.model.claims import Role
-from remit.model.kinds import NodeHealth, Phase
+from remit.model.kinds import NodeHealth
+from remit.model.records import Phase
 
 P = Phase
 

@@ -13,18 +13,10 @@ from typing import Annotated, NewType, get_args
 import msgspec
 from msgspec import Meta, Struct, field
 
-from remit.model.kinds import (
-    AnyObject,
-    Condition,
-    DecisionSpec,
-    EventSpec,
-    GrantSpec,
-    NodeHealth,
-    PolicySpec,
-    SummarySpec,
-    dec_hook,
-    enc_hook,
-)
+from remit.model.fields import Condition
+from remit.model.kinds import NodeHealth, PolicySpec
+from remit.model.objects import AnyObject, dec_hook, enc_hook
+from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Amount, Duration
 
 OperationID = NewType("OperationID", str)

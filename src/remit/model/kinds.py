@@ -1,98 +1,32 @@
-"""Which objects exist, and what may be written in them? Frozen structs, the same for manifests, API and store.
-
-Two rules keep this page short: a field that is absent means its default, so a stored row holds only what was said; and limits
-stand on the type (`Meta`), so that the reader of manifests, the JSON Schema and the decoder all enforce the same ones. What
-needs more than one field to judge is in manifests.py.
-"""
+"""Which objects do people declare? Places, tenants, rules and work; frozen structs, the same in manifests, API and store."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
-from remit.model.quantity import format_duration
+from remit.model.fields import (
+    END,
+    Condition,
+    Count,
+    EnvName,
+    LabelKey,
+    Labels,
+    LabelValue,
+    Metadata,
+    Name,
+    Natural,
+    Object,
+    Port,
+    Priority,
+    Quota,
+    Record,
+    Resources,
+    Text,
+)
 from remit.model.resources import Amount, Duration
-
-API_VERSION = "remit/v1"
-
-END = r"$(?!\n)"
-"""The very end: to Python a bare `$` also stands before a last newline, and a name with a newline in it would pass."""
-
-DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?" + END
-DNS_NAME = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?" + END
-LABEL_KEY = r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?" + END
-LABEL_VALUE = r"^([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?" + END
-ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*" + END
-
-Name = Annotated[str, Meta(pattern=DNS_LABEL, max_length=63, description="a DNS label: a-z, 0-9 and -")]
-LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=317, description="a label key")]
-LabelValue = Annotated[str, Meta(pattern=LABEL_VALUE, max_length=63, description="a label value")]
-Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=64)]
-Text = Annotated[str, Meta(max_length=4096)]
-Count = Annotated[int, Meta(ge=0, le=1_000_000)]
-Natural = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
-EnvName = Annotated[str, Meta(pattern=ENV_NAME, max_length=256)]
-Port = Annotated[int, Meta(ge=1, le=65535)]
-Resources = Annotated[Amount, Meta(extra={"devices": False}, description="resources by name, such as cpu and memory")]
-Quota = Annotated[Amount, Meta(extra={"devices": True}, description="resources by name, and devices by kind")]
-
-
-class Record(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """Anything written inside an object."""
-
-
-class Object(Record, tag_field="kind", frozen=True, kw_only=True):
-    """Anything with a kind and a name of its own."""
-
-    api_version: Literal["remit/v1"] = "remit/v1"
-
-
-class Owner(Record, frozen=True):
-    """What this object belongs to; when that goes, so does this."""
-
-    kind: str
-    name: Name
-    uid: str = ""
-
-
-class Metadata(Record, frozen=True):
-    name: Name
-    tenant: Annotated[str, Meta(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?" + END)] = ""
-    labels: Labels = field(default_factory=dict)
-    annotations: Annotated[dict[LabelKey, Text], Meta(max_length=64)] = field(default_factory=dict)
-    owners: Annotated[tuple[Owner, ...], Meta(max_length=16)] = ()
-    finalizers: Annotated[tuple[LabelKey, ...], Meta(max_length=16)] = ()
-    uid: str = ""
-    generation: Natural = 0
-    revision: Natural = 0
-    deleting: bool = False
-
-
-class Stamp(Record, frozen=True):
-    """Metadata of the authority's own records: it names them itself, so nothing is checked again at each reading."""
-
-    name: str
-    tenant: str = ""
-    uid: str = ""
-    generation: int = 0
-    revision: int = 0
-
-
-class Condition(Record, frozen=True):
-    """What an observer says of an object: `reason` is a stable word for programs, `message` is prose for people."""
-
-    type: str
-    status: Literal["True", "False", "Unknown"]
-    reason: str = ""
-    message: str = ""
-    observed_generation: Natural = 0
-    last_transition: str = ""
-
-
-# ------------------------------------------------------------------------------------------------------------- places
 
 
 class RegionSpec(Record, frozen=True):
@@ -186,9 +120,6 @@ class TenantSpec(Record, frozen=True):
 class Tenant(Object, tag="Tenant", frozen=True, kw_only=True):
     metadata: Metadata
     spec: TenantSpec
-
-
-Priority = Annotated[int, Meta(ge=-1_000_000_000, le=2_000_000_000, description="higher is more urgent")]
 
 
 class PriorityClassSpec(Record, frozen=True):
@@ -445,254 +376,3 @@ class AllotmentSpec(Record, frozen=True):
 class Allotment(Object, tag="Allotment", frozen=True, kw_only=True):
     metadata: Metadata
     spec: AllotmentSpec
-
-
-# --------------------------------------------------------------------------------------------- what the authority keeps
-
-
-class Phase(StrEnum):
-    """Where a replica stands; who may move it is in law/lifecycle.py."""
-
-    __hash__ = str.__hash__  # Enum's own is written in Python, and phases are looked up at every claim.
-
-    PENDING = "pending"
-    RESERVED = "reserved"
-    BOUND = "bound"
-    STARTING = "starting"
-    RUNNING = "running"
-    READY = "ready"
-    SERVING = "serving"
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    FINISHED = "finished"
-    UNKNOWN = "unknown"
-    FAILED = "failed"
-    RELEASED = "released"
-
-
-class ReplicaSpec(Record, frozen=True):
-    workload: str
-    generation: int
-    index: int = 0
-    priority: int = 0
-
-
-class ReplicaStatus(Record, frozen=True):
-    """`devices` are thousandths by device name; `grants` are all the ledgers that carry its charge, the one that the claim
-    drew on first; `victims`, with the attempt of each, must be gone before a reservation is bound; `before` is the phase
-    that `unknown` interrupted.
-    """
-
-    phase: Phase = Phase.PENDING
-    attempt: int = 1
-    node: str = ""
-    devices: dict[str, int] = field(default_factory=dict)
-    grants: tuple[str, ...] = ()
-    policy: int = 0
-    victims: dict[str, int] = field(default_factory=dict)
-    result: str = ""
-    reason: str = ""
-    before: str = ""
-
-
-class Replica(Object, tag="Replica", frozen=True, kw_only=True):
-    metadata: Stamp
-    spec: ReplicaSpec
-    status: ReplicaStatus = ReplicaStatus()
-
-
-class Deadline(Record, frozen=True):
-    """An instant on one machine's boot clock; on any other boot it cannot be compared, and counts as passed."""
-
-    boot: str
-    at_ms: Natural
-
-
-class GenerationSpec(Record, frozen=True):
-    """One generation of a workload, kept while replicas of it exist, and for rollback."""
-
-    workload: str
-    generation: int
-    labels: dict[str, str]
-    spec: WorkloadSpec
-
-
-class Generation(Object, tag="Generation", frozen=True, kw_only=True):
-    metadata: Stamp
-    spec: GenerationSpec
-
-
-class PolicyRevisionSpec(Record, frozen=True):
-    """All policies as of one numbered publication. `deadline` is set where it came from another scope, on lease."""
-
-    number: int
-    policies: dict[str, PolicySpec]
-    deadline: Deadline | None = None
-
-
-class PolicyRevision(Object, tag="PolicyRevision", frozen=True, kw_only=True):
-    metadata: Stamp
-    spec: PolicyRevisionSpec
-
-
-class GrantSpec(Record, frozen=True):
-    """Authority over `amount`, for `ttl`, carved out of `parent` (another grant here, or a tenant's quota).
-
-    `holder` draws on it: a role of this scope (an offer to a framework, a shard, a node's slots), or another scope
-    (`scope/eu-west`), whose own authority keeps the books of it. `issuer` is set on the copy that such a holder keeps.
-    `shares` caps each tenant inside a budget; they are charged to those tenants' emergency quota.
-    """
-
-    holder: Annotated[str, Meta(min_length=1, max_length=253)]
-    amount: Quota
-    shares: dict[str, Quota] = field(default_factory=dict)
-    parent: Annotated[str, Meta(max_length=253)] = ""
-    issuer: Annotated[str, Meta(max_length=253)] = ""
-    tenant: Annotated[str, Meta(max_length=63)] = ""
-    purpose: Literal["quota", "budget", "offer", "shard", "slots"] = "quota"
-    ttl: Duration = Duration(0)
-
-
-class GrantPhase(StrEnum):
-    LIVE = "live"
-    CLOSED = "closed"
-    VOID = "void"
-
-
-class GrantStatus(Record, frozen=True):
-    """`returned` came back by the holder's reports; `report` numbers the last one, `epoch` is the reporter's."""
-
-    phase: GrantPhase = GrantPhase.LIVE
-    deadline: Deadline | None = None
-    serial: Natural = 1
-    returned: Quota = Amount()
-    epoch: Natural = 0
-    report: Natural = 0
-
-
-class Grant(Object, tag="Grant", frozen=True, kw_only=True):
-    metadata: Stamp
-    spec: GrantSpec
-    status: GrantStatus = GrantStatus()
-
-
-class LeaseSpec(Record, frozen=True):
-    """Who may act in a role, until it stops renewing. Renewals live in the authority's memory; the epoch is what fences."""
-
-    holder: Annotated[str, Meta(max_length=253)] = ""
-    epoch: Natural = 0
-    ttl: Duration = Duration(15_000)
-
-
-class Lease(Object, tag="Lease", frozen=True, kw_only=True):
-    metadata: Stamp
-    spec: LeaseSpec
-
-
-class Candidate(Record, frozen=True):
-    node: str
-    score: int = 0
-    parts: dict[str, int] = field(default_factory=dict)
-
-
-class DecisionSpec(Record, frozen=True):
-    """The evidence of one scheduling decision: what was seen and how old, what was left at each filter, what came of it."""
-
-    replica: str
-    attempt: Natural = 1
-    revision: Natural = 0
-    age_ms: Natural = 0
-    funnel: tuple[tuple[str, int], ...] = ()
-    candidates: tuple[Candidate, ...] = ()
-    node: str = ""
-    grant: str = ""
-    policy: Natural = 0
-    verdict: str = ""
-    reason: str = ""
-
-
-class Decision(Object, tag="Decision", frozen=True, kw_only=True):
-    metadata: Stamp
-    spec: DecisionSpec
-
-
-class EventSpec(Record, frozen=True):
-    regarding: str
-    type: Literal["Normal", "Warning"] = "Normal"
-    reason: str = ""
-    message: str = ""
-    source: str = ""
-    count: Natural = 1
-
-
-class Event(Object, tag="Event", frozen=True, kw_only=True):
-    metadata: Stamp
-    spec: EventSpec
-
-
-class SummarySpec(Record, frozen=True):
-    """What a holder says it uses; of two, the one with the higher (epoch, sequence) is the later."""
-
-    holder: str
-    epoch: Natural
-    sequence: Natural
-    used: Quota = Amount()
-    counts: dict[str, int] = field(default_factory=dict)
-
-
-class Summary(Object, tag="Summary", frozen=True, kw_only=True):
-    metadata: Stamp
-    spec: SummarySpec
-
-
-AnyObject = (
-    Region | Node | NodePool | Tenant | PriorityClass | Policy | Workload | Secret | Config | Allotment
-    | Replica | Generation | PolicyRevision | Grant | Lease | Decision | Event | Summary
-)  # fmt: skip
-
-KINDS: dict[str, type[Object]] = {cls.__struct_config__.tag: cls for cls in get_args(AnyObject)}
-"""Every kind by its name."""
-
-TENANTED = frozenset({"Workload", "Secret", "Config", "Allotment", "Replica", "Generation", "Decision"})
-"""Kinds whose name is unique only within a tenant."""
-
-DECLARED = ("Region", "Node", "NodePool", "Tenant", "PriorityClass", "Policy", "Workload", "Secret", "Config", "Allotment")
-"""Kinds that people write; the rest are the authority's own records."""
-
-
-def dec_hook(type_: type, value: object) -> object:
-    if type_ is Amount and isinstance(value, dict):
-        return Amount.parse(value)
-    if type_ is Duration:
-        return Duration.parse(value)
-    raise ValueError(f"expected a {type_.__name__}")
-
-
-def enc_hook(value: object) -> object:
-    if isinstance(value, Amount):
-        return value.written()
-    if isinstance(value, Duration):
-        return format_duration(int(value))
-    raise TypeError(f"{type(value).__name__} is not stored")
-
-
-_encoder = msgspec.json.Encoder(enc_hook=enc_hook)
-_decoders: dict[str, Any] = {kind: msgspec.json.Decoder(cls, dec_hook=dec_hook) for kind, cls in KINDS.items()}
-_any_decoder: msgspec.json.Decoder[AnyObject] = msgspec.json.Decoder(AnyObject, dec_hook=dec_hook)
-
-
-def encode(value: object) -> bytes:
-    return _encoder.encode(value)
-
-
-def decode(value: bytes) -> AnyObject:
-    return _any_decoder.decode(value)
-
-
-def key_of(kind: str, name: str, tenant: str = "") -> str:
-    """Where an object stands in its scope's store."""
-    return f"{kind.lower()}/{tenant}/{name}" if kind in TENANTED else f"{kind.lower()}/{name}"
-
-
-def key(thing: AnyObject) -> str:
-    return key_of(type(thing).__name__, thing.metadata.name, thing.metadata.tenant)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from msgspec import inspect
 
-from remit.model import kinds
+from remit.model import fields, objects
 from remit.model.documents import ARTICLE, Node, Place, read_documents
 from remit.model.problems import Problem, Problems, escaped, one_of, shown
 from remit.model.rules import Rules
@@ -19,7 +19,7 @@ from remit.model.spellings import KINDS, Fields
 class Manifests(NamedTuple):
     """What a file declares. `objects` is empty if there is any problem: half a file is never applied."""
 
-    objects: tuple[kinds.AnyObject, ...]
+    objects: tuple[objects.AnyObject, ...]
     problems: tuple[Problem, ...]
 
 
@@ -37,7 +37,7 @@ def read(data: bytes, name: str, *, system: bool = False) -> Manifests:
 
 @cache
 def shape_of(kind: str) -> inspect.StructType:
-    return cast(inspect.StructType, inspect.type_info(kinds.KINDS[kind]))
+    return cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
 
 
 @cache
@@ -49,9 +49,9 @@ class _Reader:
     def __init__(self, problems: Problems, *, system: bool) -> None:
         self._problems = problems
         self._system = system
-        self._known = tuple(kinds.KINDS) if system else kinds.DECLARED
+        self._known = tuple(objects.KINDS) if system else objects.DECLARED
         self._seen: dict[str, Place] = {}
-        self.objects: list[kinds.AnyObject] = []
+        self.objects: list[objects.AnyObject] = []
 
     def read(self, document: Node) -> None:
         if document.form != "mapping":
@@ -90,7 +90,7 @@ class _Reader:
         """Told here if it is missing: the structs have a default, a file must say what it was written for."""
         version = document.get("apiVersion")
         if version is None:
-            self._problems.add(document.place, ("apiVersion",), "is missing", f"add apiVersion: {kinds.API_VERSION}")
+            self._problems.add(document.place, ("apiVersion",), "is missing", f"add apiVersion: {fields.API_VERSION}")
 
     def _kind(self, document: Node) -> str | None:
         """The kind to judge the document by: if it is misspelt, the one that was meant, so that the rest is told at once."""
@@ -107,7 +107,7 @@ class _Reader:
             self._problems.add(
                 node.place, ("kind",), f"expected a kind, found {ARTICLE[node.form]}", f"write {one_of(self._known)}"
             )
-        elif kind in kinds.KINDS:
+        elif kind in objects.KINDS:
             message = f"a {kind} is a record of Remit's own, and is not declared"
             self._problems.add(node.place, ("kind",), message, f"remove this document; declared are {one_of(self._known)}")
         else:
@@ -121,7 +121,7 @@ class _Reader:
         name, tenant = document.at("metadata", "name"), document.at("metadata", "tenant")
         if name is None or not isinstance(name.scalar, str):
             return
-        key = kinds.key_of(kind, name.scalar, str(tenant.scalar) if tenant else "")
+        key = objects.key_of(kind, name.scalar, str(tenant.scalar) if tenant else "")
         first = self._seen.setdefault(key, name.place)
         if first != name.place:
             message = f"{kind} {shown(name.scalar)} is already declared in line {first[0]}"
@@ -129,9 +129,9 @@ class _Reader:
 
     def _build(self, document: Node, kind: str, value: dict[str, Any]) -> None:
         try:
-            built = msgspec.convert({**value, "kind": kind}, kinds.KINDS[kind], dec_hook=kinds.dec_hook)
+            built = msgspec.convert({**value, "kind": kind}, objects.KINDS[kind], dec_hook=objects.dec_hook)
         except (msgspec.ValidationError, ValueError) as error:
             # The types refuse what the shapes let pass: told, never raised; a property test looks for such a gap.
             self._problems.add(document.place, (), escaped(str(error)), "compare it with `remit schema`")
             return
-        self.objects.append(cast(kinds.AnyObject, built))
+        self.objects.append(cast(objects.AnyObject, built))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from remit.model import kinds, quantity
+from remit.model import fields, objects, quantity
 from remit.model.documents import Node
 from remit.model.problems import Path, Problems, did_you_mean, meant, one_of, shown
 from remit.model.spellings import ALIASES
@@ -56,10 +56,10 @@ class Rules:
             return
         tenant = _text(metadata.get("tenant"))
         misspelt = any(ALIASES.get(key) == "tenant" or meant(key, ("tenant",)) for key in metadata.fields if key != "tenant")
-        if self._kind in kinds.TENANTED and not misspelt and not tenant and (tenant == "" or "tenant" not in metadata.fields):
+        if self._kind in objects.TENANTED and not misspelt and not tenant and (tenant == "" or "tenant" not in metadata.fields):
             cure = "add tenant: and the name of the tenant it belongs to"
             self._tell(metadata, ("metadata", "tenant"), f"is missing: a {self._kind} belongs to a tenant", cure)
-        if self._kind not in kinds.TENANTED and "tenant" in metadata.fields:
+        if self._kind not in objects.TENANTED and "tenant" in metadata.fields:
             message = f"a {self._kind} belongs to no tenant"
             self._problems.add(metadata.fields["tenant"].place, ("metadata", "tenant"), message, "remove it")
         if self._system:
@@ -207,7 +207,7 @@ class Rules:
                 )
             elif operator == "Exists" and _text(toleration.get("value")):
                 self._at((*path, "value"), "Exists asks only for the key", "remove value, or write operator: Equal")
-            if key and not re.search(kinds.LABEL_KEY, key):
+            if key and not re.search(fields.LABEL_KEY, key):
                 self._at((*path, "key"), f"{shown(key)} is not a label key", "write the key of the taint")
         for index, expression in enumerate(self._items("spec", "placement", "expressions")):
             path = ("spec", "placement", "expressions", index)
@@ -352,7 +352,7 @@ class Rules:
 
     def _is_name(self, path: Path) -> None:
         name = self._text(*path)
-        if name and not re.search(kinds.DNS_LABEL, name) and len(name) <= 63:
+        if name and not re.search(fields.DNS_LABEL, name) and len(name) <= 63:
             self._at(path, f"{shown(name)} is not a DNS label", "use a-z, 0-9 and -, as in the name of the PriorityClass")
 
     def _at(self, path: Path, message: str, cure: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from msgspec import inspect
 
-from remit.model import kinds
+from remit.model import fields, objects
 from remit.model.resources import Duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -42,7 +42,7 @@ def schema(kind: str) -> dict[str, Any]:
 def schema_of_all() -> dict[str, Any]:
     """One schema for any declared kind, chosen by `kind`: what an editor is told for a whole directory."""
     writer = _Writer()
-    references = {kind: writer.root(kind) for kind in kinds.DECLARED}
+    references = {kind: writer.root(kind) for kind in objects.DECLARED}
     mapping = {kind: reference["$ref"] for kind, reference in references.items()}
     choice = {"oneOf": list(references.values()), "discriminator": {"propertyName": "kind", "mapping": mapping}}
     return {"$schema": DIALECT, "title": "Remit manifest", "type": "object", **choice, "$defs": writer.definitions}
@@ -55,17 +55,17 @@ class _Writer:
         self.definitions: dict[str, Any] = {}
 
     def root(self, kind: str) -> dict[str, Any]:
-        type_ = cast(inspect.StructType, inspect.type_info(kinds.KINDS[kind]))
+        type_ = cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
         reference = self._struct(type_)
         definition = self.definitions[kind]
         definition["description"] = SUMMARIES.get(kind, definition.get("description", ""))
         definition["required"] = sorted({"apiVersion", "kind", *definition["required"]})
         definition["properties"] = {
-            "apiVersion": {"const": kinds.API_VERSION},
+            "apiVersion": {"const": fields.API_VERSION},
             "kind": {"const": kind},
             **{name: field for name, field in definition["properties"].items() if name not in ("apiVersion", "status")},
         }
-        if "tenant" in self.definitions.get("Metadata", {}).get("properties", {}) and kind in kinds.TENANTED:
+        if "tenant" in self.definitions.get("Metadata", {}).get("properties", {}) and kind in objects.TENANTED:
             definition["properties"]["metadata"] = {"allOf": [{"$ref": "#/$defs/Metadata"}, {"required": ["tenant"]}]}
         return reference
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from remit.model import kinds, quantity
+from remit.model import fields, quantity
 from remit.model.documents import ARTICLE, Node
 from remit.model.problems import Path, Problems, did_you_mean, one_of, shown
 from remit.model.resources import Amount, Duration
@@ -20,12 +20,12 @@ from remit.model.spellings import Fields, cure_for_field
 _LEAVE_OUT = "write a value, or leave the field out"
 _LABEL_RULE = "use letters, digits, -, _ and . with a letter or digit at both ends, at most 63"
 _PATTERNS: dict[str, tuple[str, str]] = {
-    kinds.DNS_LABEL: ("is not a DNS label", "use a-z, 0-9 and -, with a letter or digit at both ends, at most 63 characters"),
-    kinds.LABEL_KEY: ("is not a label key", f"{_LABEL_RULE}; before it may stand a lower-case domain and /"),
-    kinds.LABEL_VALUE: ("is not a label value", _LABEL_RULE),
-    kinds.ENV_NAME: ("is not a name of an environment variable", "use letters, digits and _, and no digit first"),
+    fields.DNS_LABEL: ("is not a DNS label", "use a-z, 0-9 and -, with a letter or digit at both ends, at most 63 characters"),
+    fields.LABEL_KEY: ("is not a label key", f"{_LABEL_RULE}; before it may stand a lower-case domain and /"),
+    fields.LABEL_VALUE: ("is not a label value", _LABEL_RULE),
+    fields.ENV_NAME: ("is not a name of an environment variable", "use letters, digits and _, and no digit first"),
     "^/": ("is not a path", 'begin it with "/"'),
-    "^[0-9a-f]{64}" + kinds.END: (
+    "^[0-9a-f]{64}" + fields.END: (
         "is not a SHA-256",
         "write its 64 hexadecimal digits in lower case, as sha256sum prints them",
     ),
@@ -145,7 +145,7 @@ class Shapes:
             return ""
         text = str(node.scalar)
         if type_.pattern and not re.search(type_.pattern, text):
-            message, cure = _PATTERNS.get(type_.pattern, ("is not a DNS label", _PATTERNS[kinds.DNS_LABEL][1]))
+            message, cure = _PATTERNS.get(type_.pattern, ("is not a DNS label", _PATTERNS[fields.DNS_LABEL][1]))
             if not text:
                 message, text_shown = "is empty", ""
             else:
@@ -238,7 +238,7 @@ class Shapes:
         self._length(node, len(node.fields), None, 64, "kinds", path)
         value = {}
         for kind, entry in node.fields.items():
-            name = inspect.StrType(max_length=63, pattern=kinds.DNS_LABEL)
+            name = inspect.StrType(max_length=63, pattern=fields.DNS_LABEL)
             self._string(Node("string", entry.place, kind, kind), name, (*path, kind))
             value[kind] = self._quantity(entry.value, kind, (*path, kind))
         return value
@@ -261,7 +261,7 @@ class Shapes:
         if meant:
             self._problems.add(place, path, "unknown resource", did_you_mean(meant))
             return meant
-        if not re.search(kinds.LABEL_KEY, name):
+        if not re.search(fields.LABEL_KEY, name):
             cure = 'put a space after ":"' if ":" in name else _LABEL_RULE
             self._problems.add(place, path, f"{shown(name)} is not a name of a resource", cure)
             return ""
@@ -314,7 +314,7 @@ class Shapes:
 
 def _label(text: str, pattern: str) -> str:
     """The label that was probably meant by `Risk API`."""
-    if pattern != kinds.DNS_LABEL or len(text) > 63 or not text.isascii() or not text.isprintable():
+    if pattern != fields.DNS_LABEL or len(text) > 63 or not text.isascii() or not text.isprintable():
         return ""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return label if re.search(pattern, label) and ".." not in text else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from remit.model.claims import Apply, Bind, Move, Spawn
-from remit.model.kinds import GrantSpec
+from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from tests.properties.checker import node_limits, sums
 from tests.properties.machines import HOUR, USER, Scope, amounts, workload

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from remit.model.claims import Accept, Apply, Bind, Close, Code, Credit, DeclareLost, Issue, Renew, Report, Vouch, Yield
-from remit.model.kinds import GrantSpec, Metadata, Region, SummarySpec
+from remit.model.fields import Metadata
+from remit.model.kinds import Region
+from remit.model.records import GrantSpec, SummarySpec
 from remit.model.resources import Amount, Duration
 from tests.properties.machines import OPERATOR, USER, Scope, amounts, story
 from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned

@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeVar
 from hypothesis import strategies as st
 
 from remit.law.columns import Left
+from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
     Device,
     DeviceAsk,
-    Metadata,
     Node,
     NodeExpression,
     NodeHealth,

@@ -7,14 +7,14 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from remit.law import fit
+from remit.law import asks, fit
 from remit.law.columns import Left
 from remit.model.claims import Code
+from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
     Device,
     DeviceAsk,
-    Metadata,
     Node,
     NodeHealth,
     NodeSpec,
@@ -40,7 +40,7 @@ def ask_for(
 ) -> fit.Ask:
     template = Template(command=("run",), resources=Amount(resources), devices=devices)
     spec = WorkloadSpec(type="service", template=template, placement=placement)
-    return fit.make_ask("risk", "api", {"app": "api"}, spec, policies)
+    return asks.make_ask("risk", "api", {"app": "api"}, spec, policies)
 
 
 def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint, ...] = (), **labels: str) -> Left:
@@ -75,8 +75,8 @@ def test_overlapping_models_are_charged_once() -> None:
 
 def test_every_replica_carries_the_name_of_its_workload__whatever_its_labels_say() -> None:
     spec = WorkloadSpec(type="job", template=Template(command=("run",)))
-    ask = fit.make_ask("risk", "api", {fit.WORKLOAD_LABEL: "forged"}, spec, ())
-    assert ask.labels[fit.WORKLOAD_LABEL] == "api"
+    ask = asks.make_ask("risk", "api", {asks.WORKLOAD_LABEL: "forged"}, spec, ())
+    assert ask.labels[asks.WORKLOAD_LABEL] == "api"
 
 
 @pytest.mark.parametrize(
@@ -179,14 +179,14 @@ Operator = Literal["Equal", "Exists"]
 )
 def test_a_toleration_covers_by_key_and_value(toleration: Toleration, covers: bool, effect: TaintEffect) -> None:
     taint = Taint(key="a", value="x", effect=effect)
-    assert fit.tolerated(taint, [toleration]) == (covers or effect == "PreferNoSchedule")
+    assert asks.tolerated(taint, [toleration]) == (covers or effect == "PreferNoSchedule")
 
 
 @pytest.mark.parametrize(("taint", "toleration"), list(product(EFFECTS, ("", *EFFECTS))))
 def test_a_toleration_with_an_effect_covers_that_effect_alone(taint: TaintEffect, toleration: Any) -> None:
     covers = toleration in ("", taint) or taint == "PreferNoSchedule"
     asked = [Toleration(key="a", operator="Exists", effect=toleration)]
-    assert fit.tolerated(Taint(key="a", effect=taint), asked) == covers
+    assert asks.tolerated(Taint(key="a", effect=taint), asked) == covers
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(("a", "b", "c"), 2)))

@@ -10,7 +10,8 @@ import pytest
 from remit.law import lifecycle
 from remit.law.lifecycle import GUARDS, HOLDS, NODE_EDGES, ON_NODE, OWNER, PLACED_BY, TABLE, WAITS, Row, edge
 from remit.model.claims import Role
-from remit.model.kinds import NodeHealth, Phase
+from remit.model.kinds import NodeHealth
+from remit.model.records import Phase
 
 P = Phase
 NAMES = sorted({row.name for row in TABLE})

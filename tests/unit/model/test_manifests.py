@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.model import kinds
+from remit.model import kinds, objects, records
 from remit.model.manifests import read
 from remit.model.resources import Amount, Duration
 
@@ -50,15 +50,15 @@ def test_every_example_is_good(path: Path) -> None:
     manifests = read(path.read_bytes(), path.name)
     assert manifests.problems == ()
     for thing in manifests.objects:
-        assert kinds.decode(kinds.encode(thing)) == thing
+        assert objects.decode(objects.encode(thing)) == thing
 
 
 def test_the_examples_fit_each_other() -> None:
     """A demo applies them together: what one names, another declares."""
-    objects = [thing for path in sorted(EXAMPLES.iterdir()) for thing in read(path.read_bytes(), path.name).objects]
-    keys = {kinds.key(thing) for thing in objects}
-    assert len(keys) == len(objects)
-    for thing in objects:
+    things = [thing for path in sorted(EXAMPLES.iterdir()) for thing in read(path.read_bytes(), path.name).objects]
+    keys = {objects.key(thing) for thing in things}
+    assert len(keys) == len(things)
+    for thing in things:
         if isinstance(thing, kinds.Workload):
             named = {f"tenant/{thing.metadata.tenant}", *(f"region/{region}" for region in thing.spec.placement.regions)}
             named |= {f"priorityclass/{thing.spec.priority_class}"} if thing.spec.priority_class else set()
@@ -109,7 +109,7 @@ def test_own_records_are_read_only_when_asked_for() -> None:
     text = "apiVersion: remit/v1\nkind: Lease\nmetadata: {name: scheduler}\nspec: {holder: me, epoch: 3}\n"
     assert "record of Remit's own" in told(text)[0]
     (lease,) = read(text.encode(), "f.yaml", system=True).objects
-    assert isinstance(lease, kinds.Lease)
+    assert isinstance(lease, records.Lease)
     reserved = "apiVersion: remit/v1\nkind: Region\nmetadata: {name: a, labels: {remit/x: y}, deleting: true}\n"
     assert len(told(reserved)) == 2
     assert told(reserved, system=True) == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.model import kinds
+from remit.model import fields, objects
 from remit.model.manifests import Manifests, read
 from remit.model.problems import PROBLEMS_MAX
 
@@ -68,9 +68,9 @@ VALUES = st.recursive(
 @given(st.sampled_from(GOOD), st.data())
 def test_a_value_changed_for_any_other_is_refused_here_whenever_the_types_refuse_it(good: bytes, data: st.DataObject) -> None:
     """The gap that this looks for: the shapes let a value pass and the decoder would not, or the reader raises."""
-    objects = read(good, "f.yaml" if not good.startswith(b"[") else "f.json").objects
-    written = msgspec.json.decode(kinds.encode(data.draw(st.sampled_from(objects))))
-    written["apiVersion"] = kinds.API_VERSION
+    things = read(good, "f.yaml" if not good.startswith(b"[") else "f.json").objects
+    written = msgspec.json.decode(objects.encode(data.draw(st.sampled_from(things))))
+    written["apiVersion"] = fields.API_VERSION
     here = written
     while True:
         key = data.draw(st.sampled_from(sorted(here))) if isinstance(here, dict) else data.draw(st.integers(0, len(here) - 1))
@@ -81,7 +81,7 @@ def test_a_value_changed_for_any_other_is_refused_here_whenever_the_types_refuse
     manifests = read(msgspec.json.encode(written), "f.json", system=True)
     assert not any("remit schema" in problem.cure for problem in manifests.problems), manifests.problems
     for thing in manifests.objects:
-        assert kinds.decode(kinds.encode(thing)) == thing
+        assert objects.decode(objects.encode(thing)) == thing
 
 
 def test_a_file_full_of_mistakes_is_told_in_part_and_soon() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from ruamel.yaml import YAML
 
-from remit.model import kinds
+from remit.model import objects
 from remit.model.schema import SUMMARIES, schema, schema_of_all
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -39,7 +39,7 @@ def any_kind() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema_of_all())
 
 
-@pytest.mark.parametrize("kind", sorted(kinds.KINDS))
+@pytest.mark.parametrize("kind", sorted(objects.KINDS))
 def test_each_kind_has_a_schema_that_is_one(kind: str) -> None:
     written = schema(kind)
     jsonschema.Draft202012Validator.check_schema(written)
@@ -50,7 +50,7 @@ def test_each_kind_has_a_schema_that_is_one(kind: str) -> None:
 
 
 def test_each_declared_kind_has_a_line_for_people() -> None:
-    assert tuple(SUMMARIES) == kinds.DECLARED
+    assert tuple(SUMMARIES) == objects.DECLARED
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)

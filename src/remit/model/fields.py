@@ -1,0 +1,102 @@
+"""What is every object made of? Names, labels, amounts and metadata, with the limits that stand on their types.
+
+Two rules keep these pages short: a field that is absent means its default, so a stored row holds only what was said; and limits
+stand on the type (`Meta`), so that the reader of manifests, the JSON Schema and the decoder all enforce the same ones. What
+needs more than one field to judge is in rules.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from remit.model.resources import Amount
+
+API_VERSION = "remit/v1"
+
+END = r"$(?!\n)"
+"""The very end: to Python a bare `$` also stands before a last newline, and a name with a newline in it would pass."""
+
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?" + END
+DNS_NAME = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?" + END
+LABEL_KEY = r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?" + END
+LABEL_VALUE = r"^([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?" + END
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*" + END
+
+Name = Annotated[str, Meta(pattern=DNS_LABEL, max_length=63, description="a DNS label: a-z, 0-9 and -")]
+LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=317, description="a label key")]
+LabelValue = Annotated[str, Meta(pattern=LABEL_VALUE, max_length=63, description="a label value")]
+Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=64)]
+Text = Annotated[str, Meta(max_length=4096)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Natural = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+EnvName = Annotated[str, Meta(pattern=ENV_NAME, max_length=256)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Resources = Annotated[Amount, Meta(extra={"devices": False}, description="resources by name, such as cpu and memory")]
+Quota = Annotated[Amount, Meta(extra={"devices": True}, description="resources by name, and devices by kind")]
+
+
+class Record(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """Anything written inside an object."""
+
+
+class Object(Record, tag_field="kind", frozen=True, kw_only=True):
+    """Anything with a kind and a name of its own."""
+
+    api_version: Literal["remit/v1"] = "remit/v1"
+
+
+class Owner(Record, frozen=True):
+    """What this object belongs to; when that goes, so does this."""
+
+    kind: str
+    name: Name
+    uid: str = ""
+
+
+class Metadata(Record, frozen=True):
+    name: Name
+    tenant: Annotated[str, Meta(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?" + END)] = ""
+    labels: Labels = field(default_factory=dict)
+    annotations: Annotated[dict[LabelKey, Text], Meta(max_length=64)] = field(default_factory=dict)
+    owners: Annotated[tuple[Owner, ...], Meta(max_length=16)] = ()
+    finalizers: Annotated[tuple[LabelKey, ...], Meta(max_length=16)] = ()
+    uid: str = ""
+    generation: Natural = 0
+    revision: Natural = 0
+    deleting: bool = False
+
+
+class Stamp(Record, frozen=True):
+    """Metadata of the authority's own records: it names them itself, so nothing is checked again at each reading."""
+
+    name: str
+    tenant: str = ""
+    uid: str = ""
+    generation: int = 0
+    revision: int = 0
+
+
+class Condition(Record, frozen=True):
+    """What an observer says of an object: `reason` is a stable word for programs, `message` is prose for people."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str = ""
+    message: str = ""
+    observed_generation: Natural = 0
+    last_transition: str = ""
+
+
+# ------------------------------------------------------------------------------------------------------------- places
+
+
+Priority = Annotated[int, Meta(ge=-1_000_000_000, le=2_000_000_000, description="higher is more urgent")]
+
+
+class Deadline(Record, frozen=True):
+    """An instant on one machine's boot clock; on any other boot it cannot be compared, and counts as passed."""
+
+    boot: str
+    at_ms: Natural

@@ -1,0 +1,257 @@
+"""Would the checker notice? One planted bug at a time in the product; each must be caught, under the name of its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.commitment import decide, draft, ledgers, moving, outcomes, placing
+from remit.commitment.rulings import RULINGS
+from remit.law.lifecycle import TABLE
+from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, OperationID, Refused, Reserve, Role
+from remit.model.kinds import Affinity, DeviceAsk, Metadata, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
+from remit.model.kinds import Spread as SpreadTerm
+from remit.model.resources import Duration
+from tests.properties.checker import Checker, Violation, across
+from tests.properties.machines import OPERATOR, TAINTED, Scope, amounts, furnished, node, run
+from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+Tale = Callable[[Scope], Awaitable[object]]
+
+EVERYTHING_FITS = ("placing.misfit", lambda *_: None)
+ZONE_B = PolicySpec(rules=(PolicyRule(allow=PolicyAllow(zones=("b",))),))
+
+
+async def too_much_on_one_node(scope: Scope) -> None:
+    for key in await spawned(scope, "w", 2, cpu="3"):
+        await bind(scope, key)
+
+
+async def one_device_twice(scope: Scope) -> None:
+    for key in await spawned(scope, "w", 2, devices=(DeviceAsk(kind="gpu", count=1),)):
+        await bind(scope, key, devices={"gpu-0": 1000})
+
+
+async def over_quota(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w", cpu="17")
+    await scope.must(OPERATOR, Apply(node("n1", "32")))
+    await bind(scope, key)
+
+
+async def over_granted(scope: Scope) -> None:
+    await scope.must(scope.actors["budgets"], Issue("s", slice_of("17")))
+
+
+async def out_of_phase(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key)
+    await move(scope, key, "ready")
+
+
+async def by_another_role(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key)
+    await move(scope, key, "start", "run", "ready")
+    await scope.must(scope.actors["repair"], Move(key, scope.at(key), "serve", 1))
+
+
+async def with_a_stale_epoch(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    actor = scope.actors["scheduler"]
+    stale = type(actor)(actor.name, actor.role, actor.lease, actor.epoch - 1)
+    await scope.must(stale, Bind(key, scope.at(key), "n1", T1))
+
+
+async def one_of_a_gang(scope: Scope) -> None:
+    key, _ = await spawned(scope, "g", 2, gang=2)
+    await bind(scope, key)
+
+
+async def before_the_victims_went(scope: Scope) -> None:
+    (weak,) = await spawned(scope, "weak", cpu="1")
+    (strong,) = await spawned(scope, "strong", cpu="1", priority="high")
+    await bind(scope, weak)
+    claim = Reserve(strong, scope.at(strong), "n1", T1, victims={weak: scope.at(weak)})
+    await scope.must(scope.actors["scheduler"], claim)
+    await bind(scope, strong)
+
+
+async def on_an_expired_grant(scope: Scope) -> None:
+    await scope.must(scope.actors["budgets"], Issue("s", slice_of("2", "scheduler", Duration(1_000))))
+    (key,) = await spawned(scope, "w")
+    scope.clock.at_ms += 2_000
+    await bind(scope, key, grant="s")
+
+
+async def the_same_id_again(scope: Scope) -> None:
+    operation = await scope.operation(OPERATOR, Apply(node("n1", "5")))
+    await scope.send([operation])
+    await scope.send([operation])
+
+
+async def against_the_policy(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="p"), spec=ZONE_B)))
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key)
+
+
+async def past_the_policys_lease(scope: Scope) -> None:
+    await scope.must(scope.actors["policy"], Adopt(1, {}, Duration(1_000), scope.clock.at_ms))
+    (key,) = await spawned(scope, "w")
+    scope.clock.at_ms += 2_000
+    await bind(scope, key)
+
+
+async def on_a_tainted_node(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(node("n1", taints=(TAINTED,))))
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key)
+
+
+async def on_a_cordoned_node(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(node("n1", unschedulable=True)))
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key)
+
+
+async def on_the_wrong_labels(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w", placement=Placement(node_selector={"disk": "ssd"}))
+    await bind(scope, key)
+
+
+async def against_the_spread(scope: Scope) -> None:
+    spread = Placement(topology_spread=(SpreadTerm(topology_key="zone"),))
+    for key in await spawned(scope, "w", 2, placement=spread):
+        await bind(scope, key)
+
+
+async def too_near(scope: Scope) -> None:
+    apart = Placement(anti_affinity=(Affinity(label_selector={"app": "x"}, topology_key="node"),))
+    for key in await spawned(scope, "w", 2, placement=apart, labels={"app": "x"}):
+        await bind(scope, key)
+
+
+async def too_far(scope: Scope) -> None:
+    near = Placement(affinity=(Affinity(label_selector={"app": "y"}, topology_key="node"),))
+    (key,) = await spawned(scope, "w", placement=near)
+    await bind(scope, key)
+
+
+async def a_result_on_the_way(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key)
+    await scope.must(scope.actors["agent/n1"], Move(key, scope.at(key), "start", 1, "ok"))
+
+
+async def marked_across_the_table(scope: Scope) -> None:
+    await scope.must(scope.actors["node-lifecycle"], Mark("n1", scope.at("node/n1"), NodeHealth.LOST))
+
+
+async def bound_and_moved_elsewhere(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key)
+    await move(scope, key, "start")
+
+
+async def refused_and_done(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    await scope.ask(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
+
+
+def _written_then_refused(drawn: Any, operation: Operation, claim: Bind) -> Refused:
+    placing.bind(drawn, operation, claim)
+    return Refused(Code.NO_ROOM, "or not")
+
+
+def _moved_and_carried_off(drawn: Any, operation: Operation, claim: Move) -> Any:
+    answer = moving.move(drawn, operation, claim)
+    replica = drawn.replicas[claim.replica]
+    drawn.replicas[claim.replica] = replace(replica, status=replace(replica.status, node="n2"))
+    return answer
+
+
+BUGS: list[tuple[Tale, str, str, Any]] = [
+    (too_much_on_one_node, "node_sums_never_rise_above_capacity", *EVERYTHING_FITS),
+    (one_device_twice, "exclusive_device_has_one_owner", "placing._check_devices", lambda *_: None),
+    (over_quota, "ledgers_never_rise_above_amount", "GrantLedger.short_of", lambda *_: None),
+    (over_granted, "ledgers_never_rise_above_amount", "GrantLedger.short_of", lambda *_: None),
+    (out_of_phase, "phases_move_along_edges", "moving.edge", lambda name, *_: next(r for r in TABLE if r.name == name)),
+    (by_another_role, "phases_move_along_edges", "moving.OWNER", {**moving.OWNER, "serve": Role.REPAIR}),
+    (with_a_stale_epoch, "accepted_entries_held_their_lease", "decide.claimant", lambda *_: None),
+    (one_of_a_gang, "gangs_are_bound_together", "Draft.held", lambda *_: 99),
+    (before_the_victims_went, "reservations_are_committed_once", "placing.held_by", lambda *_: False),
+    (on_an_expired_grant, "draws_are_on_living_grants", "placing.lifeless", lambda *_: None),
+    (the_same_id_again, "one_outcome_per_operation", "Outcomes.judge", lambda *_: None),
+    (against_the_policy, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (past_the_policys_lease, "policy_in_force_is_recorded_and_alive", "placing._ahead", lambda *_: True),
+    (on_a_tainted_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (on_a_cordoned_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (on_the_wrong_labels, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (against_the_spread, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (too_near, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (too_far, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (a_result_on_the_way, "attempts_have_one_result", "moving._carried", lambda _, claim: claim.result),
+    (marked_across_the_table, "node_health_moves_by_its_owner", "moving.NODE_EDGES", {(NodeHealth.READY, NodeHealth.LOST)}),
+    (bound_and_moved_elsewhere, "one_binding_per_attempt", "RULINGS", {Move: _moved_and_carried_off}),
+    (refused_and_done, "refusals_change_nothing", "RULINGS", {Bind: _written_then_refused}),
+]
+PLACES: dict[str, Any] = {
+    "placing": placing, "moving": moving, "decide": decide, "Draft": draft.Draft, "GrantLedger": ledgers.GrantLedger,
+    "Outcomes": outcomes.Outcomes,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tale", "promise", "where", "bug"), BUGS, ids=[tale.__name__ for tale, *_ in BUGS])
+def test_a_planted_bug_is_caught(tale: Tale, promise: str, where: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tell() -> None:
+        scope = await furnished()
+        if where == "RULINGS":
+            for claim, decider in bug.items():
+                monkeypatch.setitem(RULINGS, claim, RULINGS[claim]._replace(decide=decider))
+        else:
+            room, name = where.split(".")
+            monkeypatch.setattr(PLACES[room], name, bug)
+        with pytest.raises(Violation, match=promise) as caught:
+            await tale(scope)
+        assert "the story of" in str(caught.value)
+
+    run(tell())
+
+
+def test_without_the_bugs_none_of_these_tales_is_a_violation() -> None:
+    """Else the tests above would show nothing. Here the authority refuses, and the tale ends with that."""
+
+    async def tell(tale: Tale) -> None:
+        scope = await furnished()
+        try:
+            await tale(scope)
+        except AssertionError as refused:
+            assert not isinstance(refused, Violation)
+        await scope.close()
+
+    for tale, *_ in BUGS:
+        run(tell(tale))
+
+
+def test_a_chain_with_a_gap_is_caught() -> None:
+    checker = Checker(lambda: (0, "b"))
+    head = b'{"incarnation":"i","epoch":1,"sequence":%d,"holder":"a","count":0,"digest":""}'
+    checker.applied([("head", head % 1)], [], 1)
+    with pytest.raises(Violation, match="chain_is_unbroken"):
+        checker.applied([("head", head % 3)], [], 2)
+
+
+def test_an_answer_that_no_batch_tells_of_is_caught() -> None:
+    with pytest.raises(Violation, match="acknowledged_is_in_history"):
+        Checker(lambda: (0, "b")).heard(OperationID("i.1.x"), "", 0, 7)
+
+
+def test_a_grant_in_two_hands_is_caught() -> None:
+    issued = {"grant/s": (1, {"spec": {"amount": {"cpu": "4"}}, "status": {"returned": {"cpu": "3"}}})}
+    held = {"grant/s": (1, {"spec": {"amount": {"cpu": "2"}, "issuer": "scope/global"}})}
+    assert [key for key, _ in across(issued, held, "r1")] == ["grant/s"]
+    assert amounts(cpu="2").get("cpu") == 2000
