@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from remit.commitment import decide, draft, ledgers, moving, outcomes, placing
 from remit.commitment.rulings import RULINGS
-from remit.law.lifecycle import TABLE
+from remit.law.lifecycle import OWNER, TABLE
 from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, OperationID, Refused, Reserve, Role
-from remit.model.kinds import Affinity, DeviceAsk, Metadata, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
+from remit.model.fields import Metadata
+from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
 from remit.model.resources import Duration
 from tests.properties.checker import Checker, Violation, across
@@ -180,7 +181,7 @@ BUGS: list[tuple[Tale, str, str, Any]] = [
     (over_quota, "ledgers_never_rise_above_amount", "GrantLedger.short_of", lambda *_: None),
     (over_granted, "ledgers_never_rise_above_amount", "GrantLedger.short_of", lambda *_: None),
     (out_of_phase, "phases_move_along_edges", "moving.edge", lambda name, *_: next(r for r in TABLE if r.name == name)),
-    (by_another_role, "phases_move_along_edges", "moving.OWNER", {**moving.OWNER, "serve": Role.REPAIR}),
+    (by_another_role, "phases_move_along_edges", "moving.OWNER", {**OWNER, "serve": Role.REPAIR}),
     (with_a_stale_epoch, "accepted_entries_held_their_lease", "decide.claimant", lambda *_: None),
     (one_of_a_gang, "gangs_are_bound_together", "Draft.held", lambda *_: 99),
     (before_the_victims_went, "reservations_are_committed_once", "placing.held_by", lambda *_: False),

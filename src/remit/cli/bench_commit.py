@@ -96,7 +96,7 @@ def measure(quick: bool, replicas: int, data: Path | None) -> Report:
 
 async def _measure(quick: bool, replicas: int, directory: Path) -> Report:
     world = production()
-    counts = {1: 500, 32: 6_000, 256: 60_000} if quick else {1: 3_000, 32: 40_000, 256: 400_000}
+    counts = {1: 500, 32: 6_000, 256: 60_000} if quick else {1: 3_000, 32: 40_000, 256: 300_000}
     rows: list[dict[str, Any]] = []
     runs: dict[int, Run] = {}
     raw: dict[int, float] = {}

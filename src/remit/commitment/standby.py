@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from remit.client.link import Link, Status, Turned
+from remit.client.link import Link, Silence, Status, Turned
 from remit.commitment.authority import Authority, Deposed
 from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
-from remit.store.protocol import Store, StoreError
+from remit.store.protocol import Store, StoreError, Unavailable
 from remit.world.promises import Clock, Ids
 
 
@@ -76,10 +76,11 @@ class Standby:
         """Wait, lead when the leader falls silent, and wait again when deposed; for ever."""
         while True:
             await self.wait_for_silence()
-            self.leading = await self.take_over()
             try:
+                self.leading = await self.take_over()
                 await self.leading.run(beat_ms=beat_ms)
-            except Deposed:
+            except (Deposed, Silence, Unavailable):
+                # A store that fails just now must not leave the scope without anybody who waits to lead it.
                 continue
             finally:
                 self.leading = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
 import pytest
 
@@ -72,11 +73,8 @@ async def test_a_batch_lost_by_a_deposed_authority_is_silence_and_the_successor_
         await scope.take_over()
         return await settle(*arguments)  # type: ignore[arg-type]
 
-    module.chain.settle = late  # type: ignore[assignment]
-    try:
+    with mock.patch.object(chain, "settle", late):
         answer = await scope.lead.ask([operation])
-    finally:
-        module.chain.settle = settle
     assert isinstance(answer, Silence)
     verdicts = await scope.send([operation])
     assert isinstance(verdicts, list) and isinstance(verdicts[0], Accepted)
