@@ -224,9 +224,15 @@ class Asking(RuleBasedStateMachine):
     def the_lost_write_lands_now(self) -> None:
         self.do(self.r.store.land())
 
-    @rule(read=st.sampled_from(["unavailable", "ok", "before"]))
-    def a_new_authority_takes_over(self, read: str) -> None:
-        """F15 F16: the old one is not told, and goes on. The new one may die on its way, and another follows."""
+    reboots = False
+
+    @rule(read=st.sampled_from(["unavailable", "ok", "before"]), reboot=st.booleans())
+    def a_new_authority_takes_over(self, read: str, reboot: bool) -> None:
+        """F15 F16 F17: the old one is not told, and goes on. The new one may die on its way, and another follows. It may be
+        on another boot, whose instants cannot be compared with those of the last.
+        """
+        if reboot and self.reboots:
+            self.r.clock.on = f"boot-{self.r.takeovers}"
         self.r.store.reads.extend(["ok", read])
         self.do(self.succeed(self.r))
         for forgotten in self.r.deposed[:-2]:
@@ -473,6 +479,8 @@ def summed(scope: Scope) -> dict[str, Any]:
 
 class AuthorityMachine(Asking):
     """One scope: everything that is declared, placed, moved, granted within it."""
+
+    reboots = True
 
     @initialize(sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), deeds=DEEDS)
     def furnish(self, sorts: set[int], deeds: list[tuple[int, int, int]]) -> None:

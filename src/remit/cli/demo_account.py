@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from remit.cli.demo_race import Kill, Notebook, Prize, Race
 from remit.commitment import balance
 from remit.commitment.authority import Authority
-from remit.law.invariants import INVARIANTS
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code, Refused
 from remit.model.objects import decode
@@ -227,10 +226,8 @@ def _chain(history: History, head: Head) -> Finding:
 
 
 def _balanced(authority: Authority) -> Iterator[Finding]:
-    statements = {invariant.name: invariant for invariant in INVARIANTS}
     for name, wrong in balance.violations(authority.books).items():
-        invariant = statements[name]
-        yield Finding(invariant.name, invariant.statement, _some(wrong))
+        yield Finding(name, balance.statement(name), _some(wrong))
     # The checks compare sums with ledgers; that no ledger stands above its amount is asked for separately.
     over = [f"{name} is over by {amount}" for name, amount in authority.books.excess()]
     yield Finding("no-excess", "No node, grant or quota is used beyond its amount.", _some(over))

@@ -172,7 +172,7 @@ def invariants() -> str:
         "Invariants",
         "src/remit/law/invariants.py",
         "What must never be false, whatever fails. The last column names the check of `src/remit/commitment/balance.py` that "
-        "recomputes it from the rows alone; `remit demo` prints what they find. Where there is none, the invariant is about "
+        "recomputes part of it from the rows alone, and says which part; `remit demo` prints what they find. Where there is none, the invariant is about "
         "the course of things and cannot be read off one state of the books: the tests look for breaches of it.",
         table(("no.", "name", "statement", "kept by", "recomputed by"), rows),
     )
@@ -180,7 +180,7 @@ def invariants() -> str:
 
 def _check(name: str) -> str:
     check = balance.CHECKS.get(name)
-    return code(f"{check.__name__}()") if check is not None else "-"
+    return f"{code(check.__name__ + '()')}: {balance.statement(name)}" if check is not None else "-"
 
 
 # ---------------------------------------------------------------------------------------------------------------- operations

@@ -13,9 +13,9 @@ from typing import Final
 from remit.commitment.books import Books, generation_of
 from remit.commitment.ledgers import DEVICE
 from remit.law.lifecycle import HOLDS
-from remit.model.kinds import Node, Tenant
-from remit.model.records import Grant, Phase, Replica
-from remit.model.resources import WHOLE
+from remit.model.kinds import Tenant
+from remit.model.records import Grant, GrantPhase, Phase, Replica
+from remit.model.resources import WHOLE, Amount
 
 Sums = dict[str, dict[str, int]]
 
@@ -57,6 +57,7 @@ def _sums(books: Books) -> tuple[Sums, Sums]:
 
 
 def one_owner_per_device(books: Books) -> Iterator[str]:
+    """No two replicas that hold room name the same whole device of a node."""
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, (replica, _, _) in _holding(books).items():
         if replica.status.phase is not Phase.RESERVED:
@@ -69,27 +70,38 @@ def one_owner_per_device(books: Books) -> Iterator[str]:
 
 
 def node_ledgers_balance(books: Books) -> Iterator[str]:
+    """What each node's ledger says is left is its capacity less what its replicas' rows hold."""
     nodes, _ = _sums(books)
     for name, ledger in sorted(books.nodes.items()):
-        node: Node = ledger.node
-        capacity = {**dict(node.spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in node.spec.devices}}
+        spec = ledger.node.spec
+        capacity = {**dict(spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in spec.devices}}
         for resource in sorted({*capacity, *nodes[name], *ledger.free}):
             left = capacity.get(resource, 0) - nodes[name][resource]
             if ledger.free.get(resource, 0) != left:
                 yield f"node {name}: {resource}: the ledger has {ledger.free.get(resource, 0)} left, the rows say {left}"
 
 
+def one_binding(books: Books) -> Iterator[str]:
+    """A replica names a node and grants exactly while it holds room, and that node exists."""
+    for name, replica in replicas(books):
+        bound = replica.status.phase in HOLDS
+        if bound != bool(replica.status.grants) or (bound and replica.status.node not in books.nodes):
+            yield f"{name} is {replica.status.phase} on {replica.status.node or 'no node'}, charged to {replica.status.grants}"
+
+
 def grants_cover(books: Books) -> Iterator[str]:
+    """What each grant's ledger says is drawn and granted on is what the rows of replicas and grants say."""
     _, drawn = _sums(books)
     lent: Sums = defaultdict(lambda: defaultdict(int))
-    for name in books.keys("grant/"):
-        grant = books.things[name][0]
-        if isinstance(grant, Grant) and not grant.spec.issuer:
-            for resource, count in grant.spec.amount - grant.status.returned:
-                lent[grant.spec.parent][resource] += count
+    for grant in _issued(books):
+        burden = dict(grant.spec.amount - grant.status.returned)
+        for resource, count in burden.items():
+            lent[grant.spec.parent][resource] += count
+        if grant.status.phase is not GrantPhase.CLOSED or burden:
+            for tenant, share in grant.spec.shares.items():
+                for resource, count in share:
+                    lent[f"tenant/{tenant}/emergency"][resource] += count
     for name, ledger in sorted(books.grants.items()):
-        if name.endswith("/emergency"):
-            continue
         for resource in sorted({*ledger.left, *drawn[name], *lent[name]}):
             used, on = ledger.used.get(resource, 0), ledger.lent.get(resource, 0)
             if (used, on) != (drawn[name][resource], lent[name][resource]):
@@ -98,18 +110,23 @@ def grants_cover(books: Books) -> Iterator[str]:
 
 
 def quota_covers(books: Books) -> Iterator[str]:
-    """A tenant that stands above its quota does so by a lawful reduction; it is listed in `Books.excess`."""
+    """The limits that draws are checked against are the quota and emergency quota that each tenant's row declares."""
     for name in books.keys("tenant/"):
-        tenant = books.things[name][0]
-        if isinstance(tenant, Tenant) and f"tenant/{tenant.metadata.name}" not in books.grants:
-            yield f"{name} has no ledger"
+        tenant: Tenant = books.things[name][0]
+        limits = {"": tenant.spec.quota, "/emergency": tenant.spec.emergency_quota}
+        for suffix, declared in limits.items():
+            ledger = books.grants.get(f"tenant/{tenant.metadata.name}{suffix}")
+            if ledger is None or Amount(ledger.amount) != declared:
+                there = "no ledger" if ledger is None else str(Amount(ledger.amount))
+                yield f"{name}{suffix}: declared {declared}, checked against {there}"
 
 
-def one_binding(books: Books) -> Iterator[str]:
-    for name, replica in replicas(books):
-        bound = replica.status.phase in HOLDS
-        if bound != bool(replica.status.grants) or (bound and replica.status.node not in books.nodes):
-            yield f"{name} is {replica.status.phase} on {replica.status.node or 'no node'}, charged to {replica.status.grants}"
+def _issued(books: Books) -> Iterator[Grant]:
+    """Grants that this scope has made; copies of those that it holds burden nothing here."""
+    for name in books.keys("grant/"):
+        grant: Grant = books.things[name][0]
+        if not grant.spec.issuer:
+            yield grant
 
 
 CHECKS: Final[dict[str, Callable[[Books], Iterator[str]]]] = {
@@ -119,8 +136,14 @@ CHECKS: Final[dict[str, Callable[[Books], Iterator[str]]]] = {
     "grants-cover": grants_cover,
     "quota-covers": quota_covers,
 }
+"""By the invariant that each speaks of. What stands above its limit since a lawful reduction is listed by `Books.excess`."""
 
 
 def violations(books: Books) -> dict[str, list[str]]:
     """By invariant, everything that is wrong; all lists are empty if the books balance."""
     return {name: list(check(books)) for name, check in CHECKS.items()}
+
+
+def statement(name: str) -> str:
+    """What a check shows, in one sentence."""
+    return (CHECKS[name].__doc__ or "").splitlines()[0]

@@ -9,7 +9,7 @@ import pytest
 from remit.client.link import Turned
 from remit.commitment.standby import Standby
 from remit.model.claims import Accepted, Apply
-from tests.properties.machines import USER, CountedIds, Scope, story, workload
+from tests.properties.machines import USER, CountedIds, FakeClock, Scope, story, workload
 
 
 def standby(scope: Scope, name: str = "s") -> Standby:
@@ -44,16 +44,39 @@ async def test_a_standby_that_cannot_find_the_leader_turns_away_with_its_name(sc
     assert turned.value.hint == "a2"
 
 
+class SteppedClock(FakeClock):
+    """A sleeper wakes when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = asyncio.Semaphore(0)
+
+    async def sleep_ms(self, ms: int) -> None:
+        await self.steps.acquire()
+        self.at_ms += ms
+
+    async def step(self) -> None:
+        self.steps.release()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
 @story
 async def test_a_chain_that_advances_is_a_leader_that_lives(scope: Scope) -> None:
-    """F16"""
-    waiting = asyncio.create_task(standby(scope).wait_for_silence())
-    for number in range(8):
+    """F16: four looks a term; one advance in that time is enough."""
+    waiting, clock = standby(scope), SteppedClock()
+    waiting.clock = clock
+    silence = asyncio.create_task(waiting.wait_for_silence())
+    for number in range(4):
+        for _ in range(3):
+            await clock.step()
         await scope.must(USER, Apply(workload(f"w{number}")))
-        assert not waiting.done()
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert waiting.done(), "and silence is its end"
+        await clock.step()
+        assert not silence.done()
+    for _ in range(4):
+        assert not silence.done()
+        await clock.step()
+    assert silence.done(), "and silence is its end"
 
 
 @story
