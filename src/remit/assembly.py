@@ -17,7 +17,9 @@ async def embedded(directory: Path, world: World, *, scope: str = "local", holde
     """The authority of one scope on a SQLite store in `directory`, owned by this process. The caller runs it."""
     store = await SqliteStore.open(directory, offload=world.offload, holder=holder, incarnation=world.ids.incarnation())
     try:
-        authority = await Authority.take_over(store, scope=scope, holder=holder, clock=world.clock, ids=world.ids)
+        authority = await Authority.take_over(
+            store, scope=scope, holder=holder, clock=world.clock, ids=world.ids, place=store.place
+        )
         settle_memory()
         yield authority
     finally:

@@ -487,10 +487,13 @@ class AuthorityMachine(Asking):
         self.do(self._furnish(sorts))
         self.work_goes_on(deeds=deeds)
 
+    always: frozenset[int] = frozenset()
+    """Sorts of the catalogue that are there in every run."""
+
     async def _furnish(self, sorts: set[int]) -> None:
         nodes = [node("n1", gpus=2), node("n2", "2", "b", labels={"disk": "ssd"}), node("n3", "2", "b", gpus=1)]
         self.r = await furnished(nodes=nodes)
-        works = [catalogue()[i] for i in sorted(sorts)]
+        works = [catalogue()[i] for i in sorted(sorts | self.always)]
         await self.r.must(USER, *(Apply(work) for work in works))
         spawns = [Spawn(work.metadata.tenant, work.metadata.name, 1, 0, 3) for work in works]
         await self.r.must(self.r.actors["workloads"], *spawns)
@@ -646,6 +649,31 @@ class AuthorityMachine(Asking):
         claim = Reserve(key, self.r.at(key), name, self.grant_for(key, seed), devices, victims=victims)
         self.ask(self.r.actors["scheduler"], claim)
 
+    @rule(n=NUMBER, m=NUMBER)
+    def somebody_is_preempted(self, n: int, m: int) -> None:
+        """F19 F24: where weaker ones stand, and on the very devices that they hold."""
+        rank = {key: self.r.row(key)["spec"].get("priority", 0) for key in self.replicas()}
+        running = {key: self.r.row(key)["status"] for key in self.replicas(*RUNS)}
+        pairs = [
+            (key, name)
+            for key in self.replicas("pending")
+            for name in self.nodes()
+            if any(status["node"] == name and rank[other] < rank[key] for other, status in running.items())
+        ]
+        if not pairs:
+            return
+        key, name = pairs[n % len(pairs)]
+        weaker = [other for other, status in running.items() if status["node"] == name and rank[other] < rank[key]]
+        chosen = weaker[m % len(weaker) :][:3]
+        devices = self.devices(key, name, m)
+        theirs = [device for other in chosen for device, share in running[other].get("devices", {}).items() if share == 1000]
+        if 1000 in devices.values() and theirs:
+            devices = {theirs[0]: 1000}
+        victims = {other: self.r.at(other) for other in chosen}
+        grant = f"tenant/{self.r.row(key)['metadata']['tenant']}"
+        claim = Reserve(key, self.r.at(key), name, grant, devices, victims=victims)
+        self.ask(self.r.actors["scheduler"], claim)
+
     @rule(m=NUMBER, least=st.integers(1, 3))
     def a_gang_is_bound(self, m: int, least: int) -> None:
         """F25: at least its minimum, or none."""
@@ -726,8 +754,10 @@ class AuthorityMachine(Asking):
             match seed % 16:
                 case 0 | 1 | 2 | 3:
                     self.a_replica_is_bound(n=n, m=m, seed=m)
-                case 4 | 5:
+                case 4:
                     self.room_is_reserved(n=n, m=m, count=n % 3, seed=m)
+                case 5:
+                    self.somebody_is_preempted(n=n, m=m)
                 case 6:
                     self.a_gang_is_bound(m=m, least=n % 3 + 1)
                 case 7 | 8 | 9:
@@ -862,7 +892,9 @@ class AuthorityMachine(Asking):
 
 
 class BusyMachine(AuthorityMachine):
-    """Without what sets everything back, so that work piles up."""
+    """Without what sets everything back, so that work piles up; always with some that is stronger than the rest."""
+
+    always = frozenset({0, 2, 3, 10})
 
     the_backup_is_restored = None  # type: ignore[assignment]
     a_backup_is_taken = None  # type: ignore[assignment]

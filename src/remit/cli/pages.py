@@ -172,8 +172,9 @@ def invariants() -> str:
         "Invariants",
         "src/remit/law/invariants.py",
         "What must never be false, whatever fails. The last column names the check of `src/remit/commitment/balance.py` that "
-        "recomputes part of it from the rows alone, and says which part; `remit demo` prints what they find. Where there is none, the invariant is about "
-        "the course of things and cannot be read off one state of the books: the tests look for breaches of it.",
+        "recomputes part of it from the rows alone, and says which part; `remit demo` prints what they find. Where there is "
+        "none, the invariant is about the course of things and cannot be read off one state of the books: the tests look for "
+        "breaches of it.",
         table(("no.", "name", "statement", "kept by", "recomputed by"), rows),
     )
 

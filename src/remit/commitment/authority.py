@@ -97,9 +97,14 @@ class Authority:
         self._oldest = 1
 
     @classmethod
-    async def take_over(cls, store: Store, *, scope: str, holder: str, clock: Clock, ids: Ids) -> Authority:
-        """Fence every older authority of this scope and continue from what it left in the store."""
-        place = await chain.seize(store, holder, ids.incarnation())
+    async def take_over(
+        cls, store: Store, *, scope: str, holder: str, clock: Clock, ids: Ids, place: chain.Place | None = None
+    ) -> Authority:
+        """Fence every older authority of this scope and continue from what it left in the store.
+
+        `place` is where the epoch was raised, if that was done already, as by opening a store that one process owns.
+        """
+        place = place or await chain.seize(store, holder, ids.incarnation())
         moment = Moment(clock.now_ms(), clock.boot(), {}, clock.now_ms(), place.head.sequence, place.head.incarnation)
         books, outcomes = await load(store, place, moment)
         authority = cls(store, scope, clock, place, books, outcomes)

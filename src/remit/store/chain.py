@@ -7,8 +7,9 @@ The head is `(incarnation, epoch, sequence)` with the count and digest of the ro
 - **A lost answer is settled, not guessed.** A read is no barrier: the lost batch may land after it. So the writer commits an
   *empty* batch at the same sequence, guarded by the same head (`settle`). It or the lost one wins, never both; whoever's digest
   stands in the head has won.
-- **Gaps show.** Sequences count up by one, and each digest is taken over the digest before it and the rows: a watcher that
-  checks both (`gap`) cannot miss a batch, nor follow a history that forked.
+- **Gaps show.** Sequences count up by one, each event accounts for every row of its batches, and each digest is taken over
+  the digest before it and the rows. A watcher that checks them (`gap`) cannot miss a batch; one that sees every row, unfolded,
+  cannot follow a history that forked either.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ async def seize(store: Store, holder: str, incarnation: str) -> Place:
             sequence=old.sequence + 1,
             holder=holder,
             count=0,
-            digest=digest(f"{old.digest} {old.epoch + 1} {holder}", (), ()),
+            digest=_seized(old, old.epoch + 1, holder),
         )
         try:
             answer = await store.commit(batch(place, head, ()))
@@ -141,6 +142,23 @@ def gap(seen: Head, event: Event) -> str | None:
     if event.head.epoch < seen.epoch:
         return f"its epoch {event.head.epoch} is older than {seen.epoch}"
     rows = len(event.changes) + event.superseded + event.elsewhere
-    if rows != event.span.rows:
-        return f"it accounts for {rows} rows of {event.span.rows}"
+    if rows != event.span.rows or event.span.last != event.head.sequence:
+        return f"it accounts for {rows} rows of {event.span.rows}, up to {event.span.last} of {event.head.sequence}"
+    whole = event.span.first == event.span.last and not event.superseded and not event.elsewhere
+    if whole and event.head.digest != _due(seen, event):
+        return f"the digest of sequence {event.head.sequence} is not that of its rows after {seen.sequence}"
     return None
+
+
+def _due(seen: Head, event: Event) -> str:
+    """The digest that an event should have which shows one whole batch."""
+    head = event.head
+    if head is not None and head.epoch != seen.epoch:
+        return _seized(seen, head.epoch, head.holder)
+    puts = [(change.key, change.value) for change in event.changes if change.value is not None]
+    return digest(seen.digest, puts, [change.key for change in event.changes if change.value is None])
+
+
+def _seized(before: Head, epoch: int, holder: str) -> str:
+    """A takeover changes no rows; its digest is over who took over, and after what."""
+    return digest(f"{before.digest} {epoch} {holder}", (), ())
