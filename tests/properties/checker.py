@@ -140,7 +140,13 @@ class Step(NamedTuple):
 
     def replicas(self) -> Iterator[tuple[str, Json, Json]]:
         for key, (old, new) in self.changed.items():
-            if key.startswith("replica/"):
+            if not key.startswith("replica/"):
+                continue
+            if old is not None and new is not None and old["metadata"]["uid"] != new["metadata"]["uid"]:
+                # Forgotten and spawned anew under the same name, in one batch: two replicas, and two moves.
+                yield key, old, None
+                yield key, None, new
+            else:
                 yield key, old, new
 
     def placed(self, *phases: str) -> Iterator[tuple[str, Json]]:

@@ -137,3 +137,14 @@ async def test_an_object_is_replaced_only_where_it_was_seen(scope: Scope) -> Non
     assert await scope.refused(OPERATOR, Apply(tenant("t1", "2"), expect=seen)) is Code.REVISION
     first, second = await scope.ask(OPERATOR, Apply(tenant("t1", "3")), Apply(tenant("t1", "4"), expect=-1))
     assert getattr(second, "code", None) is Code.REVISION, first
+
+
+@story
+async def test_a_name_is_forgotten_and_used_again_in_one_batch(scope: Scope) -> None:
+    """F21: two replicas, told apart by their uid."""
+    (key,) = await spawned(scope, "w")
+    await move(scope, key, "cancel")
+    before = scope.row(key)["metadata"]["uid"]
+    await scope.must(scope.actors["workloads"], Forget(key, scope.at(key)), Spawn("t1", "w", 1, 0, 1))
+    assert scope.row(key)["metadata"]["uid"] != before
+    assert scope.phase(key) == "pending"
