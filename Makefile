@@ -32,6 +32,7 @@ soak: setup ## kill writers and run state machines with fresh seeds for MINUTES 
 
 docs: setup ## write the pages that are generated from the code
 	@$(BIN)/python -m remit.cli.docs
+	@$(BIN)/python tools/citations.py
 
 clean: ## remove the environment, caches and reports
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

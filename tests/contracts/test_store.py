@@ -42,6 +42,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def test_a_commit_that_was_answered_is_read(make: Make) -> None:
+    """F04: linearizable reads."""
     async def story() -> None:
         async with opened(make) as store:
             assert await store.get("a") is None
@@ -311,6 +312,7 @@ def test_a_page_goes_past_many_deleted_keys(make: Make) -> None:
 
 
 def test_compaction__what_stands_stays_and_the_past_is_refused(make: Make) -> None:
+    """F07."""
     async def story() -> None:
         async with opened(make) as store:
             first = await put(store, ("a", b"1"), ("b", b"1"), ("c", b"1"))
@@ -336,6 +338,7 @@ def test_compaction__what_stands_stays_and_the_past_is_refused(make: Make) -> No
 
 
 def test_compaction_under_a_watcher_that_still_reads_the_past(make: Make) -> None:
+    """F07."""
     bounds = Bounds(window_rows_max=4)
 
     async def story() -> None:
@@ -401,6 +404,7 @@ def test_commits_under_way_at_close_are_answered(make: Make) -> None:
 
 
 def test_restore__a_new_incarnation_and_what_was_lost_is_listed(make: Make) -> None:
+    """F10."""
     async def story() -> None:
         backend = make()
         try:
@@ -468,6 +472,7 @@ def test_a_backup_can_be_taken_twice_and_writes_go_on_after_it(make: Make) -> No
 
 
 def test_a_slow_watcher_is_told_to_resync(make: Make) -> None:
+    """F05."""
     bounds = Bounds(window_rows_max=8, pending_rows_max=16, fold_after=4)
 
     async def story() -> None:

@@ -33,6 +33,7 @@ def test_seize_raises_the_epoch_and_keeps_the_incarnation(make: Make) -> None:
 
 
 def test_two_writers__the_older_writes_nothing_more(make: Make) -> None:
+    """F15, F16."""
     async def story() -> None:
         async with opened(make) as store:
             old = await Writer.seize(store, "old")
@@ -90,6 +91,7 @@ async def lose_one(losing: LosingStore, fate: str) -> tuple[Writer, Head]:
 
 @pytest.mark.parametrize("more", [[], ["lost"], ["landed"], ["lost", "landed"]])
 def test_settle__the_lost_batch_had_landed(make: Make, more: list[str]) -> None:
+    """F01."""
     async def story() -> None:
         async with opened(make) as store:
             losing = LosingStore(store)
@@ -122,6 +124,7 @@ def test_settle__the_lost_batch_never_lands(make: Make, more: list[str]) -> None
 
 
 def test_settle__the_lost_batch_arrives_after_it_and_is_refused(make: Make) -> None:
+    """F01."""
     async def story() -> None:
         async with opened(make) as store:
             losing = LosingStore(store)

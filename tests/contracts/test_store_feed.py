@@ -83,7 +83,7 @@ def test_a_wait_that_is_cancelled_loses_nothing(make: Make) -> None:
 @pytest.mark.parametrize("window", [1, 3, 1_000])
 @pytest.mark.parametrize("fold_after", [0, 2, 1_000])
 def test_from_the_past_into_the_present__no_gap_and_nothing_twice(make: Make, window: int, fold_after: int) -> None:
-    """The history is longer than the window and than a page of the log, and writes go on while it is read."""
+    """F05, F06. The history is longer than the window and than a page of the log, and writes go on while it is read."""
     bounds = Bounds(window_rows_max=window, fold_after=fold_after)
 
     async def story() -> None:
@@ -164,7 +164,7 @@ def test_the_head_is_no_change__it_tells_the_span(make: Make) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("window", [2, 30, 1_000])
 def test_what_is_folded_is_counted(make: Make, prefix: str, late: bool, window: int) -> None:
-    """However a watcher comes to lag, `chain.gap` finds that every row of every batch is accounted for."""
+    """F05, F21. However a watcher comes to lag, `chain.gap` finds that every row of every batch is accounted for."""
     bounds = Bounds(window_rows_max=window, fold_after=3)
 
     async def story() -> None:
@@ -194,6 +194,7 @@ def test_what_is_folded_is_counted(make: Make, prefix: str, late: bool, window: 
 
 
 def test_a_raw_write_among_batches_shows_as_a_gap(make: Make) -> None:
+    """F05."""
     bounds = Bounds(fold_after=0)
 
     async def story() -> None:

@@ -63,6 +63,7 @@ def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: list[Left]) -> N
 @given(scenes())
 @settings(max_examples=200)
 def test_the_mask_over_columns_is_the_answer_node_by_node(scene: Scene) -> None:
+    """F26: proposer and authority run one rule."""
     this = asked(scene)
     fits = fit.mask(this.over, this.columns, this.over_peers)
     assert fits.dtype == np.bool_ and fits.shape == (len(scene.left),)

@@ -63,6 +63,7 @@ def check_cure(errors: list[StoreError]) -> None:
 
 @pytest.mark.parametrize("what", [b"needle-00123", b"key/00123"])
 def test_a_flipped_byte_in_a_row_is_noticed(tmp_path: Path, what: bytes) -> None:
+    """F13."""
     rows = run(filled(tmp_path))
     content = (tmp_path / FILE_NAME).read_bytes()
     places = [at for at in range(len(content)) if content.startswith(what, at)]
@@ -75,6 +76,7 @@ def test_a_flipped_byte_in_a_row_is_noticed(tmp_path: Path, what: bytes) -> None
 
 
 def test_a_flipped_byte_on_any_page_is_noticed_or_harmless(tmp_path: Path) -> None:
+    """F13."""
     rows = run(filled(tmp_path / "sound", rows=150))
     size = (tmp_path / "sound" / FILE_NAME).stat().st_size
     noticed = 0
@@ -184,6 +186,7 @@ async def settle_one(store: SqliteStore, place: chain.Place, value: bytes) -> ch
 
 @pytest.mark.parametrize("call", ["wal sync", "wal write"])
 def test_the_disk_fails_while_committing__unanswered__and_the_chain_settles_it(tmp_path: Path, call: str) -> None:
+    """F01, F12."""
     async def story() -> None:
         with failing_files() as faults:
             async with opened(tmp_path) as store:

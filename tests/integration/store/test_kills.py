@@ -14,6 +14,7 @@ KILLS = 25
 
 
 def test_nothing_acknowledged_is_lost_over_many_kills(tmp_path: Path) -> None:
+    """F13, F20."""
     report = kill_loop(KILLS, seed=1, directory=tmp_path)
     assert report.violations == []
     assert report.kills == KILLS
