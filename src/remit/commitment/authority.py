@@ -31,8 +31,21 @@ from remit.commitment.draft import Draft
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
-from remit.model.claims import CLAIMS, Abandon, Accepted, Actor, Code, Operation, Refused, Verdict
-from remit.model.objects import encode
+from remit.model.claims import (
+    CLAIMS,
+    Abandon,
+    Accepted,
+    Actor,
+    AnyClaim,
+    Apply,
+    Code,
+    Delete,
+    Move,
+    Operation,
+    Refused,
+    Verdict,
+)
+from remit.model.objects import encode, key, key_of
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids
@@ -410,7 +423,7 @@ def _entry(operation: Operation, taken: str, ruled: int | Refused) -> Entry:
     actor, evidence, claim = operation.actor, operation.evidence, operation.claim
     number, code, detail = (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", "")
     return Entry(
-        operation.id, taken, _TAGS[type(claim)], _subject(operation), actor.name, actor.role, actor.lease, actor.epoch,
+        operation.id, taken, _deed(claim), _subject(claim), actor.name, actor.role, actor.lease, actor.epoch,
         evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
     )  # fmt: skip
 
@@ -418,9 +431,17 @@ def _entry(operation: Operation, taken: str, ruled: int | Refused) -> Entry:
 _TAGS: Final = {claim: tag(claim) for claim in CLAIMS}
 
 
-def _subject(operation: Operation) -> str:
+def _deed(claim: AnyClaim) -> str:
+    """What was asked, as the audit calls it: the claim, and for a move which one."""
+    return f"move {claim.transition}" if type(claim) is Move else _TAGS[type(claim)]
+
+
+def _subject(claim: AnyClaim) -> str:
     """The object that the claim is about, by the field that names it."""
-    claim = operation.claim
+    if type(claim) is Apply:
+        return key(claim.thing)
+    if type(claim) is Delete:
+        return key_of(claim.kind, claim.name, claim.tenant)
     field = _SUBJECTS[type(claim)]
     return str(getattr(claim, field)) if field else ""
 
