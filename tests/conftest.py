@@ -32,8 +32,8 @@ settings.register_profile(
     deadline=None,
     derandomize=False,
     database=None,
-    max_examples=500,
-    stateful_step_count=100,
+    max_examples=150,
+    stateful_step_count=60,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

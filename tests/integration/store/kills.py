@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import select
@@ -273,6 +274,8 @@ def main() -> int:
     print(f"kills {report.kills}, commits acknowledged {report.commits_acknowledged}, violations {len(report.violations)}")
     for violation in report.violations:
         print(violation)
+    counts = {"kills": report.kills, "operations": report.commits_acknowledged, "violations": len(report.violations)}
+    print(json.dumps(counts))
     return 1 if report.violations else 0
 
 

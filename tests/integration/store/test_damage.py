@@ -187,6 +187,7 @@ async def settle_one(store: SqliteStore, place: chain.Place, value: bytes) -> ch
 @pytest.mark.parametrize("call", ["wal sync", "wal write"])
 def test_the_disk_fails_while_committing__unanswered__and_the_chain_settles_it(tmp_path: Path, call: str) -> None:
     """F01, F12."""
+
     async def story() -> None:
         with failing_files() as faults:
             async with opened(tmp_path) as store:

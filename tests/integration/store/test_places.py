@@ -35,6 +35,7 @@ asyncio.run(hold())
 
 def test_disk_full__nothing_is_applied_and_reads_go_on__room_again_and_writes_go_on(tmp_path: Path) -> None:
     """F11."""
+
     async def story(disk: Path) -> None:
         ballast = disk / "ballast"
         ballast.write_bytes(b"x" * (14 << 20))
@@ -153,6 +154,7 @@ def test_a_second_owner_is_refused__also_in_the_same_process(tmp_path: Path) -> 
 
 def test_another_process_owns_it__named_by_pid__and_its_death_frees_it(tmp_path: Path) -> None:
     """F02."""
+
     async def refused(pid: int) -> None:
         with pytest.raises(Owned, match=f"owned by process {pid};") as caught:
             async with opened(tmp_path):
