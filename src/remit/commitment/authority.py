@@ -47,7 +47,7 @@ from remit.model.claims import (
 )
 from remit.model.objects import encode, key, key_of
 from remit.store import chain
-from remit.store.protocol import Committed, Head, Store, StoreError, Unanswered, Unavailable
+from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids
 
 BATCH_MAX: Final = 256
@@ -263,9 +263,18 @@ class Authority:
 
         Raises, for the batch that was under way: `Deposed` or `Unavailable` (nothing of it written), `Silence` (unknown).
         """
+        most, faults = BATCH_MAX, dict[str, str]()
         while True:
-            prepared = self._prepare(operations[len(verdicts) : len(verdicts) + BATCH_MAX])
-            revision = await self._write(prepared, None)
+            part = operations[len(verdicts) : len(verdicts) + most]
+            prepared = self._prepare(part, faults)
+            try:
+                revision = await self._write(prepared, None)
+            except Invalid as fault:
+                # A row that the store will not take, too large say. Deciding them one by one finds whose it is.
+                if not part:
+                    raise
+                most, faults = 1, {part[0].id: str(fault)} if len(part) == 1 else {}
+                continue
             if revision is not None:
                 plain = Accepted(revision)
                 verdicts += [_verdict(answer, plain) for answer in prepared.answers]
@@ -298,8 +307,14 @@ class Authority:
                 ruled: int | Refused = Refused(Code.LIMIT, f"the operation has {size} bytes; {OPERATION_BYTES_MAX} at most")
             elif isinstance(operation.claim, Abandon):
                 ruled = self._abandon(operation.claim.operation, entries, window)
+            elif operation.id in faults:
+                ruled = Refused(Code.FAULT, faults[operation.id])
             else:
-                ruled = decide(draft, operation)
+                try:
+                    ruled = decide(draft, operation)
+                except Exception as fault:  # noqa: BLE001  (whatever it is, it must not take the authority with it)
+                    # Our own bug. The draft may be half written: it is thrown away, and the batch decided without this one.
+                    return self._prepare(operations, {**faults, operation.id: f"{type(fault).__name__}: {fault}"})
             entry = _entry(operation, taken, ruled)
             entries[operation.id] = entry
             answers.append(entry)
