@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from remit.store.chain import decode_head
 from remit.store.protocol import (
     HEAD,
@@ -29,20 +31,40 @@ def check_commit(commit: Commit) -> None:
         check_key(guard.key)
         if guard.revision < 0:
             raise Invalid(f"guard of {guard.key!r} at revision {guard.revision}: 0 means absent, less means nothing")
+    keys = [key for key, _ in commit.puts]
+    keys += commit.deletes
+    if not _plain(keys, [value for _, value in commit.puts]):
+        _check_rows(commit)
+    distinct = set(keys)
+    if len(distinct) != rows:
+        raise Invalid("a key is changed twice in one commit")
+    if HEAD in distinct:
+        if HEAD in commit.deletes:
+            raise Invalid("the head row cannot be deleted: it fences every older writer")
+        _check_head(next(value for key, value in commit.puts if key == HEAD))
+
+
+def _plain(keys: Sequence[str], values: Sequence[bytes]) -> bool:
+    """Are all of them short, of the right type, and the keys ASCII? Then nothing can be wrong, and no row is looked at."""
+    return (
+        {*map(type, keys)} <= {str}
+        and {*map(type, values)} <= {bytes}
+        and "".join(keys).isascii()
+        and min(map(len, keys), default=1) > 0
+        and max(map(len, keys), default=0) <= KEY_BYTES_MAX
+        and max(map(len, values), default=0) <= VALUE_BYTES_MAX
+    )
+
+
+def _check_rows(commit: Commit) -> None:
     for key, value in commit.puts:
         check_key(key)
         if type(value) is not bytes:
             raise Invalid(f"the value of {key!r} is {type(value).__name__}, not bytes")
         if len(value) > VALUE_BYTES_MAX:
             raise Invalid(f"the value of {key!r} has {len(value)} bytes; at most {VALUE_BYTES_MAX}")
-        if key == HEAD:
-            _check_head(value)
     for key in commit.deletes:
         check_key(key)
-        if key == HEAD:
-            raise Invalid("the head row cannot be deleted: it fences every older writer")
-    if len({*(key for key, _ in commit.puts), *commit.deletes}) != rows:
-        raise Invalid("a key is changed twice in one commit")
 
 
 def check_key(key: str) -> None:

@@ -194,7 +194,7 @@ def test_a_status_that_was_slow_to_come_is_no_silence_of_the_operation() -> None
 
 
 def test_the_budget_caps_the_retries_of_many_callers() -> None:
-    """F32, F40: retries are bounded. A hundred callers and a dead authority: what the bucket holds and what flows in, and not sixteen tries each."""
+    """F32, F40: a hundred callers and a dead authority: what the bucket holds and what flows in, not sixteen tries each."""
 
     async def scene() -> None:
         b = bench([], then="lose before", budget=RetryBudget(percent=20, per_second=10, tokens_max=100))
