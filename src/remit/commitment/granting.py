@@ -204,7 +204,11 @@ def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
 
 @ruling(Vouch, BUDGETEERS, Coordination.HARD, "after a restore nothing is granted twice")
 def vouch(draft: Draft, operation: Operation, claim: Vouch) -> int | Refused:
-    """Take a holder's word for what it has from us, and stop waiting for it. Grants that the backup lacked are recorded."""
+    """Record the grants that the backup lacked, by their holder's word, and stop waiting for it.
+
+    Nothing returns by this: what is known here stays written off in full, since an offer of it may still be on its way. What
+    the holder gave back comes back by its reports, which it sends again.
+    """
     if draft.thing(key_of("Summary", AWAITED + claim.holder)) is None:
         return refuse(Code.NOT_FOUND, f"{claim.holder} is not awaited; after a restore each holder vouches once")
     for name, spec in sorted(claim.grants.items()):
@@ -214,13 +218,9 @@ def vouch(draft: Draft, operation: Operation, claim: Vouch) -> int | Refused:
         if spec.holder != claim.holder:
             return refuse(Code.NOT_OWNER, f"grants.{name}: held by {spec.holder}, not {claim.holder}")
     for name, spec in sorted(claim.grants.items()):
-        found = draft.thing(key_of("Grant", name))
-        if found is None:
+        if draft.thing(key_of("Grant", name)) is None:
             status = GrantStatus(epoch=claim.epoch, deadline=_term(draft, spec))
             draft.put(Grant(metadata=Stamp(name=name, uid=draft.uid()), spec=spec, status=status))
-        elif spec.amount <= found[0].spec.amount:
-            status = replace(found[0].status, returned=found[0].spec.amount - spec.amount, epoch=claim.epoch)
-            draft.put(replace(found[0], status=status))
     draft.drop(key_of("Summary", AWAITED + claim.holder))
     return len(claim.grants)
 

@@ -124,7 +124,9 @@ async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_
     assert await scope.refused(budgets, Issue("more", slice_of("1"))) is Code.AWAITING_REPORTS
     await scope.must(budgets, Issue("here", slice_of("1", "scheduler"))), "within this scope everything is known"
     await scope.must(budgets, Vouch("scope/r2", 7, {"s": slice_of("1"), "unknown": slice_of("3")}))
-    assert scope.books.grants[T1].lent == {"cpu": 5000}
+    assert scope.books.grants[T1].lent == {"cpu": 8000}, "what was unknown is written off; what was known still is, in full"
+    await scope.must(budgets, Credit("s", 7, 1, amounts(cpu="1")))
+    assert scope.books.grants[T1].lent == {"cpu": 5000}, "it comes back by the holder's report, sent again"
     await scope.must(budgets, Issue("more", slice_of("1")))
     assert await scope.refused(budgets, Vouch("scope/r2", 7, {})) is Code.NOT_FOUND, "each vouches once"
 
@@ -209,3 +211,15 @@ async def test_a_budget_caps_each_tenant_inside_it_and_charges_its_emergency_quo
         holder="x", amount=amounts(cpu="3"), shares={"t1": amounts(cpu="2")}, purpose="budget", ttl=Duration(60_000)
     )
     assert await scope.refused(scope.actors["budgets"], Issue("more", more)) is Code.GRANT_SHORT
+
+
+@story
+async def test_an_offer_on_its_way_is_not_undercut_by_what_its_holder_vouches_for(scope: Scope) -> None:
+    """F10: both sides were restored; the holder remembers less than it is being offered anew."""
+    budgets = scope.actors["budgets"]
+    await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
+    await scope.must(budgets, Issue("s", slice_of("4")))
+    await scope.restore(await scope.store.inner.backup())
+    await scope.take_over()
+    await scope.must(budgets, Vouch("scope/r2", 7, {"s": slice_of("3")}))
+    assert scope.books.grants[T1].lent == {"cpu": 4000}, "the offer of 4 may still be taken up"
