@@ -168,7 +168,8 @@ def lane(soak: Soak, name: str, salt: int, run: Callable[[Soak, int], Outcome], 
             soak.counts.update(outcome.counts)
             soak.counts.update(violations=outcome.violations)
             soak.seeds.setdefault(name, []).append(seed)
-        told = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in sorted(outcome.counts.items())) or "nothing"
+        plain = {word: count for word, count in outcome.counts.items() if word.isidentifier()}
+        told = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in sorted(plain.items())) or "nothing"
         if outcome.unfinished:
             soak.say(f"{name} seed {seed}: stopped, the time is over; until then {told}")
         elif not outcome.violations:
