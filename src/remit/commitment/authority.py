@@ -31,6 +31,7 @@ from remit.commitment.draft import Draft
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
+from remit.commitment.rulings import UNLEASED
 from remit.model.claims import (
     CLAIMS,
     Abandon,
@@ -161,7 +162,7 @@ class Authority:
             raise Silence("the store could not confirm who leads")
         if confirmed.epoch != self._place.head.epoch or self._ended is not None:
             raise Turned(confirmed.holder)
-        if claimant(self._draft(), actor) is not None:
+        if actor.role in UNLEASED or claimant(self._draft(), actor) is not None:
             return False
         self.heard[actor.lease] = max(received_ms, self.heard.get(actor.lease, 0))
         return True

@@ -200,11 +200,12 @@ class Books:
         if draft.policy is not None or draft.reshaped:
             self._asks.clear()
             self._tallied.clear()
-        merge(self.nodes, draft.nodes)
-        self._absorb_spots(draft.spots)
         if draft.relabelled:
+            # Before the spots: they may lie on nodes that are gone by now, and are counted anew when next asked for.
             self._tallies.clear()
             self._tallied.clear()
+        merge(self.nodes, draft.nodes)
+        self._absorb_spots(draft.spots)
         if draft.relabelled or draft.policy is not None or draft.reshaped:
             self._eligible.clear()
 

@@ -56,8 +56,10 @@ def issue(draft: Draft, operation: Operation, claim: Issue) -> int | Refused:
         return refused
     if draft.thing(key_of("Grant", claim.name)) is not None or draft.grant(claim.name) is not None:
         return refuse(Code.EXISTS, f"there is a grant {claim.name} already")
-    if operation.actor.role is Role.SCHEDULER and not _held_by_asker(draft, operation, spec.parent):
-        return refuse(Code.NOT_OWNER, "spec.parent: a scheduler hands on only what it was granted itself")
+    if operation.actor.role is Role.SCHEDULER and (spec.shares or not _held_by_asker(draft, operation, spec.parent)):
+        return refuse(Code.NOT_OWNER, "spec.parent: a scheduler hands on only what it was granted itself, and makes no budgets")
+    if not _is_parent(draft, spec.parent):
+        return refuse(Code.NOT_FOUND, f"spec.parent: there is no grant or quota {spec.parent} to carve it out of")
     deadline = _term(draft, spec)
     for ledger_name, amount in _debits(spec):
         ledger = draft.grant(ledger_name)
@@ -112,6 +114,8 @@ def renew(draft: Draft, operation: Operation, claim: Renew) -> int | Refused:
     grant = _issued(draft, claim.name)
     if isinstance(grant, Refused):
         return grant
+    if not _may_end(draft, operation, grant):
+        return refuse(Code.NOT_OWNER, f"{claim.name} is held by {grant.spec.holder}, not by {operation.actor.name}")
     parent = draft.grant(grant.spec.parent) if grant.spec.parent else None
     dead = lifeless(draft, parent) if parent is not None else None
     if dead is not None:
@@ -156,6 +160,8 @@ def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
     if found is None or ledger is None:
         return refuse(Code.NOT_FOUND, f"there is no grant {claim.name}")
     grant: Grant = found[0]
+    if not _may_end(draft, operation, grant):
+        return refuse(Code.NOT_OWNER, f"{claim.name} is held by {grant.spec.holder}, not by {operation.actor.name}")
     if operation.actor.role is Role.REPAIR and ledger.alive(draft.moment.now_ms):
         return refuse(Code.WAIT, f"grant {claim.name} has not run out; its holder may close it")
     if ledger.lent_away and grant.status.phase is GrantPhase.CLOSED and not outstanding(grant):
@@ -215,12 +221,19 @@ def vouch(draft: Draft, operation: Operation, claim: Vouch) -> int | Refused:
         refused = _well_formed(name, spec)
         if refused is not None:
             return refused
-        if spec.holder != claim.holder:
-            return refuse(Code.NOT_OWNER, f"grants.{name}: held by {spec.holder}, not {claim.holder}")
+        found = draft.thing(key_of("Grant", name))
+        if claim.holder != spec.holder or (found is not None and found[0].spec.holder != claim.holder):
+            return refuse(Code.NOT_OWNER, f"grants.{name}: not held by {claim.holder}")
+        if found is None and (spec.parent in claim.grants or not _is_parent(draft, spec.parent)):
+            return refuse(Code.NOT_FOUND, f"grants.{name}: there is no grant or quota {spec.parent} that it was carved out of")
     for name, spec in sorted(claim.grants.items()):
-        if draft.thing(key_of("Grant", name)) is None:
+        found = draft.thing(key_of("Grant", name))
+        if found is None:
             status = GrantStatus(epoch=claim.epoch, deadline=_term(draft, spec))
             draft.put(Grant(metadata=Stamp(name=name, uid=draft.uid()), spec=spec, status=status))
+        elif not spec.amount <= found[0].spec.amount:
+            larger = found[0].spec.amount + spec.amount.over(found[0].spec.amount)
+            draft.put(replace(found[0], spec=replace(found[0].spec, amount=larger)))
     draft.drop(key_of("Summary", AWAITED + claim.holder))
     return len(claim.grants)
 
@@ -274,8 +287,27 @@ def _held_by_asker(draft: Draft, operation: Operation, parent: str) -> bool:
 
 
 def _debits(spec: GrantSpec) -> list[tuple[str, Amount]]:
-    debits = [(spec.parent, spec.amount)] if spec.parent else []
-    return debits + [(f"tenant/{tenant}/emergency", share) for tenant, share in sorted(spec.shares.items())]
+    """What is taken from where, each ledger once: a budget may be carved out of the same quota that its shares burden."""
+    debits: dict[str, Amount] = {spec.parent: spec.amount} if spec.parent else {}
+    for tenant, share in sorted(spec.shares.items()):
+        name = f"tenant/{tenant}/emergency"
+        debits[name] = debits.get(name, Amount()) + share
+    return list(debits.items())
+
+
+def _is_parent(draft: Draft, name: str) -> bool:
+    """Nothing, a grant, or a tenant's quota; a tenant's share of a budget is a limit inside it, and cannot be handed on."""
+    if not name or draft.thing(key_of("Grant", name)) is not None:
+        return True
+    return name.startswith("tenant/") and draft.grant(name) is not None
+
+
+def _may_end(draft: Draft, operation: Operation, grant: Grant) -> bool:
+    """May the asker renew or close it? A scheduler only what it holds, or has handed on itself."""
+    if operation.actor.role is not Role.SCHEDULER:
+        return True
+    mine = (operation.actor.name, operation.actor.lease)
+    return grant.spec.holder in mine or _held_by_asker(draft, operation, grant.spec.parent)
 
 
 def _covers(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:

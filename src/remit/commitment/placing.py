@@ -22,6 +22,7 @@ from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.model.resources import WHOLE
 
 SCHEDULERS = frozenset({Role.SCHEDULER})
+CHAIN_MAX = 64
 
 
 @ruling(Bind, SCHEDULERS, Coordination.HARD, "one binding per replica, one owner per device, no ledger above its limit")
@@ -298,13 +299,15 @@ def tenant_slice(draft: Draft, tenant: str) -> str | None:
 def lifeless(draft: Draft, ledger: GrantLedger) -> Refused | None:
     """Why nothing may be drawn on this grant any more: it, or one that it was carved out of, is closed or ran out."""
     at: GrantLedger | None = ledger
-    while at is not None:
+    for _ in range(CHAIN_MAX):
+        if at is None:
+            return None
         if not at.live:
             return refuse(Code.GRANT_VOID, f"grant {at.name} is {at.grant.status.phase if at.grant else 'gone'}")
         if not at.alive(draft.moment.now_ms):
             return refuse(Code.GRANT_EXPIRED, f"grant {at.name} ran out")
         at = draft.grant(at.parent) if at.parent else None
-    return None
+    return refuse(Code.GRANT_VOID, f"grant {ledger.name} is handed down over more than {CHAIN_MAX} steps")
 
 
 def _ahead(draft: Draft, deadline: Deadline) -> bool:

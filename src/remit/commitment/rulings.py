@@ -58,5 +58,9 @@ def ruling(claim: type[Claim], roles: frozenset[Role], coordination: Coordinatio
     return register
 
 
+DETAIL_MAX: Final = 500
+
+
 def refuse(code: Code, detail: str) -> Refused:
-    return Refused(code, detail)
+    """`detail` may quote the asker; what is stored of it is bounded."""
+    return Refused(code, detail if len(detail) <= DETAIL_MAX else detail[:DETAIL_MAX] + "…")

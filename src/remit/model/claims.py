@@ -13,7 +13,7 @@ from typing import Annotated, NewType, get_args
 import msgspec
 from msgspec import Meta, Struct, field
 
-from remit.model.fields import Condition
+from remit.model.fields import Condition, Natural
 from remit.model.kinds import NodeHealth, PolicySpec
 from remit.model.objects import AnyObject, dec_hook, enc_hook
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
@@ -62,14 +62,14 @@ class Actor(Struct, frozen=True, omit_defaults=True, gc=False):
     name: Short
     role: Role
     lease: Short = ""
-    epoch: int = 0
+    epoch: Natural = 0
 
 
 class Evidence(Struct, frozen=True, omit_defaults=True, gc=False):
     """What the asker had seen: the store revision, and how old that view was."""
 
-    revision: Annotated[int, Meta(ge=0)] = 0
-    age_ms: Annotated[int, Meta(ge=0)] = 0
+    revision: Natural = 0
+    age_ms: Natural = 0
 
 
 class Claim(Struct, frozen=True, tag_field="do", tag=str.lower, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -83,29 +83,29 @@ class Apply(Claim, frozen=True):
     """Create or replace a declared object. `expect` is the revision that it must stand at; 0: it must not exist."""
 
     thing: AnyObject
-    expect: int | None = None
+    expect: Natural | None = None
 
 
 class Delete(Claim, frozen=True):
     kind: Short
     name: Short
     tenant: Short = ""
-    expect: int | None = None
+    expect: Natural | None = None
 
 
 class Rollback(Claim, frozen=True):
     """Publish the policies of an earlier revision again, as a new one."""
 
-    to: int
+    to: Natural
 
 
 class Adopt(Claim, frozen=True):
     """Take a policy revision from the scope above, on lease: `ttl` counts from `asked_ms`, when this scope asked for it."""
 
-    number: int
+    number: Natural
     policies: dict[Short, PolicySpec]
     ttl: Duration
-    asked_ms: int
+    asked_ms: Natural
 
 
 # --------------------------------------------------------------------------------------------------------------- replicas
@@ -116,8 +116,8 @@ class Spawn(Claim, frozen=True):
 
     tenant: Short
     workload: Short
-    generation: int
-    first: Annotated[int, Meta(ge=0)]
+    generation: Natural
+    first: Natural
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
 
 
@@ -125,23 +125,23 @@ class Bind(Claim, frozen=True):
     """Bind a replica, as seen at revision `at`, to a node and devices of it, drawing on a grant."""
 
     replica: Short
-    at: int
+    at: Natural
     node: Short
     grant: Short
-    devices: dict[str, int] = field(default_factory=dict)
-    policy: int = 0
+    devices: Annotated[dict[Short, Natural], Meta(max_length=1024)] = field(default_factory=dict)
+    policy: Natural = 0
 
 
 class Reserve(Claim, frozen=True):
     """Hold room for a replica until it is bound; `victims`, each as seen at a revision, drain in the same transaction."""
 
     replica: Short
-    at: int
+    at: Natural
     node: Short
     grant: Short
-    devices: dict[str, int] = field(default_factory=dict)
-    policy: int = 0
-    victims: Annotated[dict[str, int], Meta(max_length=1024)] = field(default_factory=dict)
+    devices: Annotated[dict[Short, Natural], Meta(max_length=1024)] = field(default_factory=dict)
+    policy: Natural = 0
+    victims: Annotated[dict[Short, Natural], Meta(max_length=1024)] = field(default_factory=dict)
 
 
 class Ganged(Claim, frozen=True, tag="gang"):
@@ -154,9 +154,9 @@ class Move(Claim, frozen=True):
     """Take one named transition of the lifecycle table with a replica, as seen at revision `at`, in one attempt."""
 
     replica: Short
-    at: int
+    at: Natural
     transition: Short
-    attempt: int = 0
+    attempt: Natural = 0
     result: Short = ""
     reason: Short = ""
 
@@ -165,14 +165,14 @@ class Forget(Claim, frozen=True):
     """Drop the record of a released replica."""
 
     replica: Short
-    at: int
+    at: Natural
 
 
 class Mark(Claim, frozen=True):
     """Say how a node is."""
 
     node: Short
-    at: int
+    at: Natural
     health: NodeHealth
     reason: Short = ""
 
@@ -195,8 +195,8 @@ class Accept(Claim, frozen=True):
 
     name: Short
     spec: GrantSpec
-    serial: int
-    asked_ms: int
+    serial: Natural
+    asked_ms: Natural
     incarnation: Short
 
 
@@ -223,8 +223,8 @@ class Credit(Claim, frozen=True):
     """The holder's report reached its issuer: `remaining` is what it still has. Reports count by (epoch, report)."""
 
     name: Short
-    epoch: int
-    report: int
+    epoch: Natural
+    report: Natural
     remaining: Amount
     final: bool = False
 
@@ -233,7 +233,7 @@ class Vouch(Claim, frozen=True):
     """After a restore: everything that a holder says it has from us, so that nothing is granted twice."""
 
     holder: Short
-    epoch: int
+    epoch: Natural
     grants: dict[Short, GrantSpec]
 
 
@@ -369,7 +369,7 @@ class Accepted(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag
     """It is true as of `revision`. `number` is what the claim asked for, where that is a number (an epoch, say)."""
 
     revision: int
-    number: int = 0
+    number: Natural = 0
 
 
 class Refused(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="refused", gc=False):
