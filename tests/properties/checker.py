@@ -168,6 +168,7 @@ class Checker:
         self.rows: Rows = {}
         self.stories: dict[str, list[tuple[int, Json]]] = {}
         self.outcomes: dict[str, tuple[str, int, str, int]] = {}
+        self.abandons: set[str] = set()
         self.acknowledged: dict[str, tuple[str, int]] = {}
         self.results: dict[tuple[str, int], str] = {}
         self.homes: dict[tuple[str, int], str] = {}
@@ -204,6 +205,7 @@ class Checker:
             if edge[0] != edge[1]:
                 seen = (edge[0], edge[1], "")
                 self.edges_seen[seen] = self.edges_seen.get(seen, 0) + 1
+        self.abandons |= {entry.id for entry in entries if entry.did == "abandon"}
         for entry in entries:
             self.codes_seen[entry.code or "accepted"] = self.codes_seen.get(entry.code or "accepted", 0) + 1
         self.judge(step, INVARIANTS)
@@ -248,7 +250,9 @@ class Checker:
         said = self.outcomes.get(operation)
         if said is None:
             raise Violation(f"acknowledged_is_in_history: {operation} was answered {code or 'accepted'}, no batch tells of it")
-        if (number, code, revision) != (said[1], said[2], said[3]):
+        # To abandon something is answered with that thing's own outcome, which may be older.
+        older = operation in self.abandons and revision < said[3]
+        if (number, code) != (said[1], said[2]) or (revision != said[3] and not older):
             raise Violation(f"acknowledged_is_in_history: {operation} was answered {(number, code, revision)}, stored {said}")
         before = self.acknowledged.setdefault(operation, (code, number))
         if before != (code, number):

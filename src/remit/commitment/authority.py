@@ -23,6 +23,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import msgspec
+
 from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
 from remit.commitment import restoring
 from remit.commitment.books import NOTES_MAX, Books, Moment
@@ -44,9 +46,11 @@ from remit.model.claims import (
     Move,
     Operation,
     Refused,
+    Role,
     Verdict,
+    window_of,
 )
-from remit.model.objects import encode, key, key_of
+from remit.model.objects import decode, encode, key, key_of
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids
@@ -105,6 +109,8 @@ class Authority:
         self._queued = 0
         self._wake = asyncio.Event()
         self._ended: Deposed | None = None
+        self._running = False
+        self._early = 0
         self._confirming: asyncio.Future[Head | None] | None = None
         self._batches = 0
         self._house = asyncio.Event()
@@ -149,8 +155,16 @@ class Authority:
         return await waiting.answer
 
     async def status(self) -> Status:
+        """Where the scope stands. A window is announced only once a batch has recorded it: one that died with this authority
+        would leave its clients with ids that no successor knows.
+        """
+        if self._running and self._ended is None and self._window() > self.outcomes.window:
+            waiting = Waiting((), asyncio.get_running_loop().create_future())
+            self._queue.append(waiting)
+            self._wake.set()
+            await waiting.answer
         head = self._place.head
-        return Status(self.scope, head.incarnation, head.epoch, head.sequence, self._window(), WINDOW_MS, head.holder)
+        return Status(self.scope, head.incarnation, head.epoch, head.sequence, self.outcomes.window, WINDOW_MS, head.holder)
 
     async def renew(self, actor: Actor, /) -> bool:
         """Begin the lease's term anew, from now. Answered only after the store has confirmed, later than this call, that
@@ -193,6 +207,7 @@ class Authority:
         often, so that standbys see that it lives.
         """
         self._ended = None
+        self._running = True
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_house())
@@ -204,6 +219,7 @@ class Authority:
             self._ended = first if isinstance(first, Deposed) else None
             raise first from None
         finally:
+            self._running = False
             self._ended = self._ended or Deposed(None)
             self._turn_away()
 
@@ -243,8 +259,8 @@ class Authority:
         verdicts: list[Verdict] = []
         try:
             await self.decide_and_commit(operations, verdicts)
-        except Unavailable:
-            _answer(taken, verdicts, Overloaded(RETRY_MS))
+        except Unavailable as unavailable:
+            _answer(taken, verdicts, _overloaded(unavailable))
             await self.clock.sleep_ms(RETRY_MS)
         except Deposed as deposed:
             _answer(taken, verdicts, Turned(deposed.by.holder if deposed.by else ""))
@@ -267,8 +283,8 @@ class Authority:
         most, faults = BATCH_MAX, dict[str, str]()
         while True:
             part = operations[len(verdicts) : len(verdicts) + most]
-            prepared = self._prepare(part, faults)
             try:
+                prepared = self._prepare(part, faults)
                 revision = await self._write(prepared, None)
             except Invalid as fault:
                 # A row that the store will not take, too large say. Deciding them one by one finds whose it is.
@@ -277,8 +293,7 @@ class Authority:
                 most, faults = 1, {part[0].id: str(fault)} if len(part) == 1 else {}
                 continue
             if revision is not None:
-                plain = Accepted(revision)
-                verdicts += [_verdict(answer, plain) for answer in prepared.answers]
+                verdicts += [self._verdict(answer) for answer in prepared.answers]
             if len(verdicts) >= len(operations) and revision is not None:
                 return
 
@@ -291,14 +306,16 @@ class Authority:
         for operation in operations:
             if len(draft.replicas) > SLICE:
                 break
-            taken, size = digest(operation)
-            before = entries.get(operation.id)
-            if before is not None:
-                answers.append(
-                    before if before.digest in ("", taken) else Refused(Code.OPERATION_MISMATCH, "used in this batch")
-                )
+            try:
+                taken, size = digest(operation)
+            except UnicodeEncodeError as error:
+                answers.append(Refused(Code.INVALID, f"it has text that is not Unicode: {error.reason}"))
                 continue
-            known = self.outcomes.judge(operation.id, taken, window)
+            before = entries.get(operation.id)
+            if before is not None and before.digest in ("", taken):
+                answers.append(before)
+                continue
+            known = self.outcomes.judge(operation.id, taken) if before is None else _MISMATCH
             if known is not None:
                 answers.append(known)
                 if isinstance(known, Refused) and not known.revision:
@@ -307,7 +324,7 @@ class Authority:
             if size > OPERATION_BYTES_MAX:
                 ruled: int | Refused = Refused(Code.LIMIT, f"the operation has {size} bytes; {OPERATION_BYTES_MAX} at most")
             elif isinstance(operation.claim, Abandon):
-                ruled = self._abandon(operation.claim.operation, entries, window)
+                ruled = self._abandon(draft, operation, operation.claim.operation, entries)
             elif operation.id in faults:
                 ruled = Refused(Code.FAULT, faults[operation.id])
             else:
@@ -330,6 +347,7 @@ class Authority:
                     deletes.append(name)
                 else:
                     puts.append((name, encode(thing)))
+        self._check_readable(draft)
         crowd = len(self.books.notes) + len(draft.notes) - NOTES_MAX
         for name in islice(self.books.notes, max(crowd, 0)):
             if name not in draft.notes:
@@ -342,27 +360,51 @@ class Authority:
         deletes += [batch_key(old) for old in range(self._oldest, last)]
         return Prepared(draft, batch, answers, puts, deletes, max(self._oldest, last))
 
+    def _check_readable(self, draft: Draft) -> None:
+        """Every row must be readable for whoever takes over; a claim that was given by reference was checked by nobody."""
+        for name, thing in (*draft.things.items(), *draft.notes.items()):
+            if thing is not None:
+                try:
+                    decode(encode(thing))
+                except (msgspec.MsgspecError, ValueError) as error:
+                    raise Invalid(f"{name} would not be readable: {error}") from None
+
     def _batch(self, entries: tuple[Entry, ...], window: int) -> Batch:
         sequence = self._place.head.sequence + 1
-        horizon = self.outcomes.next_horizon(window, sequence - AUDIT_BATCHES_KEPT)
+        horizon = self.outcomes.next_horizon(window)
         first = self.outcomes.first(horizon, sequence)
         return Batch(self._place.head.epoch, window, horizon, first, self.clock.wall(), entries)
 
-    def _abandon(self, target: str, entries: dict[str, Entry], window: int) -> int | Refused:
-        """If the target has an outcome, answer it; otherwise make this its outcome, whatever its payload."""
+    def _abandon(self, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
+        """Unless the target has an outcome, make this its outcome, whatever its payload. Either way the answer is the target's
+        own outcome (`Outcomes.record`).
+        """
+        if operation.actor.role is Role.AUTHORITY:
+            return Refused(Code.ROLE, "nobody asks as the authority")
+        fenced = claimant(draft, operation.actor)
+        if fenced is not None:
+            return fenced
         before = entries.get(target)
         if before is not None:
             return before.number if not before.code else Refused(Code(before.code), before.detail)
-        known = self.outcomes.known(target) or self.outcomes.judge(target, "", window)
-        if isinstance(known, Accepted):
-            return known.number
+        known = self.outcomes.known(target)
         if known is not None:
-            return Refused(known.code, known.detail)
+            return known.number if isinstance(known, Accepted) else Refused(known.code, known.detail)
+        issued = window_of(target)
+        if issued is None:
+            return Refused(Code.INVALID, "operation: not an operation id")
+        if issued[0] != self.outcomes.incarnation or issued[1] < self.outcomes.horizon:
+            return Refused(Code.OPERATION_EXPIRED, f"operation {target} is older than the outcomes kept")
         refused = Refused(Code.ABANDONED, f"operation {target} was abandoned")
-        entries[target] = Entry(
-            target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, ""
-        )  # fmt: skip
+        entries[target] = Entry(target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, "")
         return refused
+
+    def _verdict(self, answer: Verdict | Entry) -> Verdict:
+        """What was recorded is what is answered, now and at every retry."""
+        if not isinstance(answer, Entry):
+            return answer
+        verdict = self.outcomes.known(answer.id)
+        return verdict if verdict is not None else Refused(Code(answer.code), answer.detail)
 
     async def _write(self, prepared: Prepared, marker: tuple[str, bytes] | None) -> int | None:
         """Commit and absorb. Answers the revision; None if the batch was lost and must be decided anew."""
@@ -423,7 +465,12 @@ class Authority:
         return Draft(self.books, moment)
 
     def _window(self) -> int:
-        return max(self.outcomes.window, self._first_window + (self.clock.now_ms() - self._since_ms) // WINDOW_MS)
+        if self.outcomes.crowded():
+            self._early = max(self._early, self.outcomes.window + 1 - self._first_window - self._elapsed())
+        return max(self.outcomes.window, self._first_window + self._elapsed() + self._early)
+
+    def _elapsed(self) -> int:
+        return (self.clock.now_ms() - self._since_ms) // WINDOW_MS
 
     def _turned(self) -> Turned:
         return Turned(self._ended.by.holder if self._ended is not None and self._ended.by is not None else "")
@@ -470,13 +517,11 @@ _SUBJECTS: Final = {
 }
 
 
-def _verdict(answer: Verdict | Entry, plain: Accepted) -> Verdict:
-    """`plain` is what most are answered: accepted, and nothing more to say."""
-    if not isinstance(answer, Entry):
-        return answer
-    if answer.code:
-        return Refused(Code(answer.code), answer.detail, plain.revision)
-    return Accepted(plain.revision, answer.number) if answer.number else plain
+_MISMATCH: Final = Refused(Code.OPERATION_MISMATCH, "the id was used for something else in the same batch")
+
+
+def _overloaded(why: Unavailable) -> Overloaded:
+    return Overloaded(RETRY_MS, str(why))
 
 
 def _answer(taken: Sequence[Waiting], verdicts: list[Verdict], error: LinkError | None) -> None:

@@ -33,9 +33,8 @@ async def load(store: Store, place: Place, moment: Moment) -> tuple[Books, Outco
     await _absorb_replicas(store, books, place.revision, moment)
     for kind in LAST:
         await _absorb_kind(store, books, kind, place.revision, moment)
-    for kind in ("Event", "Decision"):
-        async for row in rows(store, f"{kind.lower()}/", place.revision):
-            books.notes[row.key] = None
+    notes = [(row.revision, row.key) for kind in ("event/", "decision/") async for row in rows(store, kind, place.revision)]
+    books.notes = dict.fromkeys(name for _, name in sorted(notes))
     return books, await _load_outcomes(store, place)
 
 
@@ -119,6 +118,4 @@ async def _load_outcomes(store: Store, place: Place) -> Outcomes:
     outcomes = Outcomes(head.incarnation, last.window, last.horizon)
     async for row in rows(store, BATCH, place.revision, after=batch_key(last.first - 1)):
         outcomes.record(int(row.key.removeprefix(BATCH)), decode_batch(row.value), row.revision)
-    # A new authority begins a new window, past every id that the last one can have seen executed.
-    outcomes.begin(outcomes.window + 1)
     return outcomes

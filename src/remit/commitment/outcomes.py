@@ -94,10 +94,10 @@ class Outcomes:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def judge(self, operation_id: str, taken: str, window: int = 0) -> Verdict | None:
+    def judge(self, operation_id: str, taken: str) -> Verdict | None:
         """The answer to an id that needs no deciding: known, spent on another payload, expired, or none at all.
 
-        `window` is the one that would be recorded with it now; after a quiet time no batch may have told of it yet.
+        Windows are announced only once a batch has recorded them, so an id from a later one was issued by nobody.
         """
         known = self._kept.get(operation_id)
         if known is not None:
@@ -111,9 +111,9 @@ class Outcomes:
             return Refused(Code.INVALID, "id: not an operation id; take the incarnation and window from the status")
         if issued[0] != self.incarnation:
             return Refused(Code.OPERATION_EXPIRED, f"incarnation {issued[0]} has ended; this is {self.incarnation}")
-        last = max(self.window, window)
-        if not self.horizon <= issued[1] <= last:
-            return Refused(Code.OPERATION_EXPIRED, f"window {issued[1]} is not kept; those from {self.horizon} to {last} are")
+        if not self.horizon <= issued[1] <= self.window:
+            kept = f"those from {self.horizon} to {self.window} are"
+            return Refused(Code.OPERATION_EXPIRED, f"window {issued[1]} is not kept; {kept}")
         return None
 
     def known(self, operation_id: str) -> Verdict | None:
@@ -132,6 +132,8 @@ class Outcomes:
                 continue
             else:
                 verdict = Refused(Code(entry.code), entry.detail, revision)
+            if entry.did == "abandon" and entry.subject in self._kept:
+                verdict = self._kept[entry.subject][1]
             self._kept[entry.id] = (entry.digest, verdict)
             ids.append(entry.id)
         if batch.window > self.window:
@@ -147,10 +149,13 @@ class Outcomes:
         self.window = window
         self._prefix = f"{self.incarnation}.{window}."
 
-    def next_horizon(self, window: int, pruned: int = 0) -> int:
-        """Where the horizon should stand for a batch in `window`, when batches up to `pruned` are no longer stored."""
+    def crowded(self) -> bool:
+        """Has the current window so many outcomes that the next should begin early? Else the count could not be bounded."""
+        return len(self._by_window.get(self.window, ())) > OUTCOMES_MAX // 4
+
+    def next_horizon(self, window: int) -> int:
+        """Where the horizon should stand for a batch in `window`."""
         horizon = max(self.horizon, window - WINDOWS_KEPT)
-        horizon = max([horizon, *(w + 1 for w, first in self._first_by_window.items() if first <= pruned and w < window)])
         if len(self._kept) > OUTCOMES_MAX:
             horizon = max(horizon, min((w for w in self._by_window if w < window), default=horizon - 1) + 1)
         return horizon

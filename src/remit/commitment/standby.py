@@ -8,13 +8,17 @@ write nothing more; it only costs a takeover.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from remit.client.link import Link, Silence, Status, Turned
 from remit.commitment.authority import Authority, Deposed
 from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
-from remit.store.protocol import Store, StoreError, Unavailable
+from remit.store.protocol import Head, Store, StoreError, Unavailable
 from remit.world.promises import Clock, Ids
+
+PATIENCE_MAX: Final = 64
+_NOBODY: Final = Head("", 0, 0, "", 0, "")
 
 
 class Standby:
@@ -31,6 +35,7 @@ class Standby:
         self.peers = peers
         self.term_ms = term_ms
         self.leading: Authority | None = None
+        self._patience = 1
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         return await (await self._leader()).ask(operations)
@@ -56,21 +61,29 @@ class Standby:
 
     async def wait_for_silence(self) -> None:
         """Returns when the chain has not advanced for a term. A store that cannot be read proves nothing, either way."""
-        seen, since_ms = await self._sequence(), self.clock.now_ms()
+        seen, since_ms = await self._head(), self.clock.now_ms()
         while True:
             await self.clock.sleep_ms(max(1, self.term_ms // 4))
-            now = await self._sequence()
+            now = await self._head()
             if now is None or now != seen:
+                self._learn(seen, now)
                 seen, since_ms = now, self.clock.now_ms()
-            elif self.clock.now_ms() - since_ms >= self.term_ms:
+            elif self.clock.now_ms() - since_ms >= self.term_ms * self._patience:
                 return
 
-    async def _sequence(self) -> int | None:
+    def _learn(self, before: Head | None, now: Head | None) -> None:
+        """A new leader must first read all there is, which may take longer than a term: with every takeover that no batch has
+        followed yet, wait twice as long for the next. Else standbys could depose each other for ever.
+        """
+        if now is not None and before is not None:
+            self._patience = min(self._patience * 2, PATIENCE_MAX) if now.epoch != before.epoch else 1
+
+    async def _head(self) -> Head | None:
         try:
             place = await chain.read_place(self.store)
         except StoreError:
             return None
-        return 0 if place is None else place.head.sequence
+        return _NOBODY if place is None else place.head
 
     async def serve(self, *, beat_ms: int) -> None:
         """Wait, lead when the leader falls silent, and wait again when deposed; for ever."""
