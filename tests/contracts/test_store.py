@@ -43,6 +43,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 def test_a_commit_that_was_answered_is_read(make: Make) -> None:
     """F04: linearizable reads."""
+
     async def story() -> None:
         async with opened(make) as store:
             assert await store.get("a") is None
@@ -313,6 +314,7 @@ def test_a_page_goes_past_many_deleted_keys(make: Make) -> None:
 
 def test_compaction__what_stands_stays_and_the_past_is_refused(make: Make) -> None:
     """F07."""
+
     async def story() -> None:
         async with opened(make) as store:
             first = await put(store, ("a", b"1"), ("b", b"1"), ("c", b"1"))
@@ -405,6 +407,7 @@ def test_commits_under_way_at_close_are_answered(make: Make) -> None:
 
 def test_restore__a_new_incarnation_and_what_was_lost_is_listed(make: Make) -> None:
     """F10."""
+
     async def story() -> None:
         backend = make()
         try:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
 from remit.store import chain
-from remit.store.protocol import Committed, Conflict, Head, Unanswered
+from remit.store.protocol import (
+    Closed,
+    Committed,
+    Conflict,
+    Corrupt,
+    Head,
+    NoSpace,
+    ReadOnly,
+    StoreError,
+    Unanswered,
+    Unavailable,
+)
 from tests.contracts.stores import BACKENDS, Backend, LosingStore, Writer, opened, run
 
 Make = Callable[[], Backend]
@@ -34,6 +46,7 @@ def test_seize_raises_the_epoch_and_keeps_the_incarnation(make: Make) -> None:
 
 def test_two_writers__the_older_writes_nothing_more(make: Make) -> None:
     """F15, F16."""
+
     async def story() -> None:
         async with opened(make) as store:
             old = await Writer.seize(store, "old")
@@ -77,6 +90,36 @@ def test_seize_with_lost_answers(make: Make, fates: list[str]) -> None:
     run(story())
 
 
+@pytest.mark.parametrize("error", [NoSpace("full"), ReadOnly("sealed"), Closed("closed"), Unavailable("away"), Corrupt("hurt")])
+@pytest.mark.parametrize("call", ["get", "commit"])
+def test_seize_and_settle_ask_again_after_a_lost_answer_only(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: StoreError, call: str
+) -> None:
+    """F11: whoever takes over must hear that the store cannot be written; asking for ever would hide it."""
+
+    async def story() -> None:
+        async with opened(make) as store:
+            losing = LosingStore(store)
+            place = await chain.seize(store, "w", "first")
+            calls = 0
+
+            async def failing(_asked: object) -> NoReturn:
+                nonlocal calls
+                calls += 1
+                raise error if calls > 2 or call == "get" else Unanswered("lost")
+
+            monkeypatch.setattr(losing, call, failing)
+            with pytest.raises(type(error), match=str(error)):
+                await chain.seize(losing, "w", "first")
+            assert calls == (1 if call == "get" else 3)
+            if call == "commit":
+                with pytest.raises(type(error), match=str(error)):
+                    await chain.settle(losing, place, chain.advance(place.head, (), ()))
+            assert await chain.read_place(store) == place
+
+    run(story())
+
+
 async def lose_one(losing: LosingStore, fate: str) -> tuple[Writer, Head]:
     writer = await Writer.seize(losing, "w")
     pairs = (("a", b"lost?"),)
@@ -92,6 +135,7 @@ async def lose_one(losing: LosingStore, fate: str) -> tuple[Writer, Head]:
 @pytest.mark.parametrize("more", [[], ["lost"], ["landed"], ["lost", "landed"]])
 def test_settle__the_lost_batch_had_landed(make: Make, more: list[str]) -> None:
     """F01."""
+
     async def story() -> None:
         async with opened(make) as store:
             losing = LosingStore(store)
@@ -125,6 +169,7 @@ def test_settle__the_lost_batch_never_lands(make: Make, more: list[str]) -> None
 
 def test_settle__the_lost_batch_arrives_after_it_and_is_refused(make: Make) -> None:
     """F01."""
+
     async def story() -> None:
         async with opened(make) as store:
             losing = LosingStore(store)

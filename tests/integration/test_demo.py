@@ -5,27 +5,38 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from remit.cli.demo import demo
+from remit.cli.demo import ROUNDS, demo
+from remit.cli.demo_account import _one_outcome
+from remit.cli.demo_link import DemoFailed, SocketLink
 from remit.cli.demo_process import Served
 from remit.cli.demo_race import Race
+from remit.cli.demo_server import converse
+from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
+from remit.commitment.authority import Authority
 from remit.commitment.outcomes import batch_key
 from remit.model.objects import decode, encode
 from remit.model.records import Phase, Replica
 from remit.store import chain
 from remit.store.file import FILE_NAME
-from remit.store.protocol import Committed
+from remit.store.protocol import Committed, Head
 from remit.store.sqlite import SqliteStore
+from remit.world.production import production
 from remit.world.promises import Clock
 from tests.contracts.stores import OneThread
+from tests.integration.store.places import small_disk
 
 REMIT = Path(sys.executable).parent / "remit"
 GPU = ("node-gpu-4", "gpu-0")
@@ -81,6 +92,92 @@ def test_missing_manifests_are_told_with_a_cure(tmp_path: Path) -> None:
     code, said = shown("--examples", str(tmp_path))
     assert code == 2
     assert "--examples" in said
+
+
+def test_outside_a_checkout_no_path_of_the_installation_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = tmp_path / "lib" / "python3.11" / "site-packages" / "remit" / "cli" / "demo.py"
+    monkeypatch.setattr(sys.modules["remit.cli.demo"], "__file__", str(installed))
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    result = CliRunner().invoke(demo, [])
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert f"are not in {tmp_path}/mine/examples; they come with the repository" in said
+    assert f"{tmp_path}/lib" not in said
+
+
+def test_the_longer_race_of_the_help_is_longer() -> None:
+    said = CliRunner().invoke(demo, ["--help"]).output
+    longer = re.search(r"--rounds (\d+) --seed 7 +a longer race", said)
+    assert longer and int(longer[1]) > ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, "0 met silence and were"), (1, "1 met silence and was"), (2, "2 met silence and were")]
+)
+def test_one_was_sent_again_and_two_were(tmp_path: Path, count: int, told: str) -> None:
+    world = production()
+    race = Race(tmp_path, tmp_path / "s", world, world.chance, 2)
+    race.retried = count
+    assert _one_outcome(race).told.startswith(f"{told} sent again under the same id")
+
+
+@pytest.mark.mounts
+@pytest.mark.parametrize("size", ["16k", "200k", "1m"])
+def test_a_full_disk_ends_the_demo_soon_with_the_reason_and_a_cure(tmp_path: Path, size: str) -> None:
+    """F11: before the store is there, while the stage is set, and in the race. Not only that a deadline passed."""
+    with small_disk(tmp_path / "disk", size) as disk:
+        began = time.monotonic()
+        code, said = shown("--rounds", "500", "--data", str(disk / "data"))
+        took_s = time.monotonic() - began
+    assert code == 1, said
+    assert "The demo failed: the authority c" in said
+    assert str(disk / "data") in said.split("The demo failed:")[1]
+    assert "no room" in said and "free space there" in said
+    assert "Traceback" not in said
+    assert took_s < 20, f"took {took_s:.1f} s"  # three at leisure; a busy machine takes longer
+
+
+class Deaf:
+    def sent(self, operations: object) -> None: ...
+
+    def answered(self, ids: object, verdicts: object, epoch: int) -> None: ...
+
+
+def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None:
+    """The demo waits a little for a store that cannot write, and then ends; a restart, which is silent, it waits for."""
+    failures: list[LinkError] = [Silence("torn"), Turned("b", "deposed"), Overloaded(7, "full"), Overloaded(8)]
+
+    class Failing:
+        head = Head("i", 1, 1, "", 0, "")
+
+        async def status(self) -> Status:
+            raise failures[0]
+
+    async def scene() -> None:
+        world, authority = production(), cast(Authority, Failing())
+        server = await asyncio.start_unix_server(lambda r, w: converse(authority, r, w), str(tmp_path / "s"))
+        link = SocketLink(tmp_path / "s", Deaf(), world.clock)
+        try:
+            while failures:
+                expected = failures[0]
+                with pytest.raises(type(expected)) as caught:
+                    await link.status()
+                assert (str(caught.value), vars(caught.value)) == (str(expected), vars(expected))
+                failures.pop(0)
+            failures.append(Overloaded(0, "full: make room"))
+            with pytest.raises(DemoFailed, match=r"cannot go on: full: make room; or name another directory with --data"):
+                async with asyncio.timeout(20):
+                    while True:
+                        with suppress(Overloaded):
+                            await link.status()
+                        await asyncio.sleep(0.05)
+        finally:
+            await link.close()
+            server.close()
+            await world.offload.close()
+
+    asyncio.run(scene())
 
 
 # -- planted faults ------------------------------------------------------------------------------------------------------
@@ -209,6 +306,32 @@ def test_a_row_that_was_written_beside_the_chain_is_noticed(monkeypatch: pytest.
 
     after_the_race(monkeypatch, beside, data)
     assert "✗ chain unbroken" in failed(data)
+
+
+def left_running(place: bytes) -> list[Path]:
+    """Processes that were started with this path."""
+    found = []
+    for told in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it may be gone by now
+            if place in told.read_bytes():
+                found.append(told)
+    return found
+
+
+@pytest.mark.parametrize("line", [b"Remit demo", b"The stage", b"The race"])
+def test_sigterm_leaves_no_process_and_no_temporary_directory(tmp_path: Path, line: bytes) -> None:
+    command = [str(REMIT), "demo", "--rounds", "500"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while line not in process.stdout.readline():
+            pass
+        assert list(tmp_path.iterdir())
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (128 + signal.SIGTERM, b"")
+    assert list(tmp_path.iterdir()) == []
+    assert not left_running(str(tmp_path).encode())
 
 
 def test_no_process_is_left_behind_when_the_demo_is_interrupted(tmp_path: Path) -> None:

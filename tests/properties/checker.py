@@ -746,6 +746,8 @@ def node_health_moves_by_its_owner(step: Step) -> Found:
         was = "joining" if old is None else old.get("status", {}).get("health", "joining")
         now = new.get("status", {}).get("health", "joining")
         marked = [e for e in step.accepted if e.did == "mark" and e.subject == key.removeprefix("node/")]
+        if step.doubting and now == "unknown":
+            continue  # restored: nothing is known of any node
         if was != now and ((was, now) not in lawful or not any(e.role == "node-lifecycle" for e in marked)):
             yield key, f"its health went from {was} to {now} by {[(e.did, e.role) for e in step.accepted]}"
 

@@ -305,6 +305,7 @@ class Scope:
         self.asked: dict[str, Operation] = {}
         self.answers: dict[str, Verdict] = {}
         self.takeovers = 0
+        self.reborn = False
 
     # -- leading -----------------------------------------------------------------------------------------------------
 
@@ -317,7 +318,20 @@ class Scope:
         if self.leader is not None:
             self.deposed.append(self.leader)
         self.leader = Running(authority)
+        if self.reborn:
+            self.reborn = False
+            await self.revive()
         return self.leader
+
+    async def revive(self) -> None:
+        """After a restore: leases are taken anew, and every node reports and is ready again. What fails is tried no more."""
+        for lease, actor in list(self.actors.items()):
+            await self.send([await self.operation(Actor(actor.name, actor.role), Acquire(lease, HOUR))])
+        for health in (NodeHealth.JOINING, NodeHealth.READY):
+            page = await self.store.inner.range("node/", limit=1_000)
+            marks = [Mark(row.key.removeprefix("node/"), row.revision, health) for row in page.rows]
+            if marks and "node-lifecycle" in self.actors:
+                await self.send([await self.operation(self.actors["node-lifecycle"], mark) for mark in marks])
 
     @property
     def lead(self) -> Running:
@@ -419,6 +433,7 @@ class Scope:
         assert head is not None
         self.checker.restored([(r.key, r.value, r.revision) for r in page.rows], json.loads(head.value), head.revision)
         self.answers = {i: v for i, v in self.answers.items() if i in self.checker.outcomes}
+        self.reborn = True
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

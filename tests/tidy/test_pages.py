@@ -59,6 +59,12 @@ def test_generated_pages_are_fresh() -> None:
     assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
 
 
+def test_the_tests_that_the_page_of_faults_names_are_those_that_cite_its_rows() -> None:
+    command = [sys.executable, "tools/citations.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
+
+
 def test_every_fault_that_a_test_cites_is_in_the_page() -> None:
     page = (ROOT / "docs" / "faults.md").read_text()
     known = set(re.findall(r"^\| (F\d\d) \|", page, re.MULTILINE))

@@ -116,6 +116,9 @@ def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False, writable=True)
+
+
 @click.group()
 def bench() -> None:
     """Measure this machine, next to a yardstick in the same run.
@@ -133,7 +136,7 @@ def bench() -> None:
 @click.option(
     "--replicas", type=click.IntRange(1_000, 5_000_000), default=None, help="How many replicas the memory is measured at."
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Where to write; a real disk.")
+@click.option("--data", type=DIRECTORY, default=None, help="An existing directory to write in; a real disk.")
 def commit(quick: bool, as_json: bool, replicas: int | None, data: Path | None) -> None:
     """Durable binds a second through the whole authority, next to the raw store writing the same rows.
 

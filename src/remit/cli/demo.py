@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ class Stage(NamedTuple):
     epilog=examples(
         "remit demo                         in a temporary directory, which is removed",
         "remit demo --data /tmp/remit-demo  keep the store",
-        "remit demo --rounds 100 --seed 7   a longer race, with these lots",
+        "remit demo --rounds 300 --seed 7   a longer race, with these lots",
     )
 )
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep the store in this empty directory.")
@@ -58,7 +59,7 @@ def demo(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
     """
     from rich.console import Console
 
-    from remit.cli.demo_process import DemoFailed
+    from remit.cli.demo_link import DemoFailed
     from remit.client.client import NoAnswer
     from remit.store.protocol import StoreError
     from remit.world.promises import WorldError
@@ -68,7 +69,7 @@ def demo(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
         console = Console(highlight=False, emoji=False, width=WIDTH_MAX)
     stage = _stage(_examples(place))
     try:
-        with _directory(data) as directory:
+        with _cleaning_up(), _directory(data) as directory:
             holds = asyncio.run(_show(console, stage, directory, data is not None, rounds, seed))
     except (DemoFailed, NoAnswer, StoreError, WorldError) as error:
         _tell_failure(console, error)
@@ -102,8 +103,9 @@ def _examples(place: Path | None) -> Path:
     for directory in tried:
         if all((directory / name).is_file() for name in FILES):
             return directory
+    # Beside the package is only worth telling in a checkout; elsewhere it would name a directory of the installation.
     raise click.UsageError(
-        f"{' and '.join(FILES)} are not in {' or '.join(map(str, tried))}; they come with the repository: run this from a "
+        f"{' and '.join(FILES)} are not in {tried[-1]}; they come with the repository: run this from a "
         "checkout of it, or name their directory with --examples"
     )
 
@@ -125,6 +127,21 @@ def _stage(directory: Path) -> Stage:
             f"{directory} declares {len(jobs)} workloads and {len(nodes)} nodes with a GPU; one job and a GPU"
         )
     return Stage(tuple(things), jobs[0], nodes)
+
+
+@contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """SIGTERM unwinds, like Ctrl-C: the temporary directories go, and the authority's process with them."""
+
+    def leave(number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the tidying short
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

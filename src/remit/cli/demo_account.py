@@ -169,8 +169,9 @@ def _nothing_lost(notebook: Notebook, authority: Authority) -> Finding:
 
 def _one_outcome(race: Race) -> Finding:
     notebook = race.notebook
+    were = "was" if race.retried == 1 else "were"
     told = (
-        f"{race.retried} met silence and were sent again under the same id; at the end all {len(notebook.operations):,} were "
+        f"{race.retried} met silence and {were} sent again under the same id; at the end all {len(notebook.operations):,} were "
         f"asked once more: {len(notebook.contradictions)} answers differ"
     )
     return Finding("one outcome each", told, _some(notebook.contradictions))

@@ -17,8 +17,15 @@ import msgspec
 from remit.client.link import Overloaded, Silence, Status, Turned
 from remit.model.claims import Actor, Operation, OperationID, Verdict
 from remit.model.objects import dec_hook, enc_hook
+from remit.world.promises import Clock
 
 LINE_BYTES_MAX: Final = 16 << 20
+CANNOT_MS_MAX: Final = 2_000
+"""How long the authority may say that it cannot write, and why, before the demo ends with that reason."""
+
+
+class DemoFailed(Exception):
+    """Something that the demo shows did not hold, or could not be shown. The text says what to do next."""
 
 
 class Call(msgspec.Struct, omit_defaults=True):
@@ -39,6 +46,8 @@ class Reply(msgspec.Struct, omit_defaults=True):
     held: bool = False
     failed: Literal["", "silence", "turned", "overloaded"] = ""
     why: str = ""
+    hint: str = ""
+    retry_after_ms: int = 0
 
 
 _encoder = msgspec.json.Encoder(enc_hook=enc_hook)
@@ -65,8 +74,10 @@ class Listener(Protocol):
 class SocketLink:
     """One asker's connection; made when first needed, and again after it broke. Satisfies `client.link.Link`."""
 
-    def __init__(self, path: Path, listener: Listener) -> None:
+    def __init__(self, path: Path, listener: Listener, clock: Clock) -> None:
         self._path = path
+        self._clock = clock
+        self._cannot_since_ms: int | None = None
         self._listener = listener
         self._turn = asyncio.Lock()
         self._writer: asyncio.StreamWriter | None = None
@@ -108,21 +119,34 @@ class SocketLink:
         finally:
             self._waiting.pop(call.tag, None)
             self._ids.pop(call.tag, None)
+        self._end_if_it_cannot(reply)
         match reply.failed:
             case "silence":
                 raise Silence(reply.why)
             case "turned":
-                raise Turned(reply.why)
+                raise Turned(reply.hint, reply.why)
             case "overloaded":
-                raise Overloaded(int(reply.why or 0))
+                raise Overloaded(reply.retry_after_ms, reply.why)
             case _:
                 return reply
+
+    def _end_if_it_cannot(self, reply: Reply) -> None:
+        """A client has good reason to wait a minute for a disk with room. Whoever watches the demo has none."""
+        if reply.failed != "overloaded" or not reply.why:
+            if reply.verdicts:
+                self._cannot_since_ms = None
+            return
+        now_ms = self._clock.now_ms()
+        if self._cannot_since_ms is None:
+            self._cannot_since_ms = now_ms
+        if now_ms - self._cannot_since_ms >= CANNOT_MS_MAX:
+            raise DemoFailed(f"the authority cannot go on: {reply.why}; or name another directory with --data")
 
     async def _connect(self) -> asyncio.StreamWriter:
         try:
             reader, writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES_MAX)
         except OSError:
-            raise Turned from None
+            raise Turned from None  # no `why`: a process that is being restarted is part of the show
         self._writer = writer
         self._reading = asyncio.create_task(self._read(reader, writer), name="demo link")
         return writer

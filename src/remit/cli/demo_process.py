@@ -10,16 +10,13 @@ from typing import Final
 
 import msgspec
 
+from remit.cli.demo_link import DemoFailed
 from remit.cli.demo_server import Ready
 from remit.world.promises import Clock
 
 START_MS_MAX: Final = 30_000
 STOP_MS_MAX: Final = 10_000
 LOG_LINES: Final = 5
-
-
-class DemoFailed(Exception):
-    """Something that the demo shows did not hold, or could not be shown. The text says what to do next."""
 
 
 class Served:

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from remit.cli.demo_link import SocketLink
-from remit.cli.demo_process import DemoFailed, Served
+from remit.cli.demo_link import DemoFailed, SocketLink
+from remit.cli.demo_process import Served
 from remit.cli.demo_server import Ready
 from remit.client.client import Client
 from remit.client.retry import RetryBudget, RetryShape
@@ -114,7 +114,7 @@ class Asker:
     """One actor with a client and a connection of its own."""
 
     def __init__(self, name: str, role: Role, socket: Path, notebook: Notebook, world: World) -> None:
-        self.link = SocketLink(socket, notebook)
+        self.link = SocketLink(socket, notebook, world.clock)
         # The restart takes as long as it takes: the budget must not run out under eight askers who wait for it.
         budget = RetryBudget(percent=100, per_second=200, tokens_max=2_000)
         self.client = Client({"authority": self.link}, Actor(name, role), world, shape=SHAPE, budget=budget)

@@ -44,9 +44,9 @@ async def answer(authority: Authority, call: Call) -> Reply:
             return Reply(call.tag, epoch, held=await authority.renew(call.renew))
         return Reply(call.tag, epoch, status=await authority.status())
     except Turned as error:
-        return Reply(call.tag, epoch, failed="turned", why=error.hint)
+        return Reply(call.tag, epoch, failed="turned", why=error.why, hint=error.hint)
     except Overloaded as error:
-        return Reply(call.tag, epoch, failed="overloaded", why=str(error.retry_after_ms))
+        return Reply(call.tag, epoch, failed="overloaded", why=error.why, retry_after_ms=error.retry_after_ms)
     except (Silence, LinkError) as error:
         return Reply(call.tag, epoch, failed="silence", why=str(error))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import NamedTuple
 
 import click
 
 from remit import __version__
-from remit.model.problems import did_you_mean, meant, shown
+from remit.model.problems import did_you_mean, escaped, meant, shown
 
 
 class Lazy(NamedTuple):
@@ -84,7 +86,29 @@ def main() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a terminal that cannot show a letter gets its number, not a crash
             reconfigure(errors="backslashreplace")
-    remit(prog_name="remit")
+    try:
+        try:
+            remit(prog_name="remit")
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, and not after the last line of Python, where nobody could say what went wrong
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(1)  # the reader has seen enough, as in `remit schema Workload | head`
+    except OSError as error:
+        _drop_output()
+        where = f"{escaped(str(error.filename))}: " if error.filename else ""
+        with suppress(OSError):  # stderr may be on the same full disk
+            click.echo(f"remit: {where}{escaped(error.strerror or str(error))}", err=True)
+        sys.exit(2)
+
+
+def _drop_output() -> None:
+    """What could not be written is given up: Python would try once more on its way out, and complain by itself."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 
 import click
+from click.shell_completion import CompletionItem
 
 from remit.cli.main import examples
 from remit.model.problems import did_you_mean, meant, shown
+
+
+def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For the shell: the kinds that begin like this, in whatever case."""
+    from remit.model.schema import SUMMARIES
+
+    begun = incomplete.lower()
+    return [CompletionItem(kind, help=summary) for kind, summary in SUMMARIES.items() if kind.lower().startswith(begun)]
 
 
 @click.command(
@@ -18,7 +27,7 @@ from remit.model.problems import did_you_mean, meant, shown
         "# yaml-language-server: $schema=.remit.json      as the first line of a manifest",
     )
 )
-@click.argument("kind", required=False)
+@click.argument("kind", required=False, shell_complete=_kinds)
 @click.option("--all", "all_kinds", is_flag=True, help="One schema for every kind, chosen by its `kind`.")
 def schema(kind: str | None, all_kinds: bool) -> None:
     """Print the JSON Schema of a KIND, for editors; without one, list the kinds."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -13,7 +14,7 @@ from remit.cli.main import examples
 from remit.model.documents import JSON_BYTES_MAX
 from remit.model.problems import Problem, escaped
 
-ENDINGS = (".yaml", ".yml", ".json")
+ENDINGS = (".yaml", ".yml", ".json", ".ndjson", ".jsonl")
 
 OK, PROBLEMS, MISUSE = 0, 1, 2
 
@@ -21,7 +22,7 @@ OK, PROBLEMS, MISUSE = 0, 1, 2
 @click.command(
     epilog=examples(
         "remit validate risk-api.yaml",
-        "remit validate examples/ more/*.json      directories are searched for .yaml, .yml and .json",
+        "remit validate examples/ more/*.json      directories are searched for YAML and JSON by their endings",
         "helm template chart | remit validate -    - is what comes through a pipe",
         "remit validate --json examples/           one JSON object for each problem",
     )
@@ -37,8 +38,12 @@ def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """
     from remit.model.manifests import read  # after --help: it loads every kind
 
-    count = objects = problems = unread = 0
-    for name in _found(files):
+    found = _found(files)
+    count = unread = len(found.unread)
+    objects = problems = 0
+    for name, why in found.unread.items():
+        _tell_unread(name, why)
+    for name in found.files:
         count += 1
         data = _bytes(name)
         if data is None:
@@ -57,39 +62,77 @@ def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     sys.exit(MISUSE if unread else PROBLEMS if problems else OK)
 
 
-def _found(names: tuple[str, ...]) -> Iterator[str]:
-    """The files meant, each once: a directory stands for the manifests below it, hidden ones left out."""
-    seen: dict[str, None] = {}
+class _Found(NamedTuple):
+    """The files meant, each once, and what stood in the way of finding more, with the reason."""
+
+    files: dict[str, None]
+    unread: dict[str, str]
+
+
+def _found(names: tuple[str, ...]) -> _Found:
+    """A directory stands for the manifests below it, hidden ones left out."""
+    found = _Found({}, {})
     for name in names:
-        if name == "-" or not Path(name).is_dir():
-            seen.setdefault(name)
-            continue
-        below = list(_below(name))
-        if not below:
+        if not name:
+            raise click.UsageError("a file name is empty (is a variable of your script unset?); write . for this directory")
+        if name == "-" or not _is_directory(name):
+            found.files.setdefault(name)
+        elif not _search(name, found):
             raise click.UsageError(f"no {', '.join(ENDINGS)} file below {escaped(name)}")
-        seen.update(dict.fromkeys(below))
-    yield from seen
+    return found
 
 
-def _below(name: str) -> Iterator[str]:
-    for root, directories, files in os.walk(name):
+def _is_directory(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):
+        return False  # opening it will say why
+
+
+def _search(name: str, found: _Found) -> bool:
+    """Is there any manifest below this directory, or anything that may hide one?"""
+
+    def refused(error: OSError) -> None:
+        found.unread.setdefault(str(error.filename or name), error.strerror or str(error))
+
+    before = len(found.unread)
+    any_file = False
+    for root, directories, files in os.walk(name, onerror=refused):
         directories[:] = sorted(directory for directory in directories if not directory.startswith("."))
         for file in sorted(files):
-            if file.lower().endswith(ENDINGS) and not file.startswith("."):
-                yield str(Path(root) / file)
+            if not file.lower().endswith(ENDINGS) or file.startswith("."):
+                continue
+            any_file = True
+            path = str(Path(root) / file)
+            try:
+                regular = stat.S_ISREG(Path(path).stat().st_mode)
+            except OSError as error:
+                refused(error)
+                continue
+            if regular:
+                found.files.setdefault(path)
+            else:  # a pipe that nobody writes to would never end; who means it can name it
+                found.unread.setdefault(path, "not a regular file, so it was skipped")
+    return any_file or len(found.unread) > before
 
 
 def _bytes(name: str) -> bytes | None:
     """No more than the reader looks at: /dev/zero is refused like any other file that is too large."""
     try:
         if name == "-":
+            if sys.stdin is None:  # closed by the shell, as in `remit validate - <&-`
+                raise ValueError("standard input is closed")
             return sys.stdin.buffer.read(JSON_BYTES_MAX + 1)
         with Path(name).open("rb") as file:
             return file.read(JSON_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        click.echo(f"{escaped(name)}: {escaped(why)}", err=True)
+        _tell_unread("<stdin>" if name == "-" else name, why)
         return None
+
+
+def _tell_unread(name: str, why: str) -> None:
+    click.echo(f"{escaped(name)}: {escaped(why)}", err=True)
 
 
 def _print(problem: Problem, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from remit.client.link import Link, Overloaded, Silence, Status, Turned
+from remit.client.link import Link, LinkError, Overloaded, Silence, Status, Turned
 from remit.client.retry import RetryBudget, RetryShape
 from remit.model.claims import (
     Abandon,
@@ -70,15 +70,24 @@ class Renewal(NamedTuple):
 class _Course:
     """How one call has fared so far. Not more than one try of it is ever under way."""
 
-    __slots__ = ("asked_ms", "budgeted", "failures", "hurried", "operations", "silences", "until_ms")
+    __slots__ = ("asked_ms", "budgeted", "failures", "hurried", "last_why", "operations", "silences", "until_ms")
 
     def __init__(self, asked_ms: int, until_ms: int, operations: tuple[Operation, ...] = (), *, budgeted: bool = True) -> None:
         self.asked_ms, self.until_ms, self.operations, self.budgeted = asked_ms, until_ms, operations, budgeted
         self.failures = 0
         self.silences = 0
         self.hurried = False
+        self.last_why = ""
+
+    def failed(self, error: LinkError | TimeoutError) -> None:
+        """One try more without an answer. What was said last is kept: a try that ends without a word does not hide it."""
+        self.failures += 1
+        if isinstance(error, LinkError) and error.why:
+            self.last_why = error.why
 
     def no_answer(self, why: str) -> NoAnswer:
+        if self.last_why:
+            why = f"{why} (the last answer was: {self.last_why})"
         silent = self.silences > 0 and bool(self.operations)
         return NoAnswer(why, operations=self.operations, silent=silent, asked_ms=self.asked_ms)
 
@@ -218,7 +227,7 @@ class Client:
         for index in expired:
             operations[index] = replace(operations[index], id=self._id_in(status))
         again = _Course(course.asked_ms, course.until_ms, tuple(operations[index] for index in expired))
-        again.failures = course.failures
+        again.failures, again.last_why = course.failures, course.last_why
         try:
             answers = await self._send(again)
         except NoAnswer as error:
@@ -244,15 +253,17 @@ class Client:
             try:
                 async with clock.timeout_ms(min(self._shape.try_ms, left_ms)):
                     return await call(self._links[name])
-            except (Silence, TimeoutError):
+            except (Silence, TimeoutError) as error:
+                course.failed(error)
                 course.silences += 1
                 self._turn_from(name)
             except Turned as turned:
+                course.failed(turned)
                 hinted = self._turn_from(name, turned.hint)
             except Overloaded as overloaded:
+                course.failed(overloaded)
                 rest_ms = overloaded.retry_after_ms
                 self._turn_from(name)
-            course.failures += 1
             await self._pause(course, rest_ms, hinted)
         raise course.no_answer("the deadline passed")
 

@@ -50,11 +50,18 @@ class Link(Protocol):
 
 
 class LinkError(Exception):
-    """There is no verdict."""
+    """There is no verdict. `why` is what the far side, or the way to it, said about that; empty if nothing."""
+
+    def __init__(self, message: str = "", *, why: str = "") -> None:
+        self.why = why
+        super().__init__(message)
 
 
 class Silence(LinkError):
     """No answer: what was asked may have happened, or may happen still."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why, why=why)
 
 
 class Turned(LinkError):
@@ -63,17 +70,24 @@ class Turned(LinkError):
     A connection that was refused says the same: nothing was heard there.
     """
 
-    def __init__(self, hint: str = "") -> None:
+    def __init__(self, hint: str = "", why: str = "") -> None:
         self.hint = hint
-        super().__init__(f"not the active authority; ask {hint or 'another'}")
+        super().__init__(f"not the active authority{_because(why)}; ask {hint or 'another'}", why=why)
 
 
 class Overloaded(LinkError):
-    """The endpoint has too much to do, and nothing happened. Come back no sooner than this."""
+    """The endpoint cannot take it now, and nothing happened. Come back no sooner than this.
 
-    def __init__(self, retry_after_ms: int = 0) -> None:
+    It has too much to do, or `why` says what else keeps it: a full disk, for one.
+    """
+
+    def __init__(self, retry_after_ms: int = 0, why: str = "") -> None:
         self.retry_after_ms = max(0, retry_after_ms)
-        super().__init__(f"overloaded; ask again after {self.retry_after_ms} ms")
+        super().__init__(f"overloaded{_because(why)}; ask again after {self.retry_after_ms} ms", why=why)
+
+
+def _because(why: str) -> str:
+    return f" ({why})" if why else ""
 
 
 _actors: msgspec.json.Decoder[Actor] = msgspec.json.Decoder(Actor)

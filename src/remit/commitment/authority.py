@@ -27,30 +27,26 @@ import msgspec
 
 from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
 from remit.commitment import restoring
+from remit.commitment.auditing import entry_of
 from remit.commitment.books import NOTES_MAX, Books, Moment
-from remit.commitment.decide import decide, tag
+from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
 from remit.commitment.rulings import UNLEASED
 from remit.model.claims import (
-    CLAIMS,
     Abandon,
     Accepted,
     Actor,
-    AnyClaim,
-    Apply,
     Code,
-    Delete,
-    Move,
     Operation,
     Refused,
     Role,
     Verdict,
     window_of,
 )
-from remit.model.objects import decode, encode, key, key_of
+from remit.model.objects import decode, encode
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids
@@ -260,7 +256,7 @@ class Authority:
         try:
             await self.decide_and_commit(operations, verdicts)
         except Unavailable as unavailable:
-            _answer(taken, verdicts, _overloaded(unavailable))
+            _answer(taken, verdicts, Overloaded(RETRY_MS, str(unavailable)))
             await self.clock.sleep_ms(RETRY_MS)
         except Deposed as deposed:
             _answer(taken, verdicts, Turned(deposed.by.holder if deposed.by else ""))
@@ -319,7 +315,7 @@ class Authority:
             if known is not None:
                 answers.append(known)
                 if isinstance(known, Refused) and not known.revision:
-                    audited.append(_entry(operation, taken, known))
+                    audited.append(entry_of(operation, taken, known))
                 continue
             if size > OPERATION_BYTES_MAX:
                 ruled: int | Refused = Refused(Code.LIMIT, f"the operation has {size} bytes; {OPERATION_BYTES_MAX} at most")
@@ -333,7 +329,7 @@ class Authority:
                 except Exception as fault:  # noqa: BLE001  (whatever it is, it must not take the authority with it)
                     # Our own bug. The draft may be half written: it is thrown away, and the batch decided without this one.
                     return self._prepare(operations, {**faults, operation.id: f"{type(fault).__name__}: {fault}"})
-            entry = _entry(operation, taken, ruled)
+            entry = entry_of(operation, taken, ruled)
             entries[operation.id] = entry
             answers.append(entry)
         return self._prepared(draft, self._batch((*entries.values(), *audited), window), answers)
@@ -348,7 +344,7 @@ class Authority:
                 else:
                     puts.append((name, encode(thing)))
         self._check_readable(draft)
-        crowd = len(self.books.notes) + len(draft.notes) - NOTES_MAX
+        crowd = len(self.books.notes.keys() | draft.notes.keys()) - NOTES_MAX if draft.notes else 0
         for name in islice(self.books.notes, max(crowd, 0)):
             if name not in draft.notes:
                 draft.notes[name] = None
@@ -443,6 +439,8 @@ class Authority:
                 restoring.doubt(draft, part)
                 if last:
                     restoring.disown(draft)
+                    restoring.await_nodes(draft)
+                    restoring.vacate(draft, self._place.head.epoch)
                 prepared = self._prepared(draft, self._batch((), self._window()), [])
                 marker = (restoring.MARKER, self._place.head.incarnation.encode())
                 written = await self._write(prepared, marker if last else None)
@@ -482,46 +480,7 @@ class Authority:
         self._queued = 0
 
 
-def _entry(operation: Operation, taken: str, ruled: int | Refused) -> Entry:
-    actor, evidence, claim = operation.actor, operation.evidence, operation.claim
-    number, code, detail = (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", "")
-    return Entry(
-        operation.id, taken, _deed(claim), _subject(claim), actor.name, actor.role, actor.lease, actor.epoch,
-        evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
-    )  # fmt: skip
-
-
-_TAGS: Final = {claim: tag(claim) for claim in CLAIMS}
-
-
-def _deed(claim: AnyClaim) -> str:
-    """What was asked, as the audit calls it: the claim, and for a move which one."""
-    return f"move {claim.transition}" if type(claim) is Move else _TAGS[type(claim)]
-
-
-def _subject(claim: AnyClaim) -> str:
-    """The object that the claim is about, by the field that names it."""
-    if type(claim) is Apply:
-        return key(claim.thing)
-    if type(claim) is Delete:
-        return key_of(claim.kind, claim.name, claim.tenant)
-    field = _SUBJECTS[type(claim)]
-    return str(getattr(claim, field)) if field else ""
-
-
-_SUBJECTS: Final = {
-    claim: next(
-        (f for f in ("replica", "name", "node", "lease", "workload", "operation", "holder") if f in claim.__struct_fields__), ""
-    )
-    for claim in CLAIMS
-}
-
-
 _MISMATCH: Final = Refused(Code.OPERATION_MISMATCH, "the id was used for something else in the same batch")
-
-
-def _overloaded(why: Unavailable) -> Overloaded:
-    return Overloaded(RETRY_MS, str(why))
 
 
 def _answer(taken: Sequence[Waiting], verdicts: list[Verdict], error: LinkError | None) -> None:

@@ -9,6 +9,7 @@ Ledgers are sums of postings, and the rows are the postings: no ledger is stored
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +31,11 @@ GenerationKey = tuple[str, str, int]
 
 _decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode
 
-TIMES_MIN = 1_000
+AWAITED_NODE = "awaited/node/"
+"""After a restore, one such record stands for each node that has not yet reported."""
+
+_AWAITED = key_of("Summary", AWAITED_NODE)
+TIMES_EVERY_MS = 250
 LIMIT_MS_MAX = max(wait.limit_ms for wait in WAITS.values())
 
 NOTES_MAX = 20_000
@@ -65,6 +70,8 @@ class Books:
     def __init__(self) -> None:
         self.replicas: dict[str, tuple[int, bytes]] = {}
         self.things: dict[str, tuple[Any, int]] = {}
+        self.by_kind: dict[str, dict[str, None]] = {}
+        self.awaited: set[str] = set()
         self.nodes: dict[str, NodeLedger] = {}
         self.grants: dict[str, GrantLedger] = {}
         self.spots: dict[GenerationKey, dict[str, int]] = {}
@@ -72,9 +79,9 @@ class Books:
         self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
         self.patrons: dict[str, str] = {}
-        self.times: dict[int, int] = {}
-        """When each recent revision was committed, on the authority's clock. A replica's row changes with its phase alone, so
-        this says how long a phase has lasted; a revision that is not here is older than any limit, or than the takeover."""
+        self.times: list[tuple[int, int]] = []
+        """Which revision was committed when, on the authority's clock: a sample now and then. A replica's row changes with its
+        phase alone, so this says how long a phase has lasted."""
         self.notes: dict[str, None] = {}
         self.loaded = 0
         self.policy: PolicyRevision | None = None
@@ -108,7 +115,7 @@ class Books:
 
     def keys(self, prefix: str) -> list[str]:
         """Keys of kept things, in order; replicas are not among them."""
-        return sorted(name for name in self.things if name.startswith(prefix))
+        return sorted(name for name in self.by_kind.get(prefix.split("/", 1)[0], ()) if name.startswith(prefix))
 
     def ask(self, generation: GenerationKey) -> Ask | None:
         ask = self._asks.get(generation)
@@ -182,10 +189,15 @@ class Books:
             else:
                 replicas[name] = (revision, encoded[name])
         for name, thing in draft.things.items():
+            kind = self.by_kind.setdefault(name.split("/", 1)[0], {})
             if thing is None:
                 self.things.pop(name, None)
+                kind.pop(name, None)
             else:
                 self.things[name] = (thing, revision)
+                kind[name] = None
+            if name.startswith(_AWAITED):
+                (self.awaited.discard if thing is None else self.awaited.add)(name)
         for name, note in draft.notes.items():
             self.notes.pop(name, None)
             if note is not None:
@@ -210,20 +222,21 @@ class Books:
             self._eligible.clear()
 
     def _note_time(self, revision: int, now_ms: int) -> None:
-        self.times[revision] = now_ms
-        while len(self.times) > TIMES_MIN:
-            oldest = next(iter(self.times))
-            if now_ms - self.times[oldest] < 2 * LIMIT_MS_MAX:
-                break
-            del self.times[oldest]
+        """A sample now and then is enough: a phase is then taken for a little younger than it is."""
+        if not self.times or now_ms - self.times[-1][1] >= TIMES_EVERY_MS:
+            self.times.append((revision, now_ms))
+            while len(self.times) > 1 and now_ms - self.times[0][1] > 2 * LIMIT_MS_MAX:
+                del self.times[0]
 
     def waiting_ms(self, revision: int, moment: Moment) -> int:
         """For how long a replica that stands at `revision` has been in its phase, as far as this authority knows."""
-        at_ms = self.times.get(revision)
-        if at_ms is None:
-            oldest = next(iter(self.times.values()), moment.now_ms)
-            at_ms = moment.since_ms if revision <= self.loaded else min(oldest, moment.now_ms)
-        return moment.now_ms - at_ms
+        if revision <= self.loaded:
+            return moment.now_ms - moment.since_ms
+        at = bisect_left(self.times, (revision, 0))
+        if at < len(self.times) and (at == 0 or self.times[at][0] == revision):
+            return moment.now_ms - self.times[at][1]
+        # Within one interval of the sample before it: else it would have made one itself.
+        return max(0, moment.now_ms - self.times[at - 1][1] - TIMES_EVERY_MS)
 
     def _absorb_spots(self, moves: Mapping[GenerationKey, Mapping[str, int]]) -> None:
         for generation, moved in moves.items():

@@ -26,6 +26,10 @@ from remit.model.records import Generation, Grant, GrantPhase, Phase, PolicyRevi
 Pairs = tuple[tuple[str, int], ...]
 
 
+UNSETTLED = HOLDS - {Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING}
+"""Phases that hold room, but in which a replica is not, or no longer, one that works."""
+
+
 class Overlay:
     """Counts by domain as a draft sees them."""
 
@@ -323,12 +327,13 @@ class Draft:
             if replica.status.phase is not Phase.RELEASED:
                 group = (replica.metadata.tenant, replica.spec.workload)
                 self.active[group] = self.active.get(group, 0) + sign
+            if replica.status.phase in UNSETTLED:
+                generation = generation_of(replica)
+                self.reserved[generation] = self.reserved.get(generation, 0) + sign
             if replica.status.phase is Phase.RESERVED:
                 self._count_reserved(name, replica, sign)
 
     def _count_reserved(self, name: str, replica: Replica, sign: int) -> None:
-        generation = generation_of(replica)
-        self.reserved[generation] = self.reserved.get(generation, 0) + sign
         for victim, attempt in replica.status.victims.items():
             found = self.replica(victim)
             if sign < 0 and self.patron(victim) == name:

@@ -273,7 +273,7 @@ def _well_formed(name: str, spec: GrantSpec) -> Refused | None:
 
 def _unheard_of(draft: Draft, spec: GrantSpec) -> Refused | None:
     """After a restore this scope may have granted what it no longer remembers; it grants nothing away until all have said."""
-    awaited = draft.keys(key_of("Summary", AWAITED))
+    awaited = draft.keys(key_of("Summary", AWAITED + SCOPE))
     if awaited and spec.holder.startswith(SCOPE):
         holders = ", ".join(name.removeprefix(key_of("Summary", AWAITED)) for name in awaited)
         return refuse(Code.AWAITING_REPORTS, f"restored: {holders} must first report what they hold")

@@ -12,6 +12,7 @@ from remit.model.objects import key_of
 from remit.model.records import Lease, LeaseSpec
 
 TTL_MS_MIN, TTL_MS_MAX = 100, 3_600_000
+LEASES_MAX = 200_000
 
 
 def claimant(draft: Draft, actor: Actor) -> Refused | None:
@@ -48,6 +49,8 @@ def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused
     if not TTL_MS_MIN <= claim.ttl <= TTL_MS_MAX:
         return refuse(Code.INVALID, f"ttl: between {TTL_MS_MIN} ms and {TTL_MS_MAX} ms")
     found = draft.thing(key_of("Lease", claim.lease))
+    if found is None and len(draft.books.by_kind.get("lease", ())) >= LEASES_MAX:
+        return refuse(Code.LIMIT, f"there are {LEASES_MAX} leases already")
     spec = LeaseSpec() if found is None else found[0].spec
     if spec.holder not in ("", actor.name) and not _lapsed(draft, claim.lease, spec):
         return refuse(Code.LEASE_HELD, f"lease {claim.lease} is held by {spec.holder} at epoch {spec.epoch}")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
-from remit.commitment.books import generation_key, generation_of
+from remit.commitment.books import AWAITED_NODE, generation_key, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.placing import find
 from remit.commitment.rulings import LOOPS, Coordination, refuse, ruling
+from remit.law.asks import speaks_of
 from remit.law.lifecycle import EAGER_FENCE_MS, NODE_EDGES, OWNER, WAITS, Row, edge, lost_after_ms
 from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
 from remit.model.fields import Stamp
-from remit.model.kinds import WorkloadSpec
+from remit.model.kinds import NodeHealth, WorkloadSpec
 from remit.model.objects import key_of
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
 
 REPLICAS_MAX = 4_000_000
+PRIORITY_MAX = 2_000_000_000
 PLACED = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
 """Transitions with claims of their own."""
 
@@ -37,6 +40,8 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     if there + claim.count > limit:
         return refuse(Code.LIMIT, f"{claim.workload} has {there} replicas of at most {limit}; {claim.count} more are too many")
     rank = draft.thing(key_of("PriorityClass", spec.priority_class)) if spec.priority_class else None
+    most = _priority_max(draft, claim.tenant, shape[0].spec.labels)
+    priority = min(0 if rank is None else rank[0].spec.value, most)
     names = {f"{claim.workload}-{index}": index for index in range(claim.first, claim.first + claim.count)}
     for name in names:
         if draft.replica(key_of("Replica", name, claim.tenant)) is not None:
@@ -48,7 +53,7 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
                 workload=claim.workload,
                 generation=claim.generation,
                 index=index,
-                priority=0 if rank is None else rank[0].spec.value,
+                priority=priority,
             ),
         )
         draft.put_replica(key_of("Replica", name, claim.tenant), None, replica)
@@ -58,6 +63,13 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
 def _most(spec: WorkloadSpec) -> int:
     """How many replicas a workload may have that are not released."""
     return REPLICAS_MAX if spec.type == "daemon" else max(spec.replicas, spec.completions) + spec.rollout.max_surge
+
+
+def _priority_max(draft: Draft, tenant: str, labels: Mapping[str, str]) -> int:
+    """The most that the policies in force allow this tenant's work."""
+    latest = draft.in_force()
+    rules = [rule for policy in latest.spec.policies.values() for rule in policy.rules] if latest is not None else []
+    return min((rule.priority_max for rule in rules if speaks_of(rule.match, tenant, labels)), default=PRIORITY_MAX)
 
 
 MOVERS = frozenset({Role.SCHEDULER, Role.AGENT, *LOOPS})
@@ -197,7 +209,9 @@ def mark(draft: Draft, operation: Operation, claim: Mark) -> int | Refused:
         return refuse(Code.REVISION, f"node {claim.node} was seen at revision {claim.at} and has changed since")
     if (node.status.health, claim.health) not in NODE_EDGES:
         return refuse(Code.PHASE, f"node {claim.node} is {node.status.health}; it does not become {claim.health} from there")
-    draft.put(replace(node, status=replace(node.status, health=claim.health)))
+    draft.put(replace(node, status=replace(node.status, health=claim.health, reason=claim.reason)))
+    if claim.health in (NodeHealth.READY, NodeHealth.LOST):
+        draft.drop(key_of("Summary", AWAITED_NODE + claim.node))
     return 0
 
 

@@ -13,6 +13,7 @@ from remit.model.objects import key_of
 from remit.model.records import Decision, Event, Summary
 
 CONDITIONS_MAX = 32
+SUMMARIES_MAX = 10_000
 
 
 @ruling(Note, EVERYONE, Coordination.SOFT, "events are a set: the same name is the same event")
@@ -34,6 +35,8 @@ def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
     found = draft.thing(key_of("Summary", claim.name))
     before = None if found is None else found[0]
     after = Summary(metadata=Stamp(name=claim.name), spec=claim.summary)
+    if before is None and len(draft.keys("summary/")) >= SUMMARIES_MAX:
+        return refuse(Code.LIMIT, f"there are {SUMMARIES_MAX} summaries already")
     merged = after if before is None else merge_summaries(before, after)
     if merged is not before:
         draft.put(merged)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from remit.commitment.books import generation_of
+from remit.commitment.books import AWAITED_NODE, generation_of
 from remit.commitment.draft import Draft, held_by
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger
 from remit.commitment.rulings import Coordination, refuse, ruling
@@ -17,6 +17,7 @@ from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
 from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
 from remit.model.fields import Deadline
 from remit.model.kinds import Device
+from remit.model.objects import key_of
 from remit.model.quantity import format_quantity
 from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.model.resources import WHOLE
@@ -130,6 +131,8 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
         return refuse(
             Code.NOT_FOUND, f"there is no node {claim.node}" if ledger is None else f"{claim.replica} has no generation"
         )
+    if ask.fenced and draft.books.awaited and draft.keys(key_of("Summary", AWAITED_NODE)):
+        return refuse(Code.AWAITING_REPORTS, f"restored: {claim.replica} may be running on a node that has not reported yet")
     if not ask.open:
         return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted")
     if ask.policy_until is not None and not _ahead(draft, ask.policy_until):
@@ -141,7 +144,7 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
         wrong = _check_devices(ask, ledger, claim.devices)
         if wrong is not None:
             return wrong
-    charged = charge(draft, operation, ask, claim.grant)
+    charged = charge(draft, operation, ask, claim.grant, drawn=status.phase is Phase.RESERVED)
     if isinstance(charged, Refused):
         return charged
     return Replica(
@@ -184,9 +187,19 @@ def _victim(draft: Draft, claim: Reserve, preemptor: Replica, name: str, at: int
             Code.VICTIMS,
             f"{name} is {found.status.phase} on {found.status.node or 'no node'}; it frees nothing on {claim.node}",
         )
+    if not _preempts(draft, preemptor):
+        return refuse(Code.VICTIMS, f"the priority class of {claim.replica} preempts nobody")
     if found.spec.priority >= preemptor.spec.priority:
         return refuse(Code.VICTIMS, f"{name} has priority {found.spec.priority}, not below {preemptor.spec.priority}")
     return found, _moved(found, phase=Phase.DRAINING, reason=f"preempted by {claim.replica}")
+
+
+def _preempts(draft: Draft, preemptor: Replica) -> bool:
+    owner = draft.thing(key_of("Workload", preemptor.spec.workload, preemptor.metadata.tenant))
+    rank = (
+        draft.thing(key_of("PriorityClass", owner[0].spec.priority_class)) if owner and owner[0].spec.priority_class else None
+    )
+    return rank is None or bool(rank[0].spec.preempts)
 
 
 def _moved(replica: Replica, **changes: object) -> Replica:
@@ -228,8 +241,11 @@ def _has_part(one: Devices, parts: Sequence[tuple[Device, int]]) -> bool:
     )
 
 
-def charge(draft: Draft, operation: Operation, ask: Ask, name: str) -> tuple[str, ...] | Refused:
-    """Every ledger that a draw on grant `name` is charged to, each of them alive and with room for it; or why not."""
+def charge(draft: Draft, operation: Operation, ask: Ask, name: str, *, drawn: bool = False) -> tuple[str, ...] | Refused:
+    """Every ledger that a draw on grant `name` is charged to, each of them alive and with room for it; or why not.
+
+    What a reservation has `drawn` before the grant ran out stays drawn: only new draws end with it.
+    """
     ledger = draft.grant(name)
     if ledger is None:
         return refuse(Code.NOT_FOUND, f"there is no grant {name}")
@@ -248,7 +264,7 @@ def charge(draft: Draft, operation: Operation, ask: Ask, name: str) -> tuple[str
         own = draft.grant(one)
         if own is None:
             return refuse(Code.NOT_FOUND, f"there is no grant {one}")
-        dead = lifeless(draft, own) if own.grant is not None else None
+        dead = lifeless(draft, own) if own.grant is not None and not drawn else None
         if dead is not None:
             return dead
         short = own.short_of(ask.charge.pairs)

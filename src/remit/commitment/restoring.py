@@ -4,6 +4,9 @@ A backup is a memory of the past, put in the place of the present. Since then re
 and went. So in its first batches a new incarnation says:
 
 - every replica that a node may be running becomes `unknown`, until its node reports;
+- every node is `unknown` too, and awaited: a replica that was pending then may be running there now, so nothing that must never
+  run twice is placed anywhere until each node is ready again, or lost;
+- every lease is vacant, at an epoch past any that its holders can have had;
 - every grant held from another scope is void, until it is reissued to this incarnation;
 - every grant made to another scope counts as fully used, until its holder reports; and as there may be grants that this
   scope does not even remember, it grants nothing to other scopes until each has vouched for what it holds, or is declared lost.
@@ -15,6 +18,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from msgspec.structs import replace
 
+from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.commitment.granting import AWAITED
 from remit.commitment.ledgers import SCOPE
@@ -22,9 +26,11 @@ from remit.commitment.loading import rows
 from remit.commitment.outcomes import BATCH, Entry, batch_key, decode_batch
 from remit.law.lifecycle import edge
 from remit.model.fields import Stamp
+from remit.model.kinds import NodeHealth
 from remit.model.records import Grant, GrantPhase, GrantStatus, Phase, Summary, SummarySpec
 from remit.store.protocol import Store
 
+LEASE_EPOCHS = 1_000_000
 MARKER = "incarnation"
 """The row that says which incarnation these books were last doubted for."""
 
@@ -42,6 +48,25 @@ def doubt(draft: Draft, names: Iterable[str]) -> None:
             continue
         status = replace(found[0].status, phase=Phase.UNKNOWN, before=found[0].status.phase.value, reason="restored")
         draft.put_replica(name, found[0], replace(found[0], status=status))
+
+
+def vacate(draft: Draft, epoch: int) -> None:
+    """Nobody leads, and no epoch of before is current again: the store's own epoch is past every one that it has had."""
+    for name in draft.keys("lease/"):
+        found = draft.thing(name)
+        if found is not None:
+            spec = replace(found[0].spec, holder="", epoch=max(found[0].spec.epoch + 1, epoch * LEASE_EPOCHS))
+            draft.put(replace(found[0], spec=spec))
+
+
+def await_nodes(draft: Draft) -> None:
+    for name in draft.keys("node/"):
+        found = draft.thing(name)
+        if found is None or found[0].status.health is NodeHealth.LOST:
+            continue
+        draft.put(replace(found[0], status=replace(found[0].status, health=NodeHealth.UNKNOWN)))
+        note = SummarySpec(holder=name, epoch=0, sequence=0)
+        draft.put(Summary(metadata=Stamp(name=AWAITED_NODE + found[0].metadata.name), spec=note))
 
 
 def disown(draft: Draft) -> None:

@@ -28,7 +28,7 @@ from remit.law.fit import (
 from remit.law.labels import expressions, selects
 from remit.model.claims import Code
 from remit.model.fields import Deadline
-from remit.model.kinds import DeviceAsk, Placement, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.kinds import DeviceAsk, Placement, PolicyMatch, PolicySpec, Taint, Toleration, WorkloadSpec
 from remit.model.quantity import parse_quantity
 from remit.model.resources import DEVICES, WHOLE, Amount
 
@@ -56,12 +56,16 @@ def make_ask(
     charge = template.resources + Amount(_sums((DEVICES + one.kind, one.amount * WHOLE) for one in wholes))
     charge += Amount(_sums((DEVICES + one.kind, one.amount) for one in parts))
     rules = [rule for policy in policies for rule in policy.rules]
-    allowed = [r.allow for r in rules if _matches(r.match.tenants, r.match.labels, tenant, marked)]
+    allowed = [rule.allow for rule in rules if speaks_of(rule.match, tenant, marked)]
 
     def term(selector: Mapping[str, str], key: str, skew: int = 0) -> Term:
         pairs = tuple(sorted(selector.items())) or ((WORKLOAD_LABEL, workload),)
         return Term(Index(tenant, pairs, key), int(selects(pairs, marked)), skew)
 
+    anti = tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity)
+    if spec.type == "daemon":
+        # One replica per node is what a daemon is: it stays away from its own kind.
+        anti = (*anti, term({}, "node"))
     return Ask(
         tenant=tenant,
         generation=(tenant, workload, generation),
@@ -85,25 +89,26 @@ def make_ask(
             if s.when_unsatisfiable == "DoNotSchedule"
         ),
         affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
-        anti=tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity),
+        anti=anti,
+        fenced=spec.never_twice,
         gang=spec.gang.min if spec.gang else 0,
         policy=in_force[0],
         policy_until=in_force[1],
         open=open,
         quota=(f"tenant/{tenant}",),
         known={},
-        checks=_checks(bool(wholes), bool(parts), where),
+        checks=_checks(bool(wholes), bool(parts), where, bool(anti)),
     )
 
 
-def _checks(wholes: bool, parts: bool, where: Placement) -> tuple[tuple[Callable[..., Truth], Code], ...]:
+def _checks(wholes: bool, parts: bool, where: Placement, anti: bool) -> tuple[tuple[Callable[..., Truth], Code], ...]:
     """Resources always; the rest only where the ask has such a part. Whether others shun it is asked last, of all."""
     idle: dict[Callable[[Ask, Site, Peers], Truth], bool] = {
         devices: not wholes,
         shares: not parts,
         spread: not where.topology_spread,
         affinity: not where.affinity,
-        anti_affinity: not where.anti_affinity,
+        anti_affinity: not anti,
         ready: True,
         accepting: True,
         shunned: True,
@@ -170,8 +175,9 @@ def _one_of(lists: Sequence[Sequence[str]]) -> Lookup:
     return Lookup(lambda value: all(value in names for names in sets))
 
 
-def _matches(tenants: Sequence[str], selector: Mapping[str, str], tenant: str, labels: Mapping[str, str]) -> bool:
-    return (not tenants or tenant in tenants) and selects(selector, labels)
+def speaks_of(match: PolicyMatch, tenant: str, labels: Mapping[str, str]) -> bool:
+    """Does a policy's rule speak of this tenant's work with these labels?"""
+    return (not match.tenants or tenant in match.tenants) and selects(match.labels, labels)
 
 
 def _sums(pairs: Any) -> dict[str, int]:

@@ -95,6 +95,8 @@ class Ask(NamedTuple):
     affinity: tuple[Term, ...]
     anti: tuple[Term, ...]
     gang: int
+    fenced: bool
+    """Must it never run twice at once?"""
     policy: int
     policy_until: Deadline | None
     open: bool

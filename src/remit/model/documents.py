@@ -20,6 +20,8 @@ DEPTH_MAX = 64
 DOCUMENTS_MAX = 1000
 DIGITS_MAX = 32
 
+JSON_ENDINGS = (".json", ".ndjson", ".jsonl")
+
 Place = tuple[int, int]
 """Line and column, from 1."""
 
@@ -216,7 +218,7 @@ def read_documents(data: bytes, name: str, problems: Problems) -> list[Node]:
     if not text.strip():
         problems.add((1, 1), (), "the file is empty", "write at least one manifest, beginning with apiVersion and kind")
         return []
-    is_json = name.lower().endswith((".json", ".ndjson", ".jsonl"))
+    is_json = name.lower().endswith(JSON_ENDINGS)
     if is_json or text.lstrip()[0] in "{[":
         documents = _read_json(text, name, is_json, problems)
         if documents is not None:

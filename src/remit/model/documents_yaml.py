@@ -102,7 +102,9 @@ def _directives(part: Part, problems: Problems) -> Part | None:
 
 # ---------------------------------------------------------------------------------------------------- before the parser
 
-_QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|' + r"'[^']*(?:''[^']*)*'")
+_IN_SINGLE = r"'[^']*(?:''[^']*)*'"
+_SINGLE_QUOTED = re.compile(_IN_SINGLE)
+_QUOTED = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|' + _IN_SINGLE + '|(?P<open>")')
 _QUOTE_LEFT_OPEN = re.compile(r"""(?:^|[\s\[{,:-])["']""")
 _BLOCK_OF_TEXT = re.compile(r"(?:^|[\s:-])[|>][-+0-9]{0,2}\s*\Z")
 _FLOW = re.compile(r"(?:^|[:?-][ \t]+)[\[{]")
@@ -122,7 +124,7 @@ def _scan(text: str, problems: Problems) -> bool:
             continue
         text_indent = None
         if '"' in bare or "'" in bare:
-            bare = _QUOTED.sub('""', bare)
+            bare = _unquoted(bare)
             if _QUOTE_LEFT_OPEN.search(bare.replace('""', "")):
                 return True
         bare = bare.split(" #", 1)[0]
@@ -146,12 +148,84 @@ def _scan(text: str, problems: Problems) -> bool:
     return True
 
 
+def _unquoted(bare: str) -> str:
+    """Every quoted text emptied. After a double quote that is never closed no other can be (each is escaped, as seen from the
+    first), so they are not tried one by one: on a line of nothing but `\\"` that would take the square of its length."""
+    left_open = next((match.start() for match in _QUOTED.finditer(bare) if match["open"]), len(bare))
+    return _QUOTED.sub('""', bare[:left_open]) + _SINGLE_QUOTED.sub('""', bare[left_open:])
+
+
 def _depth(bare: str, depth: int) -> int:
     deepest = depth
     for letter in bare:
         depth += (letter in "[{") - (letter in "]}")
         deepest = max(deepest, depth)
     return deepest
+
+
+_OPENS_QUOTE = re.compile(r"""(?:^|[\s\[{,:])(["'])""")
+_QUOTE = {'"': re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'), "'": re.compile(r"'[^']*+(?:''[^']*+)*+'")}
+_AFTER_COLON = re.compile(r"(?<=:)[ \t]*\t[ \t]*")
+
+
+def _spaced(text: str) -> str:
+    """YAML allows tabs in a few places where the parser does not: at the end of a line, before a comment, after the colon of a
+    key. There they become spaces, one for one, so that no column moves. A tab that indents stays, and so does one in a text:
+    from the first quote that runs over its line nothing is touched, because from there a line does not tell what it is."""
+    if "\t" not in text:
+        return text
+    lines = text.split("\n")
+    block: int | None = None
+    for number, line in enumerate(lines):
+        bare = line.strip(" \t")
+        indent = len(line) - len(line.lstrip(" "))
+        if block is not None and (not bare or indent > block):
+            continue
+        block = None
+        if not bare or bare[0] == "#":
+            lines[number] = line[: len(line) - len(line.lstrip(" \t"))].replace("\t", " ") + line.lstrip(" \t")
+            continue
+        spaced = _spaced_line(line)
+        if spaced is None:
+            break
+        lines[number] = spaced
+        if _BLOCK_OF_TEXT.search(_unquoted(spaced.strip()).split(" #", 1)[0]):
+            block = indent
+    return "\n".join(lines)
+
+
+def _spaced_line(line: str) -> str | None:
+    """None: a quote opens and is not closed."""
+    pieces: list[str] = []
+    at = 0
+    while True:
+        opens = _OPENS_QUOTE.search(line, at)
+        end = opens.start(1) if opens else len(line)
+        plain = line[at:end]
+        comment = re.search(r"(?:^|[ \t])#", plain)
+        body = plain[: comment.start() + 1] if comment else plain
+        rest = plain[len(body) :]
+        pieces.append(_blank_tabs(body, first=at == 0, last=opens is None or comment is not None) + rest)
+        if opens is None:
+            return "".join(pieces)
+        if comment:
+            return "".join(pieces) + line[end:]
+        quoted = _QUOTE[opens[1]].match(line, end)
+        if quoted is None:
+            return None
+        pieces.append(quoted.group())
+        at = quoted.end()
+
+
+def _blank_tabs(body: str, *, first: bool, last: bool) -> str:
+    """`first`: it begins with the indentation of its line, which stays. `last`: nothing but a comment follows it."""
+    lead = len(body) - len(body.lstrip(" \t")) if first else 0
+    head, body = body[:lead], body[lead:]
+    body = _AFTER_COLON.sub(lambda match: " " * len(match.group()), body)
+    if last:
+        kept = body.rstrip(" \t")
+        body = kept + " " * (len(body) - len(kept))
+    return head + body
 
 
 # -------------------------------------------------------------------------------------------------------- from the parser
@@ -170,7 +244,7 @@ class _Composer:
     def read(self, part: Part) -> None:
         self._line = part.line
         try:
-            for event in YAML(typ="safe", pure=True).parse(part.text):
+            for event in YAML(typ="safe", pure=True).parse(_spaced(part.text)):
                 self._take(event)
         except Exhausted:
             raise
@@ -180,8 +254,9 @@ class _Composer:
             self._tell(error)
         except (YAMLError, ValueError, LookupError, AssertionError, AttributeError, TypeError, ArithmeticError) as error:
             # The parser's own accidents on hostile text, such as chr() of an escape past the last character.
-            message = f"this document cannot be read: {escaped(str(error))[:200]}"
-            self._builder.refuse((part.line + 1, 1), message, "check its quotes and escapes")
+            why = "an escape in it names no character" if isinstance(error, (ValueError, ArithmeticError)) else "it is not YAML"
+            message = f"this document cannot be read: {why}"
+            self._builder.refuse((part.line + 1, 1), message, "check its quotes, tags and escapes such as \\U0001f600")
 
     def _take(self, event: Any) -> None:
         builder = self._builder
@@ -328,12 +403,17 @@ class _Composer:
             if re.search(sign, f"{error.context or ''}: {said}"):
                 self._builder.refuse(opened if at_opening else place, message, cure)
                 return
-        self._builder.refuse(place, escaped(said)[:200], "check the indentation, quotes and brackets near here")
+        self._builder.refuse(place, "this cannot be read as YAML", "check the indentation, quotes and brackets near here")
 
 
 _COMPLAINTS = (
-    (r"found character '\\t'", "a tab where YAML wants spaces", "indent with spaces", False),
-    (r"found character '[@`%]'", "a text cannot begin with this character", "put the text in quotes", False),
+    (
+        r"found character '\\t'",
+        "a tab where YAML wants spaces",
+        r'indent with spaces; a tab inside a text is written "\t", in double quotes',
+        False,
+    ),
+    (r"found character '.{1,2}' that", "a text cannot begin with this character", "put the text in quotes", False),
     (
         r"mapping values are not allowed",
         '":" where no key can be',
@@ -375,7 +455,23 @@ _COMPLAINTS = (
         "indent it like its neighbours, with spaces",
         False,
     ),
+    (
+        r"expected '<document start>'",
+        "something follows after the document has ended",
+        "put --- on a line of its own before a second document, or quote all of the text",
+        False,
+    ),
+    (r"block scalar", '"|" and ">" begin a block of text', "end the line after them, or put the text in quotes", True),
+    (r"scanning a directive", '"%" begins a directive', "put the text in quotes", True),
+    (r"mapping keys are not allowed", '"?" where no key can be', "put the text in quotes", False),
+    (
+        r"(block|flow) node: expected the node content",
+        "a mark of YAML where a value is expected",
+        "write the value, or put the text in quotes",
+        False,
+    ),
+    (r"undefined tag handle", '"!" begins a tag', "put the text in quotes", False),
     (r"while scanning an? (alias|anchor)", '"*" and "&" begin an alias and an anchor', "put the text in quotes", True),
-    (r"while (parsing|scanning) a tag", '"!" begins a tag', "put the text in quotes", True),
+    (r"while (parsing|scanning) an? tag", '"!" begins a tag', "put the text in quotes", True),
 )
 """What the parser says, what to tell instead, what to do, and whether the fault lies where the construct opened."""

@@ -20,9 +20,17 @@ END = r"$(?!\n)"
 
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?" + END
 DNS_NAME = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?" + END
-LABEL_KEY = r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?" + END
+_PART = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+LABEL_KEY = rf"^((?=[^/]{{1,253}}/){_PART}(\.{_PART})*/)?[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?" + END
 LABEL_VALUE = r"^([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?" + END
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*" + END
+FILE_NAME = r"^(?!\.\.|\.$)[-_.A-Za-z0-9]+" + END
+_VISIBLE = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]*"
+LINE = rf"^{_VISIBLE}" + END
+"""One line: what ends up in a request, a path or a log, where a newline would begin something of its own."""
+URL_PATH = rf"^/{_VISIBLE}" + END
+KIND = r"^[A-Za-z][A-Za-z0-9]*" + END
+UID = r"^[-_.:A-Za-z0-9]*" + END
 
 Name = Annotated[str, Meta(pattern=DNS_LABEL, max_length=63, description="a DNS label: a-z, 0-9 and -")]
 LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=317, description="a label key")]
@@ -31,6 +39,9 @@ Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 Natural = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+Line = Annotated[str, Meta(pattern=LINE, max_length=4096)]
+FileName = Annotated[str, Meta(pattern=FILE_NAME, max_length=253, description="a file name")]
+Uid = Annotated[str, Meta(pattern=UID, max_length=253)]
 EnvName = Annotated[str, Meta(pattern=ENV_NAME, max_length=256)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Resources = Annotated[Amount, Meta(extra={"devices": False}, description="resources by name, such as cpu and memory")]
@@ -50,9 +61,9 @@ class Object(Record, tag_field="kind", frozen=True, kw_only=True):
 class Owner(Record, frozen=True):
     """What this object belongs to; when that goes, so does this."""
 
-    kind: str
+    kind: Annotated[str, Meta(pattern=KIND, max_length=253)]
     name: Name
-    uid: str = ""
+    uid: Uid = ""
 
 
 class Metadata(Record, frozen=True):
@@ -62,7 +73,7 @@ class Metadata(Record, frozen=True):
     annotations: Annotated[dict[LabelKey, Text], Meta(max_length=64)] = field(default_factory=dict)
     owners: Annotated[tuple[Owner, ...], Meta(max_length=16)] = ()
     finalizers: Annotated[tuple[LabelKey, ...], Meta(max_length=16)] = ()
-    uid: str = ""
+    uid: Uid = ""
     generation: Natural = 0
     revision: Natural = 0
     deleting: bool = False

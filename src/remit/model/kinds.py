@@ -9,12 +9,16 @@ from msgspec import Meta, field
 
 from remit.model.fields import (
     END,
+    LINE,
+    URL_PATH,
     Condition,
     Count,
     EnvName,
+    FileName,
     LabelKey,
     Labels,
     LabelValue,
+    Line,
     Metadata,
     Name,
     Natural,
@@ -81,6 +85,7 @@ class NodeHealth(StrEnum):
 
 class NodeStatus(Record, frozen=True):
     health: NodeHealth = NodeHealth.JOINING
+    reason: Text = ""
     conditions: tuple[Condition, ...] = ()
 
 
@@ -187,7 +192,7 @@ class PortAsk(Record, frozen=True):
 
 class HttpProbe(Record, frozen=True):
     port: Name | Port
-    path: Annotated[str, Meta(pattern="^/", max_length=2048)] = "/"
+    path: Annotated[str, Meta(pattern=URL_PATH, max_length=2048)] = "/"
 
 
 class TcpProbe(Record, frozen=True):
@@ -216,9 +221,9 @@ class Probes(Record, frozen=True):
 
 
 class Artifact(Record, frozen=True):
-    source: Annotated[str, Meta(min_length=1, max_length=4096)]
+    source: Annotated[str, Meta(pattern=LINE, min_length=1, max_length=4096)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}" + END)]
-    path: Annotated[str, Meta(min_length=1, max_length=1024)] = "."
+    path: Annotated[str, Meta(pattern=LINE, min_length=1, max_length=1024)] = "."
     unpack: bool = False
 
 
@@ -226,7 +231,7 @@ class Mount(Record, frozen=True):
     """A Secret or Config as files under `path`, or as environment if `path` is empty."""
 
     name: Name
-    path: Annotated[str, Meta(max_length=1024)] = ""
+    path: Annotated[str, Meta(pattern=LINE, max_length=1024)] = ""
 
 
 class Template(Record, frozen=True):
@@ -239,8 +244,8 @@ class Template(Record, frozen=True):
     devices: Annotated[tuple[DeviceAsk, ...], Meta(max_length=64)] = ()
     probes: Probes = Probes()
     stop_grace: Duration = Duration(30_000)
-    working_directory: Annotated[str, Meta(max_length=4096)] = ""
-    user: Annotated[str, Meta(max_length=63)] = ""
+    working_directory: Line = ""
+    user: Annotated[str, Meta(pattern=LINE, max_length=63)] = ""
     sandbox: Literal["none", "bwrap", "default"] = "default"
     artifacts: Annotated[tuple[Artifact, ...], Meta(max_length=64)] = ()
     secrets: Annotated[tuple[Mount, ...], Meta(max_length=64)] = ()
@@ -348,7 +353,7 @@ class Workload(Object, tag="Workload", frozen=True, kw_only=True):
 
 
 class DataSpec(Record, frozen=True):
-    data: Annotated[dict[LabelKey, Annotated[str, Meta(max_length=65536)]], Meta(max_length=256)] = field(default_factory=dict)
+    data: Annotated[dict[FileName, Annotated[str, Meta(max_length=65536)]], Meta(max_length=256)] = field(default_factory=dict)
 
 
 class Secret(Object, tag="Secret", frozen=True, kw_only=True):

@@ -9,11 +9,11 @@ import msgspec
 from msgspec import inspect
 
 from remit.model import fields, objects
-from remit.model.documents import ARTICLE, Node, Place, read_documents
-from remit.model.problems import Problem, Problems, escaped, one_of, shown
+from remit.model.documents import ARTICLE, JSON_ENDINGS, Node, Place, read_documents
+from remit.model.problems import Problem, Problems, did_you_mean, escaped, one_of, shown
 from remit.model.rules import Rules
 from remit.model.shapes import Shapes
-from remit.model.spellings import KINDS, Fields
+from remit.model.spellings import JSON_KINDS, KINDS, Fields
 
 
 class Manifests(NamedTuple):
@@ -29,6 +29,7 @@ def read(data: bytes, name: str, *, system: bool = False) -> Manifests:
     Never raises, whatever the bytes. `system` lets in what only Remit itself writes: its own kinds, statuses and labels.
     """
     problems = Problems(name)
+    problems.as_json = name.lower().endswith(JSON_ENDINGS) or data.lstrip()[:1] in (b"{", b"[")
     reader = _Reader(problems, system=system)
     for document in read_documents(data, name, problems):
         reader.read(document)
@@ -72,7 +73,11 @@ class _Reader:
         if document.form == "void":
             return
         cure = "write apiVersion, kind, metadata and spec, each as key: value"
-        if document.form == "string" and ":" in document.text:
+        if self._problems.as_json:
+            cure = 'write an object with "apiVersion", "kind", "metadata" and "spec"'
+            if document.form == "list":
+                cure = "write each manifest as an object of its own, all in one array or one after another"
+        elif document.form == "string" and ":" in document.text:
             cure += ' (with a space after ":")'
         elif document.form == "list":
             cure = "write each manifest as a document of its own, with --- between them"
@@ -112,7 +117,8 @@ class _Reader:
             self._problems.add(node.place, ("kind",), message, f"remove this document; declared are {one_of(self._known)}")
         else:
             meant = self._problems.meant(kind, self._known)
-            cure = KINDS.get(kind) or (f"did you mean {meant}?" if meant else f"write {one_of(self._known)}")
+            elsewhere = {**KINDS, **JSON_KINDS} if self._problems.as_json else KINDS
+            cure = elsewhere.get(kind) or did_you_mean(meant) or f"write {one_of(self._known)}"
             self._problems.add(node.place, ("kind",), f"unknown kind {shown(kind)}", cure)
             return meant or None
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 
 import msgspec
@@ -13,8 +14,11 @@ Path = tuple[str | int, ...]
 
 PROBLEMS_MAX = 1000
 SUGGESTIONS_MAX = 100
+CANDIDATES_MAX = 64
+COMPARISONS_MAX = 3200
 _SHOWN_MAX = 60
 _PATH_MAX = 120
+_LISTED_MAX = 24
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -40,7 +44,10 @@ class Problems:
         self._file = file
         self._told: dict[Problem, None] = {}
         self._suggestions_left = SUGGESTIONS_MAX
+        self._comparisons_left = COMPARISONS_MAX
         self.left_off = 0
+        self.as_json = False
+        """Is the file JSON? A cure is written in the language of its file."""
 
     def add(self, place: tuple[int, int], path: Path, message: str, cure: str = "") -> None:
         if len(self._told) < PROBLEMS_MAX:
@@ -57,10 +64,12 @@ class Problems:
 
     def meant(self, word: str, known: Iterable[str]) -> str:
         """The known word that was probably meant, or nothing. A comparison is slow, so one file gets only so many."""
-        if self._suggestions_left <= 0:
+        candidates = list(itertools.islice(known, CANDIDATES_MAX))
+        if self._suggestions_left <= 0 or self._comparisons_left < len(candidates):
             return ""
         self._suggestions_left -= 1
-        return meant(word, known)
+        self._comparisons_left -= len(candidates)
+        return meant(word, candidates)
 
     def __bool__(self) -> bool:
         return bool(self._told)
@@ -78,7 +87,7 @@ class Problems:
 def meant(word: str, known: Iterable[str]) -> str:
     if not word or len(word) > 64:
         return ""
-    by_lower = {name.lower(): name for name in known}
+    by_lower = {name.lower(): name for name in itertools.islice(known, CANDIDATES_MAX) if len(name) <= 64}
     bare = word.lower()
     for spelling in (bare, bare.replace("_", "").replace("-", ""), bare + "s", bare.removesuffix("s")):
         if spelling in by_lower:
@@ -92,8 +101,10 @@ def did_you_mean(word: str) -> str:
 
 
 def one_of(words: Iterable[str]) -> str:
-    """For a cure: `a, b or c`."""
-    listed = [word or '""' for word in words]
+    """For a cure: `a, b or c`; of very many, the first few."""
+    listed = [word or '""' for word in itertools.islice(words, _LISTED_MAX + 1)]
+    if len(listed) > _LISTED_MAX:
+        return f"{', '.join(listed[:_LISTED_MAX])}, …"
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} or {listed[-1]}"
 
 
@@ -104,7 +115,7 @@ def path_text(path: Path) -> str:
             return text + "…"
         if isinstance(step, int):
             text += f"[{step}]"
-        elif step and _PLAIN.issuperset(step):
+        elif step and len(step) <= 2 * _SHOWN_MAX and _PLAIN.issuperset(step):
             text += f".{step}" if text else step
         else:
             text += f"[{shown(step)}]"

@@ -12,6 +12,9 @@ C = TypeVar("C", bound="_Capacity")
 DEVICES = "devices/"
 """Devices stand in an amount as `devices/<kind>`, in thousandths: one whole GPU is 1000, a share of 250m is 250."""
 
+INTERNAL = (DEVICES, "@")
+"""No written resource begins like this: these names are Remit's own, inside an amount and inside a ledger."""
+
 WHOLE: Final = 1000
 
 
@@ -35,6 +38,8 @@ class Amount:
             if name == "devices" and isinstance(value, Mapping):
                 counted.update({DEVICES + kind: _parse(DEVICES + kind, count) for kind, count in value.items()})
             else:
+                if name.startswith(INTERNAL):
+                    raise ValueError(f"{name}: no name of a resource: write devices by kind, as devices: {{gpu: 1}}")
                 counted[name] = _parse(name, value)
         return cls(counted)
 

@@ -5,6 +5,7 @@ Rules read the written values and pass over what has the wrong shape, which has 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 
@@ -20,9 +21,17 @@ PRIORITY_MAX = 1_000_000_000
 """Above it is the system's own work, which no tenant's may push aside."""
 
 _JOB_ONLY = ("completions", "retries", "timeout", "deadline", "schedule")
-_PORT = re.compile(r"(?<!\$)\$\(PORT_([^)]*)\)")
+_PORT = re.compile(r"(?<!\$)\$\(PORT_([^)$]{0,63})\)")
+_TEXT_MAX = 4096
+"""What is longer has been refused by its shape, and is not searched."""
 _CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
-_CRON_WORDS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
+_CRON_WORDS = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
+_MONTHS = dict(
+    zip(("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"), range(1, 13), strict=True)
+)
+_WEEKDAYS = {"SUN": 0, "MON": 1, "TUE": 2, "WED": 3, "THU": 4, "FRI": 5, "SAT": 6}
+_CRON_NAMES: tuple[dict[str, int], ...] = ({}, {}, {}, _MONTHS, _WEEKDAYS)
+_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 class Rules:
@@ -55,7 +64,8 @@ class Rules:
         if metadata is None or metadata.form != "mapping":
             return
         tenant = _text(metadata.get("tenant"))
-        misspelt = any(ALIASES.get(key) == "tenant" or meant(key, ("tenant",)) for key in metadata.fields if key != "tenant")
+        first = itertools.islice(metadata.fields, 64)
+        misspelt = any(ALIASES.get(key) == "tenant" or meant(key, ("tenant",)) for key in first if key != "tenant")
         if self._kind in objects.TENANTED and not misspelt and not tenant and (tenant == "" or "tenant" not in metadata.fields):
             cure = "add tenant: and the name of the tenant it belongs to"
             self._tell(metadata, ("metadata", "tenant"), f"is missing: a {self._kind} belongs to a tenant", cure)
@@ -66,13 +76,18 @@ class Rules:
             return
         for where in ("labels", "annotations"):
             for key, entry in _fields(metadata.get(where)):
-                if key.startswith(RESERVED):
-                    message = f"{shown(key)} is reserved: only Remit writes labels under {RESERVED}"
-                    self._problems.add(entry, ("metadata", where, key), message, "choose another prefix, or none")
+                self._not_reserved(key, entry, ("metadata", where, key))
+        for index, finalizer in enumerate(_items(metadata.get("finalizers"))):
+            self._not_reserved(_text(finalizer), finalizer.place, ("metadata", "finalizers", index))
         for name, node in (("deleting", metadata), ("status", self._document)):
             if name in node.fields:
                 path: Path = ("metadata", name) if node is metadata else (name,)
                 self._problems.add(node.fields[name].place, path, "is what Remit reports, and cannot be asked for", "remove it")
+
+    def _not_reserved(self, key: str | None, place: tuple[int, int], path: Path) -> None:
+        if key is not None and key.startswith(RESERVED) and not self._system:
+            message = f"{shown(key)} is reserved: only Remit writes what stands under {RESERVED}"
+            self._problems.add(place, path, message, "choose another prefix, or none")
 
     # ----------------------------------------------------------------------------------------------------------- places
 
@@ -84,6 +99,8 @@ class Rules:
         self._unique_names("spec", "devices")
         self._unique_texts("spec", "zones")
         self._taints()
+        for key, place in _fields(self._document.at("spec", "labels")):
+            self._not_reserved(key, place, ("spec", "labels", key))
         low, high = self._number("spec", "min"), self._number("spec", "max")
         if low is not None and low > (high or 0):
             self._at(("spec", "min"), f"min {low} is more than max {high or 0}", "raise max, or lower min")
@@ -92,6 +109,7 @@ class Rules:
         seen: dict[tuple[str | None, str | None], int] = {}
         for index, taint in enumerate(self._items("spec", "taints")):
             sort = (_text(taint.get("key")), _text(taint.get("effect")))
+            self._not_reserved(sort[0], taint.place, ("spec", "taints", index, "key"))
             if seen.setdefault(sort, index) != index:
                 self._tell(taint, ("spec", "taints", index), "the same key and effect as another taint", "keep one of the two")
 
@@ -106,12 +124,20 @@ class Rules:
     def _policy(self) -> None:
         for index, rule in enumerate(self._items("spec", "rules")):
             path: Path = ("spec", "rules", index)
-            effects = [name for name in ("allow", "priorityClass", "priorityMax") if name in rule.fields]
-            if rule.form == "mapping" and not effects:
+            allow = rule.get("allow")
+            allows = allow is not None and (allow.form != "mapping" or bool(allow.fields))
+            priority_class = rule.get("priorityClass")
+            changes = allows or "priorityMax" in rule.fields or (priority_class is not None and priority_class.scalar != "")
+            if rule.form == "mapping" and not changes:
                 self._tell(rule, path, "this rule changes nothing", "add allow, priorityClass or priorityMax")
             self._is_name((*path, "priorityClass"))
             for place in ("regions", "zones", "pools"):
                 self._unique_texts(*path, "allow", place)
+                listed = allow.get(place) if allow is not None else None
+                if listed is not None and listed.form == "list" and not listed.items:
+                    # A residency rule whose last region was deleted must not quietly open the whole world.
+                    message = f"an empty list would allow all {place}"
+                    self._tell(listed, (*path, "allow", place), message, f"name at least one, or leave {place} out")
             self._unique_texts(*path, "match", "tenants")
 
     def _allotment(self) -> None:
@@ -128,6 +154,12 @@ class Rules:
         self._template()
         self._is_name(("spec", "priorityClass"))
         self._schedule()
+        replace = self._text("spec", "replace")
+        if replace == "fenced" or (not replace and self._text("spec", "type") == "job"):
+            message = "a replacement waits this long for the old copy to end: 0s would let both run"
+            self._takes_time(("spec", "fence"), message, "write a longer one, or replace: eager if two at once do no harm")
+        message = "a rollout would have failed before it began"
+        self._takes_time(("spec", "rollout", "progressDeadline"), message, "write a longer one, or leave it out for 10m")
 
     def _by_type(self) -> None:
         """Fields that say nothing for this type of workload: a writer who set one expects what will not happen."""
@@ -188,6 +220,7 @@ class Rules:
                 )
             elif region is not None and seen.setdefault(region, index) != index:
                 self._at(path, f"{shown(region)} stands by twice", "keep one of the two")
+            self._standby_count((*placement, "standby", index, "replicas"))
         self._operators()
         keys: dict[str | None, int] = {}
         for index, spread in enumerate(self._items(*placement, "topologySpread")):
@@ -195,6 +228,12 @@ class Rules:
             if key is not None and keys.setdefault(key, index) != index:
                 path = (*placement, "topologySpread", index, "topologyKey")
                 self._at(path, f"{shown(key)} is spread over twice", "keep one of the two")
+
+    def _standby_count(self, path: Path) -> None:
+        count, replicas = self._number(*path), self._number("spec", "replicas", default=1)
+        if count is not None and replicas is not None and count > replicas and self._text("spec", "type") != "daemon":
+            message = f"{count} would stand by for the {replicas} replicas that may be lost"
+            self._at(path, message, f"use at most {replicas}, or raise replicas")
 
     def _operators(self) -> None:
         for index, toleration in enumerate(self._items("spec", "placement", "tolerations")):
@@ -225,6 +264,8 @@ class Rules:
     def _template(self) -> None:
         template: Path = ("spec", "template")
         self._ports(template)
+        self._begins((*template, "command"))
+        self._stays_inside(self._document.at(*template, "workingDirectory"), (*template, "workingDirectory"), absolute=True)
         for index, ask in enumerate(self._items(*template, "devices")):
             self._device_ask(ask, (*template, "devices", index))
         for probe in ("start", "ready", "live"):
@@ -235,6 +276,20 @@ class Rules:
                 self._stays_inside(mount.get("path"), (*template, what, index, "path"), absolute=True)
         for index, artifact in enumerate(self._items(*template, "artifacts")):
             self._stays_inside(artifact.get("path"), (*template, "artifacts", index, "path"), absolute=False)
+
+    def _begins(self, command: Path) -> None:
+        """Its first word is a program."""
+        words = self._items(*command)
+        if words and _text(words[0]) is not None and not (_text(words[0]) or "").strip():
+            self._tell(words[0], (*command, 0), "names no program", "write the program to run as the first word")
+
+    def _takes_time(self, path: Path, message: str, cure: str) -> None:
+        text = self._text(*path)
+        try:
+            if text is not None and quantity.parse_duration(text) == 0:
+                self._at(path, message, cure)
+        except ValueError:
+            pass  # told with the shapes
 
     def _ports(self, template: Path) -> None:
         self._unique_names(*template, "ports")
@@ -250,6 +305,7 @@ class Rules:
                 and numbers.setdefault(number.scalar, index) != index
             ):
                 self._at((*template, "ports", index, "port"), f"port {number.scalar} is asked for twice", "keep one of the two")
+        known = frozenset(names)
         words: list[tuple[Path, Node]] = []
         for index, word in enumerate(self._items(*template, "command")):
             words.append(((*template, "command", index), word))
@@ -257,8 +313,9 @@ class Rules:
             value = self._document.at(*template, "env", name)
             words += [((*template, "env", name), value)] if value else []
         for path, word in words:
-            for name in _PORT.findall(_text(word) or ""):
-                if name not in names:
+            text = _text(word) or ""
+            for name in _PORT.findall(text) if len(text) <= _TEXT_MAX else ():
+                if name not in known:
                     close = self._problems.meant(name, names)
                     cure = did_you_mean(f"$(PORT_{close})" if close else "") or f"add {{name: {name[:63]}}} to ports"
                     self._tell(word, path, f"$(PORT_{shown(name)[1:-1]}) refers to no port of this template", cure)
@@ -299,13 +356,16 @@ class Rules:
         if len(ways) != 1:
             message = f"{' and '.join(ways)} exclude each other" if ways else "asks for nothing"
             self._tell(probe, path, message, "write one of http, tcp and exec")
+        self._begins((*path, "exec", "command"))
+        self._takes_time((*path, "period"), "it would be asked without a pause", "write a longer one, such as 10s")
+        self._takes_time((*path, "timeout"), "no answer comes in no time", "write a longer one, such as 1s")
         names = [_text(port.get("name")) or "" for port in self._items("spec", "template", "ports")]
         for way in ("http", "tcp"):
             port = probe.at(way, "port")
             name = _text(port)
             if port and name and name not in names:
                 close = self._problems.meant(name, names)
-                known = f"ports has {one_of(names)}" if names else f"add {{name: {name[:63]}}} to ports"
+                known = f"ports has {one_of(name[:63] for name in names)}" if names else f"add {{name: {name[:63]}}} to ports"
                 self._tell(
                     port, (*path, way, "port"), f"{shown(name)} is no port of this template", did_you_mean(close) or known
                 )
@@ -315,9 +375,13 @@ class Rules:
         if not text or text in _CRON_WORDS:
             return
         fields = text.split()
-        if len(fields) != 5 or not all(_is_cron(field, *limits) for field, limits in zip(fields, _CRON, strict=True)):
+        times = [_cron(field, *limits, names) for field, limits, names in zip(fields, _CRON, _CRON_NAMES, strict=False)]
+        if len(fields) != 5 or not all(times):
             cure = f'write minute, hour, day, month and weekday, such as "30 2 * * *", or {one_of(_CRON_WORDS)}'
             self._at(("spec", "schedule"), f"{shown(text)} is not a schedule", cure)
+        elif fields[4] == "*" and min(times[2]) > max(_DAYS[month - 1] for month in times[3]):
+            message = f"{shown(text)} never comes: no such month has a day {min(times[2])}"
+            self._at(("spec", "schedule"), message, "choose a day that the month has")
 
     def _stays_inside(self, node: Node | None, path: Path, *, absolute: bool) -> None:
         text = _text(node)
@@ -376,14 +440,24 @@ def _fields(node: Node | None) -> list[tuple[str, tuple[int, int]]]:
     return [(key, entry.place) for key, entry in node.fields.items()] if node is not None else []
 
 
-def _is_cron(field: str, low: int, high: int) -> bool:
-    for part in field.split(","):
-        match = re.fullmatch(r"(?:\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([0-9]{1,2}))?", part)
+def _cron(field: str, low: int, high: int, names: dict[str, int]) -> frozenset[int]:
+    """The times that one field of a schedule names; none if it cannot be read."""
+    times: set[int] = set()
+    for part in field.upper().split(","):
+        match = re.fullmatch(r"(?:\*|([0-9]{1,2}|[A-Z]{3})(?:-([0-9]{1,2}|[A-Z]{3}))?)(?:/([0-9]{1,2}))?", part)
         if match is None:
-            return False
-        first, last, step = (int(number) if number else None for number in match.groups())
-        if first is not None and not low <= first <= (high if last is None else last) <= high:
-            return False
-        if step == 0:
-            return False
-    return True
+            return frozenset()
+        begin, end, pace = match.groups()
+        first = low if begin is None else _cron_number(begin, names)
+        last = high if end is None and (begin is None or pace) else first if end is None else _cron_number(end, names)
+        if end == "SUN" and names:
+            last = 7  # FRI-SUN: a week may end with it as well as begin
+        step = int(pace) if pace else 1
+        if not low <= first <= last <= high or not 1 <= step <= high:
+            return frozenset()
+        times.update(range(first, last + 1, step))
+    return frozenset(times)
+
+
+def _cron_number(word: str, names: dict[str, int]) -> int:
+    return int(word) if word.isdigit() else names.get(word, -1)

@@ -160,4 +160,5 @@ def _amount(*, devices: bool) -> dict[str, Any]:
     """`devices: false` is a schema that nothing satisfies: a node lists its devices by name, a template asks for them apart."""
     of_devices = {"type": "object", "additionalProperties": _quantity(), "description": "devices by kind"}
     named = {"cpu": _quantity(), "memory": _quantity(), "devices": of_devices if devices else False}
-    return {"type": "object", "properties": named, "additionalProperties": _quantity()}
+    names = {"not": {"pattern": "^(devices/|@)"}}
+    return {"type": "object", "properties": named, "propertyNames": names, "additionalProperties": _quantity()}

@@ -14,7 +14,7 @@ from msgspec import inspect
 from remit.model import fields, quantity
 from remit.model.documents import ARTICLE, Node
 from remit.model.problems import Path, Problems, did_you_mean, one_of, shown
-from remit.model.resources import Amount, Duration
+from remit.model.resources import DEVICES, Amount, Duration
 from remit.model.spellings import Fields, cure_for_field
 
 _LEAVE_OUT = "write a value, or leave the field out"
@@ -24,7 +24,10 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     fields.LABEL_KEY: ("is not a label key", f"{_LABEL_RULE}; before it may stand a lower-case domain and /"),
     fields.LABEL_VALUE: ("is not a label value", _LABEL_RULE),
     fields.ENV_NAME: ("is not a name of an environment variable", "use letters, digits and _, and no digit first"),
-    "^/": ("is not a path", 'begin it with "/"'),
+    fields.FILE_NAME: ("is not a file name", "use letters, digits, -, _ and ., without .. in front, at most 253 characters"),
+    fields.URL_PATH: ("is not a path", 'begin it with "/"'),
+    fields.KIND: ("is not a kind", "use letters and digits, such as Workload"),
+    fields.UID: ("is not a uid", "use letters, digits, -, _, . and :"),
     "^[0-9a-f]{64}" + fields.END: (
         "is not a SHA-256",
         "write its 64 hexadecimal digits in lower case, as sha256sum prints them",
@@ -116,6 +119,8 @@ class Shapes:
     def _list(self, node: Node, type_: inspect.VarTupleType | inspect.TupleType, path: Path) -> list[Any]:
         if node.form != "list":
             cure = "write it as a list: [a, b], or one item on each line after -"
+            if self._problems.as_json:
+                cure = 'write it as a list: ["a", "b"]'
             self._tell(node, path, f"expected a list, found {ARTICLE[node.form]}", cure)
             return []
         if isinstance(type_, inspect.TupleType):
@@ -144,7 +149,10 @@ class Shapes:
         if not self._is(node, "string", path, "a string"):
             return ""
         text = str(node.scalar)
-        if type_.pattern and not re.search(type_.pattern, text):
+        if type_.pattern in (fields.LINE, fields.URL_PATH) and not re.search(fields.LINE, text):
+            what = "a NUL character" if "\0" in text else "a line break" if "\n" in text else "a control character"
+            self._tell(node, path, f"has {what} in it", "remove it: this is one line of plain text")
+        elif type_.pattern and not re.search(type_.pattern, text):
             message, cure = _PATTERNS.get(type_.pattern, ("is not a DNS label", _PATTERNS[fields.DNS_LABEL][1]))
             if not text:
                 message, text_shown = "is empty", ""
@@ -254,6 +262,11 @@ class Shapes:
             )
             self._problems.add(place, path, message, f"write {cure}")
             return ""
+        if name.startswith(DEVICES):
+            kind = name.removeprefix(DEVICES)[:63]
+            cure = f"write devices: {{{kind}: 1}}" if devices else f"write devices: [{{kind: {kind}, count: 1}}] beside it"
+            self._problems.add(place, path, f"{shown(name)} is no name of a resource", cure)
+            return ""
         if name in ("requests", "limits"):
             self._problems.add(place, path, "unknown resource", "write the amounts straight here: there is one amount of each")
             return ""
@@ -262,7 +275,7 @@ class Shapes:
             self._problems.add(place, path, "unknown resource", did_you_mean(meant))
             return meant
         if not re.search(fields.LABEL_KEY, name):
-            cure = 'put a space after ":"' if ":" in name else _LABEL_RULE
+            cure = 'put a space after ":"' if ":" in name and not self._problems.as_json else _LABEL_RULE
             self._problems.add(place, path, f"{shown(name)} is not a name of a resource", cure)
             return ""
         return name
@@ -295,7 +308,9 @@ class Shapes:
             self._tell(node, path, "is empty", _LEAVE_OUT)
         elif node.form != "void":
             cure = (
-                "indent what belongs to it below it, as key: value"
+                'write an object: {"key": value}'
+                if form == "mapping" and self._problems.as_json
+                else "indent what belongs to it below it, as key: value"
                 if form == "mapping"
                 else f"write {ARTICLE['string']} in its place"
             )
@@ -321,14 +336,17 @@ def _label(text: str, pattern: str) -> str:
 
 
 def _quantity_meant(resource: str, text: str) -> str:
-    """`64GB` and `256 mib` are what people write who mean 64G and 256Mi."""
+    """`64GB` and `256 mib` are what people write who mean 64G and 256Mi. Of other things than bytes a small and a large letter
+    are a billion apart, and nothing is guessed."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,5})", text)
     if not match:
         return ""
     digits, unit = match.groups()
     if unit.lower() in ("cores", "core", "cpus", "cpu"):
         return digits
-    if quantity.scale(resource) == 1 and unit == "m":
+    if quantity.scale(resource) != 1:
+        return ""
+    if unit == "m":
         return f"{digits}Mi"
     letter, rest = unit[0].upper(), unit[1:].lower()
     if letter not in "KMGTPE" or rest not in ("", "b", "i", "ib"):

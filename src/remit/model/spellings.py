@@ -103,6 +103,9 @@ KINDS = {
 }
 """Kinds of other systems, and what to write instead."""
 
+JSON_KINDS = {"List": "write each item as an object of its own, all in one array or one after another"}
+"""Where the cure depends on the language of the file."""
+
 
 class Fields:
     """All fields of one kind, by name, with the paths where they may stand."""
@@ -134,7 +137,7 @@ def cure_for_field(name: str, known: list[str], fields: Fields | None, problems:
     alias = ALIASES.get(name, "")
     if alias in known:
         return did_you_mean(alias)
-    if ":" in name:
+    if ":" in name and not problems.as_json:
         return 'put a space after ":"'
     if name in SENTENCES:
         return SENTENCES[name]

@@ -28,6 +28,7 @@ from apsw import sqlite_extra
 from remit.store.chain import decode_head
 from remit.store.faults import corrupt, translate, translated
 from remit.store.feed import Transaction
+from remit.store.owner import make_private
 from remit.store.protocol import (
     HEAD,
     Change,
@@ -363,8 +364,8 @@ def create(path: Path) -> None:
     if Path(f"{path}-wal").exists():
         raise corrupt(path, "the database is gone while its write-ahead log is still there")
     draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)
     with translated(draft):
+        make_private(draft)
         db = apsw.Connection(str(draft))
         try:
             db.reserve_bytes(reserve=_RESERVED_BYTES)

@@ -10,6 +10,8 @@ from pathlib import Path
 from remit.store.protocol import NoSpace, Owned, ReadOnly, Unavailable
 
 LOCK_NAME = "owner"
+PRIVATE_FILE = 0o600
+PRIVATE_DIRECTORY = 0o700
 _PID_BYTES_MAX = 32
 
 
@@ -19,8 +21,8 @@ class Ownership:
     def __init__(self, directory: Path) -> None:
         self._fd = -1
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+            self._fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -41,6 +43,12 @@ class Ownership:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def make_private(path: Path) -> None:
+    """An empty file in this place that only its owner may read. SQLite gives the journals beside it the same mode."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
 
 
 def place_error(error: OSError, place: Path) -> Unavailable:

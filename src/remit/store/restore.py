@@ -15,7 +15,7 @@ from pathlib import Path
 from remit.store.chain import encode_head
 from remit.store.faults import corrupt, translated
 from remit.store.file import FILE_NAME, File, check_header, first_id, put_in_place, sync
-from remit.store.owner import Ownership
+from remit.store.owner import PRIVATE_FILE, Ownership, make_private
 from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Corrupt, StoreError
 from remit.store.restored import CHANGED_KEYS_MAX, Replaced, Restored, next_revision, reborn_head
 
@@ -45,6 +45,7 @@ def _copy(backup: Path, draft: Path) -> None:
     check_header(backup)
     with translated(draft):
         _wal(draft).unlink(missing_ok=True)
+        make_private(draft)
         shutil.copyfile(backup, draft)
 
 
@@ -138,9 +139,11 @@ def _swap(draft: Path, directory: Path, replaced: Replaced | None) -> None:
     if replaced is not None:
         kept = Path(replaced.kept_at)
         os.link(path, kept)
+        kept.chmod(PRIVATE_FILE)  # it may have been made by a Remit that let others read
         # Only a store that could not be read still has a log; it belongs to the file kept aside, never to the new one.
         if _wal(path).exists():
             _wal(path).replace(_wal(kept))
+            _wal(kept).chmod(PRIVATE_FILE)
         sync(directory, os.O_RDONLY)
     put_in_place(draft, path)
 

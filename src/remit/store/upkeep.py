@@ -16,6 +16,7 @@ import apsw
 
 from remit.store.faults import translate, translated
 from remit.store.file import File, first_id, put_in_place
+from remit.store.owner import make_private
 from remit.store.protocol import Head
 
 T = TypeVar("T")
@@ -182,7 +183,7 @@ class BackupCopy:
         self._file, self._path = file, path
         self._draft = path.with_name(path.name + ".part")
         with translated(self._draft):
-            self._draft.unlink(missing_ok=True)
+            make_private(self._draft)
             self._target = apsw.Connection(str(self._draft))
             try:
                 self._copy = self._target.backup("main", file.db, "main")

@@ -17,10 +17,13 @@ from tests.contracts.stores import OneThread
 
 
 @contextmanager
-def small_disk(place: Path, mebibytes: int) -> Iterator[Path]:
-    """A tmpfs of this size. Where none can be mounted the test fails: a disk that never fills up proves nothing."""
+def small_disk(place: Path, size: str) -> Iterator[Path]:
+    """A tmpfs of this size (as in `32m`), for tests marked `mounts`.
+
+    Where none can be mounted the test fails: a disk that never fills up proves nothing.
+    """
     place.mkdir()
-    _system("mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(place))
+    _system("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place))
     try:
         yield place
     finally:
@@ -42,7 +45,7 @@ def read_only_view(directory: Path, place: Path) -> Iterator[Path]:
 def _system(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.fail(f"`{' '.join(command)}` is needed for this test and failed (are you root?): {done.stderr.strip()}")
+        pytest.fail(f"`{' '.join(command)}` is needed for this test and failed: {done.stderr.strip()}")
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ asyncio.run(hold())
 """
 
 
+@pytest.mark.mounts
 def test_disk_full__nothing_is_applied_and_reads_go_on__room_again_and_writes_go_on(tmp_path: Path) -> None:
     """F11."""
 
@@ -60,10 +62,11 @@ def test_disk_full__nothing_is_applied_and_reads_go_on__room_again_and_writes_go
         async with opened(disk / "data") as store:
             assert {row.key: row.revision for row in (await store.range("k")).rows} == {**kept, last: now + 1}
 
-    with small_disk(tmp_path / "disk", mebibytes=32) as disk:
+    with small_disk(tmp_path / "disk", "32m") as disk:
         run(story(disk))
 
 
+@pytest.mark.mounts
 def test_disk_full__every_waiting_commit_is_refused_and_none_is_half_there(tmp_path: Path) -> None:
     async def story(disk: Path) -> None:
         async with opened(disk / "data") as store:
@@ -77,10 +80,11 @@ def test_disk_full__every_waiting_commit_is_refused_and_none_is_half_there(tmp_p
             rows = (await store.range("")).rows
             assert len(rows) == 1 + 4 * len(answered)
 
-    with small_disk(tmp_path / "disk", mebibytes=12) as disk:
+    with small_disk(tmp_path / "disk", "12m") as disk:
         run(story(disk))
 
 
+@pytest.mark.mounts
 def test_more_is_written_than_the_disk_holds__compaction_reuses_the_space(tmp_path: Path) -> None:
     async def story(disk: Path) -> None:
         async with opened(disk / "data") as store:
@@ -93,10 +97,11 @@ def test_more_is_written_than_the_disk_holds__compaction_reuses_the_space(tmp_pa
             row = await store.get("same")
             assert row is not None
 
-    with small_disk(tmp_path / "disk", mebibytes=32) as disk:
+    with small_disk(tmp_path / "disk", "32m") as disk:
         run(story(disk))
 
 
+@pytest.mark.mounts
 def test_backup_without_room__no_space_and_no_half_backup(tmp_path: Path) -> None:
     async def story(disk: Path) -> None:
         async with opened(tmp_path / "data") as store:
@@ -107,11 +112,12 @@ def test_backup_without_room__no_space_and_no_half_backup(tmp_path: Path) -> Non
             assert await put(store, ("after", b"")) == revision + 1
             await store.backup(tmp_path / "backup.sqlite")
 
-    with small_disk(tmp_path / "disk", mebibytes=1) as disk:
+    with small_disk(tmp_path / "disk", "1m") as disk:
         run(story(disk))
         assert list(disk.iterdir()) == []
 
 
+@pytest.mark.mounts
 def test_read_only_place__says_so_and_changes_nothing(tmp_path: Path) -> None:
     async def fill() -> None:
         async with opened(tmp_path / "data") as store:
@@ -175,3 +181,51 @@ def test_another_process_owns_it__named_by_pid__and_its_death_frees_it(tmp_path:
             process.send_signal(signal.SIGKILL)
             process.wait()
     run(free())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_what_remit_creates_is_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
+    """Rows hold what tenants declare; a backup and what a restore set aside hold the same."""
+    data, backup = tmp_path / "deep" / "data", tmp_path / "backup.sqlite"
+
+    async def fill() -> None:
+        async with opened(data) as store:
+            await put(store, ("a", b"1"))
+            assert {path.name for path in data.iterdir()} == {FILE_NAME, f"{FILE_NAME}-wal", LOCK_NAME}
+            assert {oct(mode(path)) for path in data.iterdir()} == {"0o600"}
+            await store.backup(backup)
+
+    before = os.umask(umask)
+    try:
+        run(fill())
+        assert (mode(data), mode(backup)) == (0o700, 0o600)
+        assert mode(data.parent) == 0o777 & ~umask, "what lies above is not the store's to close"
+        (data / FILE_NAME).chmod(0o644)  # as an older Remit made it
+        restored = restore(backup, data, incarnation="second")
+    finally:
+        os.umask(before)
+    assert restored.replaced is not None
+    assert Path(restored.replaced.kept_at) in list(data.iterdir())
+    assert {oct(mode(path)) for path in data.iterdir()} == {"0o600"}
+
+
+def test_a_directory_that_was_there_keeps_its_mode__and_a_draft_that_was_left_is_not_trusted(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "data") as store:
+            await put(store, ("a", b"1"))
+            part = tmp_path / "backup.sqlite.part"
+            part.write_bytes(b"left over")
+            part.chmod(0o644)
+            await store.backup(tmp_path / "backup.sqlite")
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o750)
+    (tmp_path / "data" / f"{FILE_NAME}.new").write_bytes(b"left over")
+    (tmp_path / "data" / f"{FILE_NAME}.new").chmod(0o644)
+    run(story())
+    assert mode(tmp_path / "data") == 0o750
+    assert mode(tmp_path / "data" / FILE_NAME) == mode(tmp_path / "backup.sqlite") == 0o600

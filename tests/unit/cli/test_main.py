@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -72,3 +74,36 @@ def test_help_loads_neither_parser_nor_numbers() -> None:
     heavy = "print([name for name in ('numpy', 'rich', 'ruamel.yaml', 'apsw', 'asyncio') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code + heavy], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is a device of Linux")
+@pytest.mark.parametrize("arguments", [["--help"], ["schema", "--all"], ["validate", "-"]])
+def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
+    program = [sys.executable, "-m", "remit.cli.main", *arguments]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, input=b"a: 1\n", check=False)
+    assert done.returncode == 2
+    assert done.stderr == b"remit: No space left on device\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_mistake() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    program = [sys.executable, "-m", "remit.cli.main", "schema", "Workload"]
+    done = subprocess.run(program, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_benchmark_is_told_where_it_cannot_write() -> None:
+    code, output = run("bench", "commit", "--data", "/nonexistent")
+    assert code == 2
+    assert "Directory '/nonexistent' does not exist" in output
+
+
+def test_the_shell_completes_kinds() -> None:
+    environment = {**os.environ, "_REMIT_COMPLETE": "zsh_complete", "COMP_WORDS": "remit schema w", "COMP_CWORD": "2"}
+    program = [sys.executable, "-c", "from remit.cli.main import main; main()"]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert "Workload" in done.stdout.splitlines()
+    assert "Region" not in done.stdout

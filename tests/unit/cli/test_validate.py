@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -50,7 +52,7 @@ def test_a_directory_stands_for_the_manifests_below_it(tmp_path: Path) -> None:
 def test_a_directory_without_manifests_is_a_misuse(tmp_path: Path) -> None:
     result = validate(str(tmp_path))
     assert result.exit_code == 2
-    assert "no .yaml, .yml, .json file below" in result.output
+    assert "no .yaml, .yml, .json, .ndjson, .jsonl file below" in result.output
 
 
 def test_a_missing_file_is_a_misuse_and_hides_no_problem_of_the_others() -> None:
@@ -106,3 +108,49 @@ def test_a_letter_that_the_terminal_does_not_know_is_shown_by_its_number(tmp_pat
     done = subprocess.run(program, capture_output=True, env=environment, check=False)
     assert done.returncode == 1
     assert b'spec["zones\\u2192"]' in done.stdout
+
+
+def test_lines_of_json_are_found_too(tmp_path: Path) -> None:
+    for name in ("a.ndjson", "b.jsonl"):
+        (tmp_path / name).write_text(f'{{"apiVersion": "remit/v1", "kind": "Region", "metadata": {{"name": "{name[0]}"}}}}\n')
+    assert validate(str(tmp_path)).output == "2 objects without a problem in 2 files\n"
+
+
+def test_a_directory_that_may_not_be_read_is_told_and_is_a_misuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.yaml").write_text(GOOD)
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    result = validate(str(tmp_path))
+    assert result.exit_code == 2
+    assert "closed: Permission denied" in result.stderr
+    assert "1 object without a problem in 1 file; 1 file could not be read" in result.stdout
+
+
+def test_a_pipe_in_a_directory_is_skipped_and_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.yaml")
+    (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "a.yaml").write_text(GOOD)
+    result = validate(str(tmp_path))
+    assert result.exit_code == 2
+    assert "x.yaml: not a regular file, so it was skipped" in result.stderr
+    assert "gone.yaml: No such file" in result.stderr
+    assert "1 object without a problem in 1 file; 2 files could not be read" in result.stdout
+
+
+def test_an_empty_name_is_a_misuse() -> None:
+    result = validate("")
+    assert result.exit_code == 2
+    assert "a file name is empty" in result.stderr
+
+
+def test_a_closed_standard_input_is_told() -> None:
+    program = f"exec {sys.executable} -m remit.cli.main validate - <&-"
+    done = subprocess.run(["/bin/sh", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "<stdin>: standard input is closed\n")

@@ -122,7 +122,8 @@ class FaultyLink:
         if word == "turned":
             raise Turned(rest)
         if word == "overloaded":
-            raise Overloaded(int(rest))
+            ms, _, why = rest.partition(" ")
+            raise Overloaded(int(ms), why)
         if deed == "lose before":
             raise Silence("the request was lost")
         if deed == "hang before":

@@ -30,6 +30,7 @@ def ids_asked(b: Bench) -> set[str]:
 @pytest.mark.parametrize("fault", ["lose after", "hang after", "short answer"])
 def test_bind_times_out_after_commit__retry_finds_the_same_binding(fault: str) -> None:
     """F01."""
+
     async def scene() -> None:
         b = bench([fault])
         assert await b.client.ask(BIND) == Accepted(1)
@@ -484,5 +485,55 @@ def test_abandoning_what_has_not_happened_keeps_it_from_happening() -> None:
         assert await b.client.resume(caught.value.operations) == [Refused(Code.ABANDONED)]
         assert b.authority.deeds == []
         assert lost not in {operation.id for operation in b.authority.asked[:-1]}  # abandon has an id of its own
+
+    run_virtually(scene())
+
+
+# ------------------------------------------------------------------------------------------------------ the last reason
+
+
+def test_the_disk_stays_full__no_answer_says_so() -> None:
+    """F11: that the deadline passed helps nobody; why it passed does."""
+
+    async def scene() -> None:
+        b = bench(then="overloaded 200 no room at /data; free space there")
+        with pytest.raises(NoAnswer) as caught:
+            await b.client.ask(BIND, deadline_ms=2_000)
+        assert "(the last answer was: no room at /data; free space there)" in caught.value.why
+        assert "none of 1 operations has happened" in str(caught.value)
+        assert not caught.value.silent
+
+    run_virtually(scene())
+
+
+def test_the_last_reason_counts__and_a_try_without_a_word_does_not_hide_it() -> None:
+    async def scene() -> None:
+        b = bench(["overloaded 1 first", "overloaded 1 second"], then="turned")
+        with pytest.raises(NoAnswer, match=r"\(the last answer was: second\)"):
+            await b.client.ask(BIND, deadline_ms=2_000)
+        b = bench(["overloaded 1 first"], then="lose after")
+        with pytest.raises(NoAnswer, match=r"\(the last answer was: the answer was lost\)") as caught:
+            await b.client.ask(BIND, deadline_ms=2_000)
+        assert caught.value.silent
+
+    run_virtually(scene())
+
+
+def test_the_reason_of_a_status_that_never_came_is_told_too() -> None:
+    async def scene() -> None:
+        b = bench()
+        b.links["a"].status_script = ["overloaded 1 the store is away"] * 100
+        with pytest.raises(NoAnswer, match=r"\(the last answer was: the store is away\); nothing was asked"):
+            await b.client.ask(BIND, deadline_ms=2_000)
+
+    run_virtually(scene())
+
+
+def test_nobody_said_why__nothing_is_made_up() -> None:
+    async def scene() -> None:
+        b = bench(then="turned")
+        with pytest.raises(NoAnswer) as caught:
+            await b.client.ask(BIND, deadline_ms=2_000)
+        assert "the last answer" not in str(caught.value)
 
     run_virtually(scene())

@@ -92,3 +92,15 @@ def test_failures_say_what_to_do() -> None:
     assert str(Turned("b")) == "not the active authority; ask b"
     assert str(Turned()) == "not the active authority; ask another"
     assert Overloaded(-5).retry_after_ms == 0
+    assert str(Overloaded(5)) == "overloaded; ask again after 5 ms"
+
+
+def test_failures_carry_why_if_it_is_known() -> None:
+    assert [Silence().why, Turned().why, Turned("b").why, Overloaded().why, Overloaded(5).why] == [""] * 5
+    assert Silence("the line is dead").why == str(Silence("the line is dead")) == "the line is dead"
+    turned = Turned("b", "deposed by b")
+    assert (turned.hint, turned.why) == ("b", "deposed by b")
+    assert str(turned) == "not the active authority (deposed by b); ask b"
+    full = Overloaded(5, why="the disk is full")
+    assert (full.retry_after_ms, full.why) == (5, "the disk is full")
+    assert str(full) == "overloaded (the disk is full); ask again after 5 ms"

@@ -35,6 +35,7 @@ def test_answers_that_overtake_each_other_never_shorten_a_term(order: list[int])
 
 def test_a_slow_renewal_counts_from_its_sending_not_from_its_answer() -> None:
     """F16."""
+
     async def scene() -> None:
         b = bench(["delay 2000"])
         sent_ms = b.world.clock.now_ms()
@@ -96,6 +97,7 @@ def test_no_is_final() -> None:
 
 def test_a_machine_that_slept_through_its_term_may_not_act() -> None:
     """F15, F18."""
+
     async def scene() -> None:
         b = bench()
         tenure = Tenure(HOLDER, 15_000, b.world.clock.now_ms())

@@ -120,6 +120,7 @@ async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_
     await scope.must(budgets, Issue("unknown", slice_of("3")))
     await scope.restore(backup)
     await scope.take_over()
+    budgets = scope.actors["budgets"]
     assert scope.books.grants[T1].lent == {"cpu": 4000}, "in full, whatever was reported before"
     assert await scope.refused(budgets, Issue("more", slice_of("1"))) is Code.AWAITING_REPORTS
     await scope.must(budgets, Issue("here", slice_of("1", "scheduler"))), "within this scope everything is known"
@@ -148,6 +149,7 @@ async def test_what_is_void_is_not_given_back_before_it_is_known_again(scope: Sc
     await accepted(scope)
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
+    budgets = scope.actors["budgets"]
     budgets = scope.actors["budgets"]
     assert await scope.refused(budgets, Yield("s", amounts(cpu="2"))) is Code.GRANT_VOID
     await accepted(scope, serial=2)
@@ -221,5 +223,6 @@ async def test_an_offer_on_its_way_is_not_undercut_by_what_its_holder_vouches_fo
     await scope.must(budgets, Issue("s", slice_of("4")))
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
+    budgets = scope.actors["budgets"]
     await scope.must(budgets, Vouch("scope/r2", 7, {"s": slice_of("3")}))
     assert scope.books.grants[T1].lent == {"cpu": 4000}, "the offer of 4 may still be taken up"

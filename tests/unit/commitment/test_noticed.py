@@ -8,6 +8,7 @@ from remit.model.claims import (
     Actor,
     Apply,
     Bind,
+    Close,
     Code,
     Delete,
     Evidence,
@@ -16,6 +17,7 @@ from remit.model.claims import (
     Mark,
     Operation,
     Refused,
+    Renew,
     Reserve,
     Role,
     Spawn,
@@ -36,7 +38,7 @@ from remit.model.kinds import (
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload
-from tests.unit.commitment.desk import T1, bind, slice_of, spawned
+from tests.unit.commitment.desk import T1, bind, move, moving, slice_of, spawned
 
 TEN_SECONDS = Duration(10_000)
 APART = Placement(anti_affinity=(Affinity(label_selector={"app": "x"}, topology_key="zone"),))
@@ -102,6 +104,15 @@ async def test_a_lease_that_is_renewed_in_time_goes_on(scope: Scope) -> None:
 
 
 @story
+async def test_nobody_without_a_lease_of_their_own_renews_one(scope: Scope) -> None:
+    """An operator acts without a lease, and so has none to renew, whatever it names: only the agent ends its silence."""
+    named = Actor(OPERATOR.name, OPERATOR.role, "agent/n1", scope.actors["agent/n1"].epoch)
+    scope.clock.at_ms += 1
+    assert not await scope.lead.authority.renew(named)
+    assert scope.lead.authority.heard["agent/n1"] == scope.clock.at_ms - 1
+
+
+@story
 async def test_a_lease_is_taken_from_its_holder_only_once_it_has_lapsed(scope: Scope) -> None:
     (key,) = await spawned(scope, "w")
     holder = await scheduler_called(scope, "x", TEN_SECONDS)
@@ -130,7 +141,7 @@ async def test_nothing_is_placed_on_evidence_older_than_a_minute(scope: Scope) -
 
 
 @story
-async def test_nor_is_a_gang(scope: Scope) -> None:
+async def test_no_gang_is_bound_on_evidence_older_than_a_minute(scope: Scope) -> None:
     members = await spawned(scope, "g", 2, gang=2)
     binds = Ganged(tuple(to(scope, key) for key in members))
     scheduler = scope.actors["scheduler"]
@@ -164,6 +175,20 @@ async def test_a_policy_binds_the_next_claim_of_its_own_batch(scope: Scope) -> N
 async def test_a_workload_deleted_earlier_in_a_batch_is_bound_no_more(scope: Scope) -> None:
     a, b = await spawned(scope, "w", 2)
     scheduler = scope.actors["scheduler"]
+    await bind(scope, a)
+    answers = await batch(
+        scope,
+        await scope.operation(USER, Delete("Workload", "w", "t1")),
+        await scope.operation(scheduler, to(scope, b)),
+    )
+    assert answers == [None, Code.DELETING]
+    assert await scope.refused(scheduler, to(scope, b)) is Code.DELETING, "and in every later batch"
+
+
+@story
+async def test_a_workload_bound_and_then_deleted_in_one_batch_is_bound_no_more(scope: Scope) -> None:
+    a, b = await spawned(scope, "w", 2)
+    scheduler = scope.actors["scheduler"]
     answers = await batch(
         scope,
         await scope.operation(OPERATOR, only_in("a")),
@@ -172,7 +197,6 @@ async def test_a_workload_deleted_earlier_in_a_batch_is_bound_no_more(scope: Sco
         await scope.operation(scheduler, to(scope, b)),
     )
     assert answers == [None, None, None, Code.DELETING]
-    assert await scope.refused(scheduler, to(scope, b)) is Code.DELETING
 
 
 @story
@@ -229,6 +253,20 @@ async def test_later_batches_keep_apart_by_the_zones_where_nodes_are_now(scope: 
     await bind(scope, b, "n3")
 
 
+@story
+async def test_a_node_may_go_in_the_batch_in_which_its_last_replica_goes(scope: Scope) -> None:
+    """Its replica was counted in a zone that nobody can look up any more."""
+    a, b = await spawned(scope, "w", 2, placement=APART, labels={"app": "x"})
+    await joined(scope, "n3", "a")
+    await bind(scope, a, "n1")
+    assert await scope.refused(scope.actors["scheduler"], to(scope, b, "n3")) is Code.ANTI_AFFINITY
+    await move(scope, a, "remove", "stop")
+    actor, claim = moving(scope, a, "stopped")
+    gone = await scope.operation(OPERATOR, Delete("Node", "n1"))
+    assert await batch(scope, await scope.operation(actor, claim), gone) == [None, None]
+    await bind(scope, b, "n3")
+
+
 # -- whose grant it is ------------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +319,25 @@ async def test_a_scheduler_hands_on_only_what_it_holds(scope: Scope) -> None:
     (key,) = await spawned(scope, "w")
     assert await scope.refused(holder, to(scope, key, grant="part")) is Code.NOT_OWNER, "it handed that on"
     await scope.must(rival, to(scope, key, grant="part"))
+
+
+@story
+async def test_a_scheduler_renews_and_closes_only_what_it_holds_or_has_handed_on(scope: Scope) -> None:
+    holder, rival = await scheduler_called(scope, "x"), await scheduler_called(scope, "y")
+    await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler/x")))
+    await scope.must(holder, Issue("part", slice_of("1", "scheduler/y", parent="offer")))
+    for claim in (Renew("offer"), Close("offer")):
+        assert await scope.refused(rival, claim) is Code.NOT_OWNER
+    await scope.must(rival, Renew("part"))
+    await scope.must(holder, Renew("part"), Close("part"), Renew("offer"), Close("offer"))
+
+
+@story
+async def test_a_scheduler_makes_no_budgets(scope: Scope) -> None:
+    await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler")))
+    shares = {"t2": amounts(cpu="1")}
+    spec = GrantSpec(holder="x", amount=amounts(cpu="1"), shares=shares, parent="offer", purpose="budget", ttl=HOUR)
+    assert await scope.refused(scope.actors["scheduler"], Issue("own", spec)) is Code.NOT_OWNER
 
 
 # -- gangs ------------------------------------------------------------------------------------------------------------------

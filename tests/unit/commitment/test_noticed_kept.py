@@ -93,11 +93,13 @@ def test_after_a_takeover_their_number_is_bounded_too(monkeypatch: pytest.Monkey
 
     @story
     async def one_after_another(scope: Scope) -> None:
-        for name in ("a", "b", "c", "d"):
-            await scope.must(USER, said(name))
+        for claim in (said("a"), said("b"), explained("c"), explained("d")):
+            await scope.must(USER, claim)
         await scope.take_over()
         await scope.must(USER, said("e"))
         assert await notes(scope) == {"b", "c", "d", "e"}
+        await scope.must(USER, said("f"), explained("g"))
+        assert await notes(scope) == {"d", "e", "f", "g"}
 
     one_after_another()
 

@@ -204,3 +204,50 @@ def test_text_that_begins_with_a_bracket_is_yaml_if_it_is_not_json() -> None:
 )
 def test_json_is_strict(text: str, says: str) -> None:
     assert says in refused(text, "f.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: 1\t\nb: 2 \t \n", {"a": 1, "b": 2}),
+        ("a: 1\t# it's one\nb: 'x'\t# \"\n", {"a": 1, "b": "x"}),
+        ("a:\t1\nb: \tx\n", {"a": 1, "b": "x"}),
+        ("a: 1\n\t\n \t \nb: 2\n", {"a": 1, "b": 2}),
+        ("a: 1\n\t# c\nb:\t\n  c: 2\n", {"a": 1, "b": {"c": 2}}),
+        ('a:\t"b:\tc\t# d"\t\n', {"a": "b:\tc\t# d"}),
+        ("a: ['b:\tc',\t\"d\te\"]\t# f\n", {"a": ["b:\tc", "d\te"]}),
+        ("a: |\t\n  b:\tc\t\n  \td\n\ne:\t1\n", {"a": "b:\tc\t\n\td\n", "e": 1}),
+        ("a: >-\n  b:\tc\nd: 'e\tf'\t\n", {"a": "b:\tc", "d": "e\tf"}),
+        ('a: "b\n  c:\td\t# e"\nf: 1\n', {"a": "b c:\td\t# e", "f": 1}),
+        ("- a:\tb\n  c: d\t\n", [{"a": "b", "c": "d"}]),
+    ],
+)
+def test_tabs_that_yaml_allows_are_read_and_those_in_texts_are_kept(text: str, value: object) -> None:
+    assert good(text) == [value]
+
+
+@pytest.mark.parametrize("text", ["\ta: 1", "a:\n\tb: 1", "a:\n \tb: 1", "a: b\tc"])
+def test_other_tabs_are_told(text: str) -> None:
+    assert "a tab where YAML wants spaces" in refused(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{a: 1} b",
+        '"a" b',
+        'a: "\\UFFFFFFFF"',
+        "a: >b",
+        "a: |0",
+        "%",
+        "a: ]",
+        "a: !<b",
+        "a: !b!c d",
+        "a: - b",
+        "*a ? b",
+        "*a *b",
+    ],
+)
+def test_what_the_parser_says_is_put_in_words_for_people(text: str) -> None:
+    said = refused(text)
+    assert not any(jargon in said for jargon in ("<", "Python", "token", "scalar", "node", "indicator", "chomping")), said

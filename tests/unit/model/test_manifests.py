@@ -151,6 +151,30 @@ def test_own_records_are_read_only_when_asked_for() -> None:
         ("service", "    probes: 5\n", "expected fields by name, found a whole number"),
         ("service", "    sandbox: true\n", "write bwrap, default or none"),
         ("service", '    user: "a\\0b"\n', "NUL"),
+        ("service", '    user: "a\\nb"\n', "template.user: has a line break in it"),
+        ("service", '    workingDirectory: "/a\\e"\n', "workingDirectory: has a control character in it"),
+        ("service", "    workingDirectory: ../..\n", "leads out of"),
+        ("service", '    probes: {live: {http: {port: http, path: "/a\\r\\nHost: b"}}}\n', "http.path: has a line break in it"),
+        ("service", "    probes: {live: {http: {port: http, path: a}}}\n", 'begin it with "/"'),
+        ("service", '    configs: [{name: a, path: "/a\\n"}]\n', "path: has a line break in it"),
+        ("service", '    artifacts: [{source: "http://a\\n", sha256: a}]\n', "source: has a line break in it"),
+        ("service", "    probes: {live: {tcp: {port: http}, period: 0s}}\n", "live.period: it would be asked without a pause"),
+        ("service", "    probes: {live: {tcp: {port: http}, timeout: 0ms}}\n", "live.timeout: no answer comes"),
+        ("service", '    probes: {live: {exec: {command: [""]}}}\n', "exec.command[0]: names no program"),
+        ("service", "  replace: fenced\n  fence: 0s\n", "spec.fence: a replacement waits"),
+        ("job", "  fence: 0s\n", "spec.fence: a replacement waits"),
+        ("service", "  rollout: {progressDeadline: 0s}\n", "progressDeadline: a rollout would have failed"),
+        ("service", "  placement: {standby: [{region: a, replicas: 2, budget: b}]}\n", "2 would stand by for the 1 replicas"),
+        ("service", "  placement: {nodeSelector: {a..b/x: y}}\n", "is not a label key"),
+        ("service", "  placement: {nodeSelector: {-a.b/x: y}}\n", "is not a label key"),
+        ("job", "  schedule: 0 0 31 2 *\n", "never comes: no such month has a day 31"),
+        ("job", "  schedule: 0 0 31 4,JUN *\n", "never comes"),
+        ("job", "  schedule: '*/99 * * * *'\n", "is not a schedule"),
+        ("job", "  schedule: 0 0 * MON *\n", "is not a schedule"),
+        ("job", "  schedule: 0 0 * * FRI-MON\n", "is not a schedule"),
+        ("service", "    resources: {cpu: 0.1m}\n", "round it"),
+        ("service", "    resources: {devices/nic: 1}\n", "write devices: [{kind: nic, count: 1}] beside it"),
+        ("service", '    resources: {"@nic": 1}\n', "is not a name of a resource"),
     ],
 )
 def test_values_at_odds_with_each_other_are_told(type_: str, addition: str, says: str) -> None:
@@ -163,6 +187,17 @@ def test_values_at_odds_with_each_other_are_told(type_: str, addition: str, says
     [
         ("job", "  schedule: '*/15 0-6,22 1 1 0,7'\n"),
         ("job", "  schedule: '@hourly'\n"),
+        ("job", "  schedule: '@midnight'\n"),
+        ("job", "  schedule: '@annually'\n"),
+        ("job", "  schedule: 0 9 * jan-Mar MON-FRI\n"),
+        ("job", "  schedule: 0 9 * * FRI-SUN,TUE\n"),
+        ("job", "  schedule: 0 0 29 2 *\n"),
+        ("job", "  schedule: 0 0 31 2 MON\n"),
+        ("service", "  fence: 0s\n"),
+        ("job", "  replace: eager\n  fence: 0s\n"),
+        ("service", "    workingDirectory: /srv/a..b\n"),
+        ("service", "  placement: {nodeSelector: {a.b-c.d/x: y}}\n"),
+        ("service", "  replicas: 2\n  placement: {standby: [{region: a, replicas: 2, budget: b}]}\n"),
         ("job", "  gang: null\n"),
         ("service", "    env: {A: $$(PORT_none)}\n"),
         ("service", "    devices: [{kind: gpu, share: 0.999}]\n"),
@@ -196,6 +231,18 @@ def test_what_is_not_at_odds_passes(type_: str, addition: str) -> None:
         ("Tenant", "  quota: {cpu: [1]}\n", "expected a quantity, found a list"),
         ("Policy", "  rules: []\n", "too few"),
         ("Policy", "  rules: [{allow: {regions: [a, a]}}]\n", "named twice"),
+        ("Policy", "  rules: [{allow: {}}]\n", "this rule changes nothing"),
+        ("Policy", "  rules: [{allow: {}, priorityClass: ''}]\n", "this rule changes nothing"),
+        ("Policy", "  rules: [{allow: {regions: []}}]\n", "allow.regions: an empty list would allow all regions"),
+        ("Policy", "  rules: [{allow: {regions: [a], zones: []}}]\n", "allow.zones: an empty list would allow all zones"),
+        ("Policy", "  rules: [{priorityMax: 5, allow: {pools: []}}]\n", "allow.pools: an empty list"),
+        ("Tenant", "  quota: {devices: {nic: 1}, devices/nic: 2}\n", "write devices: {nic: 1}"),
+        ("NodePool", "  region: a\n  zones: [b]\n  capacity: {cpu: 1}\n  labels: {remit/x: y}\n", "is reserved"),
+        (
+            "NodePool",
+            "  region: a\n  zones: [b]\n  capacity: {cpu: 1}\n  taints: [{key: remit/x, effect: NoExecute}]\n",
+            "is reserved",
+        ),
     ],
 )
 def test_rules_of_the_other_kinds(kind: str, spec: str, says: str) -> None:
@@ -217,3 +264,77 @@ def test_problems_of_all_documents_come_in_the_order_of_the_file() -> None:
     text = "a: [\n---\n" + HEAD % "Region" + "  zone: [a]\n---\n- x\n---\n" + HEAD % "Tenant" + "  weight: 0\n  quota: {}\n"
     places = [(p.line, p.column, p.path) for p in read(text.encode(), "f.yaml").problems]
     assert places == [(2, 1, "a[0]"), (7, 3, "spec.zone"), (9, 1, ""), (15, 11, "spec.weight")]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ("finalizers: [remit/keep]", 'metadata.finalizers[0]: "remit/keep" is reserved'),
+        (f"uid: {'u' * 254}", "254 characters are too many; use at most 253"),
+        ('uid: "a b"', "is not a uid"),
+        (f"owners: [{{kind: {'K' * 254}, name: a}}]", "use at most 253"),
+        ('owners: [{kind: "Work\\nload", name: a}]', "is not a kind"),
+        (f"owners: [{{kind: Workload, name: a, uid: {'u' * 254}}}]", "use at most 253"),
+    ],
+)
+def test_what_metadata_cannot_say(metadata: str, says: str) -> None:
+    problems = told(f"apiVersion: remit/v1\nkind: Region\nmetadata:\n  name: a\n  {metadata}\n")
+    assert len(problems) == 1, problems
+    assert says in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "good"),
+    [
+        (".env", True),
+        (".dockerconfigjson", True),
+        ("tls.crt", True),
+        ("_", True),
+        ("a-", True),
+        ("..", False),
+        (".", False),
+        ("..data", False),
+        ("a/b", False),
+        ("a b", False),
+        ("", False),
+        ("k" * 254, False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Secret", "Config"])
+def test_keys_of_secrets_and_configs_are_file_names(kind: str, key: str, good: bool) -> None:
+    text = f'apiVersion: remit/v1\nkind: {kind}\nmetadata: {{name: a, tenant: b}}\nspec: {{data: {{"{key}": x}}}}\n'
+    problems = told(text)
+    assert (problems == []) == good, problems
+    assert good or "file name" in problems[0] or "is empty" in problems[0] or "use at most 253" in problems[0]
+
+
+def test_amounts_take_no_name_that_is_used_inside() -> None:
+    for name in ("devices/nic", "@nic"):
+        with pytest.raises(ValueError, match="no name of a resource"):
+            Amount.parse({"devices": {"nic": 1}, name: 2})
+    amount = Amount({"cpu": 1000, "devices/nic": 2000})
+    assert Amount.parse(amount.written()) == amount
+
+
+def test_a_key_of_any_length_leaves_the_message_short() -> None:
+    for key in ("k" * 900_000, "k " * 450_000):
+        manifests = read(f'{{"apiVersion": "remit/v1", "kind": "Region", "{key}": 1}}'.encode(), "f.json")
+        assert max(len(str(problem)) for problem in manifests.problems) < 400
+
+
+def test_json_gets_the_cures_of_json() -> None:
+    for text in ('[["a"]]', '"a"', '{"apiVersion": "remit/v1", "kind": "List", "metadata": "a", "spec": {"a:b": "c"}}'):
+        for problem in read(text.encode(), "f.json").problems:
+            assert not any(yaml in problem.cure for yaml in ("---", "key: value", "indent", "space after")), problem
+    listed = '{"apiVersion": "remit/v1", "kind": "Region", "metadata": {"name": "a"}, "spec": {"zones": "a"}}'
+    assert [problem.cure for problem in read(listed.encode(), "f.json").problems] == ['write it as a list: ["a", "b"]']
+    assert "---" in read(b"kind: List", "f.yaml").problems[-1].cure
+
+
+def test_a_command_begins_with_a_program_and_may_have_empty_words_after_it() -> None:
+    workload = WORKLOAD % "service"
+    for word in ('""', '" "'):
+        assert told(workload.replace("[run]", f"[{word}]")) == [
+            "spec.template.command[0]: names no program; write the program to run as the first word"
+        ]
+    assert told(workload.replace("[run]", '[run, ""]')) == []

@@ -127,3 +127,48 @@ def test_eight_kilobytes_of_anything_are_answered_soon(data: bytes) -> None:
     start = time.perf_counter()
     sound(read(data, "f.yaml"), data)
     assert time.perf_counter() - start < 1
+
+
+HEAD = '{"apiVersion": "remit/v1", "kind": "Workload", "metadata": {"name": "a", "tenant": "b"}, "spec": {"type": "service", '
+
+
+def _large(what: str) -> tuple[str, str]:
+    """A file near the limit of its size that costs the square of it to whoever tries every beginning, and its name."""
+    if what == "an unclosed quote full of escapes":
+        return 'a: "' + '\\"' * 125_000, "f.yaml"
+    if what == "a word full of half-written ports":
+        return HEAD + f'"template": {{"command": ["{"$(PORT_" * 145_000}"]}}}}}}', "f.json"
+    if what == "very many ports":
+        ports = ",".join(f'{{"name": "a-port-{n}"}}' for n in range(12_000))
+        words = ",".join(f'"$(PORT_no-port-{n})"' for n in range(12_000))
+        return HEAD + f'"template": {{"command": [{words}], "ports": [{ports}]}}}}}}', "f.json"
+    if what == "very many keys beside the tenant":
+        keys = ",".join(f'"tenan-{n}": 1' for n in range(24_000))
+        return f'{{"apiVersion": "remit/v1", "kind": "Workload", "metadata": {{{keys}}}}}', "f.json"
+    if what == "a long tag":
+        return "a: !" + "x" * 250_000 + " b", "f.yaml"
+    if what == "a long escaped tag":
+        return "a: !" + "%41" * 80_000 + " b", "f.yaml"
+    return 'a: "\n"\n' + "".join(f"k{n}: v\n" for n in range(20_000)), "f.yaml"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "an unclosed quote full of escapes",
+        "a word full of half-written ports",
+        "very many ports",
+        "very many keys beside the tenant",
+        "a long tag",
+        "a long escaped tag",
+        "a quote of two lines and then very many keys",
+    ],
+)
+def test_the_largest_files_are_answered_soon_too(what: str) -> None:
+    read(b"a: 1", "f.yaml")  # loads the parser
+    text, name = _large(what)
+    assert 150_000 < len(text) <= 1 << 20
+    start = time.perf_counter()
+    manifests = read(text.encode(), name)
+    assert time.perf_counter() - start < 2
+    sound(manifests, text.encode())

@@ -1,0 +1,57 @@
+"""Who may mount a disk? Root; and anybody inside a namespace of their own, where tests marked `mounts` are run again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+INSIDE = "REMIT_TESTS_IN_NAMESPACE"
+CURE = (
+    f"this test mounts a small or read-only disk, for which it needs root or `{' '.join(NAMESPACE)}`, and that failed here: "
+    "run the tests as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces "
+    "above 0, kernel.apparmor_restrict_unprivileged_userns=0)"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "mounts: mounts a disk; run again inside a namespace by whoever is not root")
+
+
+def may_mount() -> bool:
+    """Not only who we are: root in a container often may not mount."""
+    return INSIDE in os.environ or (os.geteuid() == 0 and not failure("unshare", "--mount", "true"))
+
+
+def failure(*command: str, **environment: str) -> str:
+    """What a command that failed has said; empty if it did not fail."""
+    env = {**os.environ, **environment}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return (done.stdout + done.stderr).strip() or f"exit code {done.returncode}" if done.returncode else ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if pyfuncitem.get_closest_marker("mounts") is None or may_mount():
+        return None
+    scratch = pyfuncitem.funcargs["tmp_path"]
+    assert isinstance(scratch, Path)
+    run_in_namespace(pyfuncitem.nodeid, scratch / "again")
+    return True
+
+
+def run_in_namespace(test: str, scratch: Path) -> None:
+    """The same test by another pytest, which is root in its namespace. Its scratch is ours: /tmp/pytest-of-root is not."""
+    if why := failure(*NAMESPACE, "true"):
+        pytest.fail(f"{CURE}: {why}", pytrace=False)
+    again = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={scratch}", test)
+    if why := failure(*NAMESPACE, *again, **{INSIDE: "1"}):
+        pytest.fail(f"inside `{' '.join(NAMESPACE)}`:\n{why}", pytrace=False)
