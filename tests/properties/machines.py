@@ -324,7 +324,8 @@ class Scope:
         return self.leader
 
     async def revive(self) -> None:
-        """After a restore: leases are taken anew, and every node reports and is ready again. What fails is tried no more."""
+        """After a restore: leases are taken anew, and every node reports and is ready again. No fault strikes meanwhile."""
+        strikes, self.store.strikes = self.store.strikes, {}
         for lease, actor in list(self.actors.items()):
             await self.send([await self.operation(Actor(actor.name, actor.role), Acquire(lease, HOUR))])
         for health in (NodeHealth.JOINING, NodeHealth.READY):
@@ -332,6 +333,7 @@ class Scope:
             marks = [Mark(row.key.removeprefix("node/"), row.revision, health) for row in page.rows]
             if marks and "node-lifecycle" in self.actors:
                 await self.send([await self.operation(self.actors["node-lifecycle"], mark) for mark in marks])
+        self.store.strikes = strikes
 
     @property
     def lead(self) -> Running:
