@@ -272,8 +272,8 @@ class Asking(RuleBasedStateMachine):
     async def _ask_deposed(self, n: int) -> None:
         old = self.r.deposed[n % len(self.r.deposed)]
         plan, self.r.store.plan = list(self.r.store.plan), type(self.r.store.plan)()
-        before = await self.r.store.inner.revision()
         operation = await self.r.operation(USER, Delete("Secret", "none", "t1"))
+        before = await self.r.store.inner.revision()
         answer = await old.ask([operation])
         assert isinstance(answer, LinkError), f"a deposed authority answered {answer}"
         try:
