@@ -289,7 +289,8 @@ class Authority:
                 most, faults = 1, {part[0].id: str(fault)} if len(part) == 1 else {}
                 continue
             if revision is not None:
-                verdicts += [self._verdict(answer) for answer in prepared.answers]
+                plain = Accepted(revision)
+                verdicts += [self._verdict(answer, plain) for answer in prepared.answers]
             if len(verdicts) >= len(operations) and revision is not None:
                 return
 
@@ -375,9 +376,8 @@ class Authority:
         """Unless the target has an outcome, make this its outcome, whatever its payload. Either way the answer is the target's
         own outcome (`Outcomes.record`).
         """
-        if operation.actor.role is Role.AUTHORITY:
-            return Refused(Code.ROLE, "nobody asks as the authority")
-        fenced = claimant(draft, operation.actor)
+        nobody = Refused(Code.ROLE, "nobody asks as the authority") if operation.actor.role is Role.AUTHORITY else None
+        fenced = nobody or claimant(draft, operation.actor)
         if fenced is not None:
             return fenced
         before = entries.get(target)
@@ -395,10 +395,12 @@ class Authority:
         entries[target] = Entry(target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, "")
         return refused
 
-    def _verdict(self, answer: Verdict | Entry) -> Verdict:
+    def _verdict(self, answer: Verdict | Entry, plain: Accepted) -> Verdict:
         """What was recorded is what is answered, now and at every retry."""
         if not isinstance(answer, Entry):
             return answer
+        if answer.plain:
+            return plain
         verdict = self.outcomes.known(answer.id)
         return verdict if verdict is not None else Refused(Code(answer.code), answer.detail)
 

@@ -45,6 +45,11 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     detail: str
     trace: str
 
+    @property
+    def plain(self) -> bool:
+        """Accepted, with nothing more to say; an abandonment is answered with another operation's outcome."""
+        return not (self.code or self.number or self.did == "abandon")
+
 
 class Batch(Struct, frozen=True, gc=False):
     """What one batch decided. `first` is the sequence of the oldest batch whose outcomes are kept; `at` is for display."""
