@@ -318,7 +318,7 @@ def left_running(place: bytes) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("line", [b"The stage", b"The race"])
+@pytest.mark.parametrize("line", [b"Remit demo", b"The stage", b"objects from", b"The race"])
 def test_sigterm_leaves_no_process_and_no_temporary_directory(tmp_path: Path, line: bytes) -> None:
     command = [str(REMIT), "demo", "--rounds", "500"]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}

@@ -30,6 +30,10 @@ INDENT: Final = 27
 """Where the text of a finding begins: behind its mark and its name."""
 
 
+class Terminated(Exception):
+    """SIGTERM came, and everything was tidied up."""
+
+
 class Stage(NamedTuple):
     """What the manifests declare: everything, and the two that the race is about."""
 
@@ -69,8 +73,9 @@ def demo(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
         console = Console(highlight=False, emoji=False, width=WIDTH_MAX)
     stage = _stage(_examples(place))
     try:
-        with _cleaning_up(), _directory(data) as directory:
-            holds = asyncio.run(_show(console, stage, directory, data is not None, rounds, seed))
+        holds = asyncio.run(_show(console, stage, data, rounds, seed))
+    except Terminated:
+        sys.exit(128 + signal.SIGTERM)
     except (DemoFailed, NoAnswer, StoreError, WorldError) as error:
         _tell_failure(console, error)
         sys.exit(1)
@@ -130,21 +135,6 @@ def _stage(directory: Path) -> Stage:
 
 
 @contextmanager
-def _cleaning_up() -> Iterator[None]:
-    """SIGTERM unwinds, like Ctrl-C: the temporary directories go, and the authority's process with them."""
-
-    def leave(number: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the tidying short
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def _directory(data: Path | None) -> Iterator[Path]:
     if data is None:
         with tempfile.TemporaryDirectory(prefix="remit-demo-") as made:
@@ -158,7 +148,30 @@ def _directory(data: Path | None) -> Iterator[Path]:
 # ------------------------------------------------------------------------------------------------------------------ the show
 
 
-async def _show(console: Console, stage: Stage, data: Path, kept: bool, rounds: int, seed: str | None) -> bool:
+async def _show(console: Console, stage: Stage, data: Path | None, rounds: int, seed: str | None) -> bool:
+    """SIGTERM unwinds, as Ctrl-C does: the temporary directories go, and the authority's process with them."""
+    showing = asyncio.ensure_future(_show_in_turn(console, stage, data, rounds, seed))
+    loop = asyncio.get_running_loop()
+    terminated = False
+
+    def terminate() -> None:
+        nonlocal terminated
+        if not terminated:  # a second one must not cut the tidying short
+            terminated = True
+            showing.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await showing
+    except asyncio.CancelledError:
+        if terminated:
+            raise Terminated from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _show_in_turn(console: Console, stage: Stage, kept: Path | None, rounds: int, seed: str | None) -> bool:
     from remit.cli.demo_account import examine
     from remit.cli.demo_race import Race
     from remit.world.chance import SeededChance
@@ -168,7 +181,7 @@ async def _show(console: Console, stage: Stage, data: Path, kept: bool, rounds: 
     began_ms = world.clock.now_ms()
     seed = seed or world.ids.incarnation()
     # The socket has a directory of its own: the path of one may have about a hundred characters, and --data may have more.
-    with tempfile.TemporaryDirectory(prefix="remit-demo-") as beside:
+    with _directory(kept) as data, tempfile.TemporaryDirectory(prefix="remit-demo-") as beside:
         race = Race(data, Path(beside) / "s", world, SeededChance(seed), rounds)
         try:
             await _set_the_stage(console, race, stage, data)
@@ -181,7 +194,7 @@ async def _show(console: Console, stage: Stage, data: Path, kept: bool, rounds: 
             await race.end()
             await world.offload.close()
     _print_account(console, account)
-    _print_end(console, account, world.clock.now_ms() - began_ms, seed, data if kept else None)
+    _print_end(console, account, world.clock.now_ms() - began_ms, seed, kept)
     return account.holds
 
 
