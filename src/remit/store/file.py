@@ -63,6 +63,20 @@ _PAST_ALL_KEYS = b""
 
 LogRow = tuple[int, str, bytes | None, int]
 
+_APPEND = """
+    INSERT INTO log SELECT id, CAST(substr(value, 34, size) AS TEXT), iif(id & 1, NULL, substr(value, 34 + size)), sum
+    FROM (
+        SELECT
+            value,
+            CAST(CAST(substr(value, 1, 19) AS TEXT) AS INTEGER) AS id,
+            CAST(CAST(substr(value, 20, 10) AS TEXT) AS INTEGER) AS sum,
+            CAST(CAST(substr(value, 30, 4) AS TEXT) AS INTEGER) AS size
+        FROM carray(?)
+    )
+"""
+"""All rows in one step of SQLite, each packed into one blob. Row by row, the thread that writes would give up and take back
+Python's lock hundreds of times a commit, and wait each time until the thread that decides lets go of it."""
+
 
 class Written(NamedTuple):
     """What became of a group: one outcome for each commit, and the transactions that watchers are to hear of."""
@@ -294,7 +308,7 @@ class File:
         committing = False
         try:
             self.db.execute("BEGIN IMMEDIATE")
-            self.db.executemany("INSERT INTO log VALUES(?, ?, ?, ?)", rows)
+            self.db.execute(_APPEND, (apsw.carray(tuple([_packed(row) for row in rows])),))
             if facts:
                 self.db.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", facts)
             committing = True
@@ -352,6 +366,13 @@ def log_rows(revision: int, commit: Commit) -> list[LogRow]:
     gone = commit.deletes or (() if rows else ("",))
     rows += [(id_ | 1, key, None, checksum(id_ | 1, key, None)) for id_, key in zip(ids[len(rows) :], gone, strict=False)]
     return rows
+
+
+def _packed(row: LogRow) -> bytes:
+    """For `_APPEND`: three numbers of fixed width, the key, and the value up to the end."""
+    id_, key, value, kept = row
+    name = key.encode()
+    return b"%019d%010d%04d%b%b" % (id_, kept, len(name), name, value or b"")
 
 
 def checksum(id_: int, key: str, value: bytes | None) -> int:
