@@ -4,10 +4,13 @@ The order of steps is the safety argument:
 
 1. *Take over*: raise the epoch in the store (from here every older authority is fenced), then read everything at or after
    that revision, and give every lease a full new term.
-2. *Decide* a batch of operations against a draft over the books: nothing is visible yet.
+2. *Decide* a batch of operations against a draft over the books: nothing is visible yet (batching.py).
 3. *Commit* the batch's rows, its outcomes and its audit in one transaction that advances the chain.
 4. *Absorb* the draft into the books, and answer everybody. Refusals too wait for this: only a transaction that went through
    proves that the epoch was still current when they were decided.
+
+While a batch is being committed, the next one is decided on top of its draft, if a whole one waits. It is committed only after
+the one before it was absorbed; if that one was not, the operations of both are decided anew.
 
 If the answer of step 3 is lost, an empty batch at the same sequence settles whether it landed (chain.py), and only then is
 anything absorbed or decided anew. If the chain was advanced by somebody else, this authority is deposed: it writes and
@@ -17,67 +20,38 @@ answers nothing any more.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import islice
-from types import MappingProxyType
 from typing import Final, NamedTuple
-
-import msgspec
 
 from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
 from remit.commitment import restoring
-from remit.commitment.auditing import entry_of
-from remit.commitment.books import NOTES_MAX, Books, Moment
-from remit.commitment.decide import decide
-from remit.commitment.draft import Draft
+from remit.commitment.batching import NO_FAULTS, SLICE, Answer, Ground, Known, Prepared, prepare, written_out
+from remit.commitment.books import Books, Moment
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
-from remit.commitment.outcomes import BATCH, WINDOW_MS, Batch, Entry, Outcomes, batch_key, digest, encode_batch
+from remit.commitment.outcomes import BATCH, WINDOW_MS, Entry, Outcomes
+from remit.commitment.queueing import Piece, Queue, cut
 from remit.commitment.rulings import UNLEASED
-from remit.model.claims import (
-    Abandon,
-    Accepted,
-    Actor,
-    Code,
-    Operation,
-    Refused,
-    Role,
-    Verdict,
-    window_of,
-)
-from remit.model.objects import decode, encode
+from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdict
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids
 
-BATCH_MAX: Final = 256
 QUEUE_MAX: Final = 65_536
-AUDIT_BATCHES_KEPT: Final = 100_000
 HISTORY_KEPT: Final = 20_000
 """How many revisions stay readable for watchers and paged lists before they are compacted away."""
 
-SLICE: Final = 10_000
 COMPACT_EVERY: Final = 4_000
 RETRY_MS: Final = 200
-OPERATION_BYTES_MAX: Final = 4 << 20
-"""Half of what a row may have: a larger claim would be refused by the store, and so end the authority."""
+STEPS: Final = 3
+"""Of the event loop, until a commit that was begun is on its way to the disk, and those just answered have asked again."""
 
 
-class Prepared(NamedTuple):
-    """A batch that was decided but not written."""
+class Decided(NamedTuple):
+    """A batch, and whose operations are in it."""
 
-    draft: Draft
-    batch: Batch
-    answers: list[Verdict | Entry]
-    puts: list[tuple[str, bytes]]
-    deletes: list[str]
-    oldest: int
-
-
-class Waiting(NamedTuple):
-    operations: Sequence[Operation]
-    answer: asyncio.Future[list[Verdict]]
+    pieces: Sequence[Piece]
+    prepared: Prepared
 
 
 class Deposed(Exception):
@@ -101,8 +75,7 @@ class Authority:
         self._place = place
         self._since_ms = clock.now_ms()
         self._first_window = outcomes.window
-        self._queue: deque[Waiting] = deque()
-        self._queued = 0
+        self._queue = Queue()
         self._wake = asyncio.Event()
         self._ended: Deposed | None = None
         self._running = False
@@ -111,6 +84,9 @@ class Authority:
         self._batches = 0
         self._house = asyncio.Event()
         self._oldest = 1
+        self._suspects = 0
+        """How many operations are still to be decided one by one, because a batch of them could not be written."""
+        self._faults: Mapping[str, str] = NO_FAULTS
 
     @classmethod
     async def take_over(
@@ -142,23 +118,20 @@ class Authority:
             raise self._turned()
         if not operations:
             return []
-        if self._queued + len(operations) > QUEUE_MAX:
+        if self._queue and self._queue.count + len(operations) > QUEUE_MAX:
             raise Overloaded(RETRY_MS)
-        waiting = Waiting(operations, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
-        self._queued += len(operations)
+        answer = self._queue.put(operations)
         self._wake.set()
-        return await waiting.answer
+        return await answer
 
     async def status(self) -> Status:
         """Where the scope stands. A window is announced only once a batch has recorded it: one that died with this authority
         would leave its clients with ids that no successor knows.
         """
         if self._running and self._ended is None and self._window() > self.outcomes.window:
-            waiting = Waiting((), asyncio.get_running_loop().create_future())
-            self._queue.append(waiting)
+            answer = self._queue.put(())
             self._wake.set()
-            await waiting.answer
+            await answer
         head = self._place.head
         return Status(self.scope, head.incarnation, head.epoch, head.sequence, self.outcomes.window, WINDOW_MS, head.holder)
 
@@ -172,7 +145,7 @@ class Authority:
             raise Silence("the store could not confirm who leads")
         if confirmed.epoch != self._place.head.epoch or self._ended is not None:
             raise Turned(confirmed.holder)
-        if actor.role in UNLEASED or claimant(self._draft(), actor) is not None:
+        if actor.role in UNLEASED or claimant(self._ground().draft(), actor) is not None:
             return False
         self.heard[actor.lease] = max(received_ms, self.heard.get(actor.lease, 0))
         return True
@@ -217,7 +190,7 @@ class Authority:
         finally:
             self._running = False
             self._ended = self._ended or Deposed(None)
-            self._turn_away()
+            self._queue.fail_all(self._turned())  # what was only queued did not happen
 
     async def _keep_house(self) -> None:
         """Compact the history beside the work, never in its way."""
@@ -243,174 +216,100 @@ class Authority:
             return
 
     async def _work(self) -> None:
-        """One batch, from the queue to the answers."""
-        taken: list[Waiting] = []
-        count = 0
-        while self._queue and (count == 0 or count + len(self._queue[0].operations) <= BATCH_MAX):
-            waiting = self._queue.popleft()
-            count += len(waiting.operations)
-            taken.append(waiting)
-        self._queued -= count
-        operations = [operation for waiting in taken for operation in waiting.operations]
-        verdicts: list[Verdict] = []
-        try:
-            await self.decide_and_commit(operations, verdicts)
-        except Unavailable as unavailable:
-            _answer(taken, verdicts, Overloaded(RETRY_MS, str(unavailable)))
-            await self.clock.sleep_ms(RETRY_MS)
-        except Deposed as deposed:
-            _answer(taken, verdicts, Turned(deposed.by.holder if deposed.by else ""))
-            raise
-        except BaseException as error:
-            # Cancelled, a lost answer that could not be settled, or our own bug: what was under way may have been written.
-            _answer(taken, verdicts, Silence(str(error) or "the authority stopped in the middle of the batch"))
-            raise Deposed(None) if isinstance(error, Silence) else error from error
-        else:
-            _answer(taken, verdicts, None)
+        """Batch after batch, as long as whole ones wait: the next is decided while one is being written."""
+        current: Decided | None = self._decide(None)
+        while current is not None:
+            writing = asyncio.ensure_future(self._write(current.prepared))
+            following: Decided | None = None
+            try:
+                for _ in range(STEPS):
+                    await asyncio.sleep(0)
+                if self._queue.full and not writing.done():
+                    following = self._decide(current.prepared)
+                revision = await writing
+            except BaseException as error:  # noqa: BLE001  (cancelled, or our own bug too: nobody may be left waiting)
+                writing.cancel()
+                await self._failed(current, following, error)
+                return
+            if revision is None:
+                self._take_back(current, following)
+                return
+            plain = Accepted(revision)
+            self._queue.answer(current.pieces, [self._verdict(answer, plain) for answer in current.prepared.answers])
+            self._suspects, self._faults = max(0, self._suspects - len(current.prepared.answers)), NO_FAULTS
             self._batches += 1
             if self._batches % COMPACT_EVERY == 0:
                 self._house.set()
+            current = following
 
-    async def decide_and_commit(self, operations: Sequence[Operation], verdicts: list[Verdict]) -> None:
-        """Decide and write, batch by batch, adding to `verdicts` what is durable.
-
-        Raises, for the batch that was under way: `Deposed` or `Unavailable` (nothing of it written), `Silence` (unknown).
-        """
-        most, faults = BATCH_MAX, dict[str, str]()
-        while True:
-            part = operations[len(verdicts) : len(verdicts) + most]
+    def _decide(self, below: Prepared | None) -> Decided | None:
+        """The next batch; on top of another that is being written, perhaps none."""
+        while below is None or not self._suspects:
+            pieces = self._queue.take(one=self._suspects > 0)
+            operations = [operation for piece in pieces for operation in piece.operations]
             try:
-                prepared = self._prepare(part, faults)
-                revision = await self._write(prepared, None)
+                prepared = prepare(self._ground(below), operations, self._faults)
             except Invalid as fault:
-                # A row that the store will not take, too large say. Deciding them one by one finds whose it is.
-                if not part:
-                    raise
-                most, faults = 1, {part[0].id: str(fault)} if len(part) == 1 else {}
+                self._suspect(pieces, fault)
                 continue
-            if revision is not None:
-                plain = Accepted(revision)
-                verdicts += [self._verdict(answer, plain) for answer in prepared.answers]
-            if len(verdicts) >= len(operations) and revision is not None:
-                return
+            except BaseException:
+                self._queue.give_back(pieces)
+                raise
+            pieces, rest = cut(pieces, len(prepared.answers))
+            self._queue.give_back(rest)
+            return Decided(pieces, prepared)
+        return None
 
-    def _prepare(self, operations: Sequence[Operation], faults: Mapping[str, str] = MappingProxyType({})) -> Prepared:
-        draft = self._draft()
-        window = self._window()
-        entries: dict[str, Entry] = {}
-        answers: list[Verdict | Entry] = []
-        audited: list[Entry] = []
-        for operation in operations:
-            if len(draft.replicas) > SLICE:
-                break
-            try:
-                taken, size = digest(operation)
-            except UnicodeEncodeError as error:
-                answers.append(Refused(Code.INVALID, f"it has text that is not Unicode: {error.reason}"))
-                continue
-            before = entries.get(operation.id)
-            if before is not None and before.digest in ("", taken):
-                answers.append(before)
-                continue
-            known = self.outcomes.judge(operation.id, taken) if before is None else _MISMATCH
-            if known is not None:
-                answers.append(known)
-                if isinstance(known, Refused) and not known.revision:
-                    audited.append(entry_of(operation, taken, known))
-                continue
-            if size > OPERATION_BYTES_MAX:
-                ruled: int | Refused = Refused(Code.LIMIT, f"the operation has {size} bytes; {OPERATION_BYTES_MAX} at most")
-            elif isinstance(operation.claim, Abandon):
-                ruled = self._abandon(draft, operation, operation.claim.operation, entries)
-            elif operation.id in faults:
-                ruled = Refused(Code.FAULT, faults[operation.id])
-            else:
-                try:
-                    ruled = decide(draft, operation)
-                except Exception as fault:  # noqa: BLE001  (whatever it is, it must not take the authority with it)
-                    # Our own bug. The draft may be half written: it is thrown away, and the batch decided without this one.
-                    return self._prepare(operations, {**faults, operation.id: f"{type(fault).__name__}: {fault}"})
-            entry = entry_of(operation, taken, ruled)
-            entries[operation.id] = entry
-            answers.append(entry)
-        return self._prepared(draft, self._batch((*entries.values(), *audited), window), answers)
+    def _suspect(self, pieces: Sequence[Piece], fault: Invalid) -> None:
+        """A row that the store will not take, too large say. Deciding one by one finds whose it is."""
+        operations = [operation for piece in pieces for operation in piece.operations]
+        if not operations:
+            raise fault
+        self._queue.give_back(pieces)
+        if len(operations) == 1:
+            self._faults = {operations[0].id: str(fault)}
+        self._suspects = max(self._suspects, len(operations))
 
-    def _prepared(self, draft: Draft, batch: Batch, answers: list[Verdict | Entry]) -> Prepared:
-        puts: list[tuple[str, bytes]] = []
-        deletes: list[str] = []
-        for changes in (draft.replicas, draft.things, draft.notes):
-            for name, thing in changes.items():
-                if thing is None:
-                    deletes.append(name)
-                else:
-                    puts.append((name, encode(thing)))
-        self._check_readable(draft)
-        crowd = len(self.books.notes.keys() | draft.notes.keys()) - NOTES_MAX if draft.notes else 0
-        for name in islice(self.books.notes, max(crowd, 0)):
-            if name not in draft.notes:
-                draft.notes[name] = None
-                deletes.append(name)
-        sequence = self._place.head.sequence + 1
-        puts.append((batch_key(sequence), encode_batch(batch)))
-        # Two old rows go with each new one, until enough are gone; never one whose outcomes a successor needs.
-        last = min(sequence - AUDIT_BATCHES_KEPT, batch.first, self._oldest + 2)
-        deletes += [batch_key(old) for old in range(self._oldest, last)]
-        return Prepared(draft, batch, answers, puts, deletes, max(self._oldest, last))
+    async def _failed(self, current: Decided, following: Decided | None, error: BaseException) -> None:
+        """What those hear whose batch was not written, or may not have been; what was decided on top of it did not happen."""
+        self._take_back(following)
+        if isinstance(error, Invalid):
+            self._suspect(current.pieces, error)
+            return
+        told: LinkError
+        if isinstance(error, Unavailable):
+            told = Overloaded(RETRY_MS, str(error))
+        elif isinstance(error, Deposed):
+            told = Turned(error.by.holder if error.by else "")
+        else:
+            # Cancelled, a lost answer that could not be settled, or our own bug: what was under way may have been written.
+            told = Silence(str(error) or "the authority stopped in the middle of the batch")
+        for piece in current.pieces:
+            piece.waiting.fail(told)
+        if not isinstance(error, Unavailable):
+            raise Deposed(None) if isinstance(error, Silence) else error from error
+        await self.clock.sleep_ms(RETRY_MS)
 
-    def _check_readable(self, draft: Draft) -> None:
-        """Every row must be readable for whoever takes over; a claim that was given by reference was checked by nobody."""
-        for name, thing in (*draft.things.items(), *draft.notes.items()):
-            if thing is not None:
-                try:
-                    decode(encode(thing))
-                except (msgspec.MsgspecError, ValueError) as error:
-                    raise Invalid(f"{name} would not be readable: {error}") from None
+    def _take_back(self, *decided: Decided | None) -> None:
+        for one in reversed(decided):
+            if one is not None:
+                self._queue.give_back(one.pieces)
 
-    def _batch(self, entries: tuple[Entry, ...], window: int) -> Batch:
-        sequence = self._place.head.sequence + 1
-        horizon = self.outcomes.next_horizon(window)
-        first = self.outcomes.first(horizon, sequence)
-        return Batch(self._place.head.epoch, window, horizon, first, self.clock.wall(), entries)
-
-    def _abandon(self, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
-        """Unless the target has an outcome, make this its outcome, whatever its payload. Either way the answer is the target's
-        own outcome (`Outcomes.record`).
-        """
-        nobody = Refused(Code.ROLE, "nobody asks as the authority") if operation.actor.role is Role.AUTHORITY else None
-        fenced = nobody or claimant(draft, operation.actor)
-        if fenced is not None:
-            return fenced
-        before = entries.get(target)
-        if before is not None:
-            return before.number if not before.code else Refused(Code(before.code), before.detail)
-        known = self.outcomes.known(target)
-        if known is not None:
-            return known.number if isinstance(known, Accepted) else Refused(known.code, known.detail)
-        issued = window_of(target)
-        if issued is None:
-            return Refused(Code.INVALID, "operation: not an operation id")
-        if issued[0] != self.outcomes.incarnation or issued[1] < self.outcomes.horizon:
-            return Refused(Code.OPERATION_EXPIRED, f"operation {target} is older than the outcomes kept")
-        refused = Refused(Code.ABANDONED, f"operation {target} was abandoned")
-        entries[target] = Entry(target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, "")
-        return refused
-
-    def _verdict(self, answer: Verdict | Entry, plain: Accepted) -> Verdict:
+    def _verdict(self, answer: Answer, plain: Accepted) -> Verdict:
         """What was recorded is what is answered, now and at every retry."""
-        if not isinstance(answer, Entry):
-            return answer
-        if answer.plain:
+        if isinstance(answer, Entry) and answer.plain:
             return plain
-        verdict = self.outcomes.known(answer.id)
-        return verdict if verdict is not None else Refused(Code(answer.code), answer.detail)
+        entry = answer.entry if isinstance(answer, Known) else answer
+        if not isinstance(entry, Entry):
+            return entry
+        verdict = self.outcomes.known(entry.id)
+        return verdict if verdict is not None else Refused(Code(entry.code), entry.detail)
 
-    async def _write(self, prepared: Prepared, marker: tuple[str, bytes] | None) -> int | None:
+    async def _write(self, prepared: Prepared) -> int | None:
         """Commit and absorb. Answers the revision; None if the batch was lost and must be decided anew."""
-        place = self._place
-        puts = [*prepared.puts, marker] if marker else prepared.puts
-        head = chain.advance(place.head, puts, prepared.deletes)
+        place, head = self._place, prepared.head
         try:
-            answer = await self.store.commit(chain.batch(place, head, puts, prepared.deletes))
+            answer = await self.store.commit(chain.batch(place, head, prepared.puts, prepared.deletes))
         except Unanswered:
             settled = await self._settle(place, head)
             self._place = settled
@@ -437,15 +336,15 @@ class Authority:
             last = index == len(slices)
             written = None
             while written is None:
-                draft = self._draft()
+                ground = self._ground()
+                draft = ground.draft()
                 restoring.doubt(draft, part)
                 if last:
                     restoring.disown(draft)
                     restoring.await_nodes(draft)
                     restoring.vacate(draft, self._place.head.epoch)
-                prepared = self._prepared(draft, self._batch((), self._window()), [])
                 marker = (restoring.MARKER, self._place.head.incarnation.encode())
-                written = await self._write(prepared, marker if last else None)
+                written = await self._write(written_out(ground, draft, marker=marker if last else None))
 
     async def _settle(self, place: chain.Place, lost: Head) -> chain.Place:
         while True:
@@ -459,10 +358,10 @@ class Authority:
                 raise Silence("deposed after a lost answer; ask the new authority the same ids")
             return settled
 
-    def _draft(self) -> Draft:
-        head = self._place.head
+    def _ground(self, below: Prepared | None = None) -> Ground:
+        head, oldest = (self._place.head, self._oldest) if below is None else (below.head, below.oldest)
         moment = Moment(self.clock.now_ms(), self.clock.boot(), self.heard, self._since_ms, head.sequence + 1, head.incarnation)
-        return Draft(self.books, moment)
+        return Ground(self.books, self.outcomes, head, oldest, moment, self._window(), self.clock.wall(), below)
 
     def _window(self) -> int:
         if self.outcomes.crowded():
@@ -474,27 +373,3 @@ class Authority:
 
     def _turned(self) -> Turned:
         return Turned(self._ended.by.holder if self._ended is not None and self._ended.by is not None else "")
-
-    def _turn_away(self) -> None:
-        """Nobody waits for ever for an authority that has stopped; what was only queued did not happen."""
-        _answer(list(self._queue), [], self._turned())
-        self._queue.clear()
-        self._queued = 0
-
-
-_MISMATCH: Final = Refused(Code.OPERATION_MISMATCH, "the id was used for something else in the same batch")
-
-
-def _answer(taken: Sequence[Waiting], verdicts: list[Verdict], error: LinkError | None) -> None:
-    """Give each asker its verdicts, or the error. One whose operations were begun but not finished is told nothing."""
-    start = 0
-    for waiting in taken:
-        end = start + len(waiting.operations)
-        if waiting.answer.done():
-            pass
-        elif end <= len(verdicts):
-            waiting.answer.set_result(verdicts[start:end])
-        elif error is not None:
-            begun = start < len(verdicts)
-            waiting.answer.set_exception(Silence("part of it is done; ask the same ids again") if begun else error)
-        start = end

@@ -64,6 +64,18 @@ class Tally(dict[str, int]):
         return 0
 
 
+class Overlay:
+    """Counts by domain as a draft sees them."""
+
+    __slots__ = ("base", "moved")
+
+    def __init__(self, base: Mapping[str, int], moved: Mapping[str, int]) -> None:
+        self.base, self.moved = base, moved
+
+    def __getitem__(self, domain: str) -> int:
+        return self.base.get(domain, 0) + self.moved.get(domain, 0)
+
+
 class Books:
     """What is committed. Replicas are kept as the bytes that were written; the rest, far fewer, as objects."""
 

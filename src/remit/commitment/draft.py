@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from remit.commitment.books import Books, GenerationKey, Moment, Tally, compile_ask, domains, generation_of, picks
+from remit.commitment.books import Books, GenerationKey, Moment, Overlay, Tally, add, compile_ask, domains, generation_of, picks
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
 from remit.law.fit import Ask, Index, carried
 from remit.law.labels import selects
@@ -28,18 +28,6 @@ Pairs = tuple[tuple[str, int], ...]
 
 UNSETTLED = HOLDS - {Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING}
 """Phases that hold room, but in which a replica is not, or no longer, one that works."""
-
-
-class Overlay:
-    """Counts by domain as a draft sees them."""
-
-    __slots__ = ("base", "moved")
-
-    def __init__(self, base: Mapping[str, int], moved: Mapping[str, int]) -> None:
-        self.base, self.moved = base, moved
-
-    def __getitem__(self, domain: str) -> int:
-        return self.base.get(domain, 0) + self.moved.get(domain, 0)
 
 
 class Draft:
@@ -99,6 +87,32 @@ class Draft:
         for name in Draft.__slots__:
             setattr(self, name, getattr(trial, name))
         self._my_nodes, self._my_grants = mine
+
+    def follow(self, moment: Moment) -> Draft:
+        """A draft of the batch after this one, begun before this one is absorbed."""
+        after = self.fork()
+        after.moment, after.born = moment, 0
+        return after
+
+    def subtract(self, before: Draft) -> None:
+        """Keep only what was changed since this draft began to `follow` another: it is absorbed after that one."""
+        for name in _KEPT:
+            mine = getattr(self, name)
+            for key_, value in getattr(before, name).items():
+                if mine[key_] is value:
+                    del mine[key_]
+        for mine, theirs in (
+            (self.population, before.population),
+            (self.reserved, before.reserved),
+            (self.active, before.active),
+        ):
+            add(mine, {key_: -count for key_, count in theirs.items()})
+        for generation, spots in before.spots.items():
+            add(self.spots[generation], {node: -count for node, count in spots.items()})
+            if not self.spots[generation]:
+                del self.spots[generation]
+        if self.policy is before.policy:
+            self.policy = None
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -469,9 +483,9 @@ class Draft:
         return ledger
 
 
-_COPIED = (
-    "replicas", "things", "notes", "nodes", "grants", "patrons", "heard", "population", "reserved", "active",
-)  # fmt: skip
+_KEPT = ("replicas", "things", "notes", "nodes", "grants", "patrons", "heard")
+_COUNTED = ("population", "reserved", "active")
+_COPIED = _KEPT + _COUNTED
 
 
 def held_by(replica: Replica, attempt: int) -> bool:

@@ -119,10 +119,25 @@ async def test_an_unavailable_store_is_overload_and_nothing_happened(scope: Scop
 
 @story
 async def test_a_full_queue_is_overload(scope: Scope) -> None:
+    """Whoever comes when there is no room is told to come back; those inside are answered."""
+    scope.store.plan.append("gate")
     operation = await scope.operation(USER, NOTHING)
+    asking = asyncio.create_task(scope.lead.authority.ask([operation]))
+    await scope.store.at_gate.wait()
+    inside = asyncio.create_task(scope.lead.authority.ask([operation] * module.QUEUE_MAX))
+    await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await scope.lead.authority.ask([operation] * (module.QUEUE_MAX + 1))
-    assert isinstance(await scope.send([operation]), list), "and what fits is still taken"
+        await scope.lead.authority.ask([operation])
+    scope.store.gate.set()
+    assert (await asking) * module.QUEUE_MAX == await inside
+    assert isinstance(await scope.send([operation]), list), "and there is room again"
+
+
+@story
+async def test_an_ask_larger_than_the_queue_is_taken_when_nothing_else_waits(scope: Scope) -> None:
+    operation = await scope.operation(USER, NOTHING)
+    verdicts = await scope.lead.authority.ask([operation] * (module.QUEUE_MAX + 1))
+    assert len(verdicts) == module.QUEUE_MAX + 1 and len(set(map(str, verdicts))) == 1
 
 
 @story

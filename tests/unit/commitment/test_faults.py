@@ -21,7 +21,7 @@ def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_deci
             raise LookupError("half way through")
         return decide(draft, operation)
 
-    monkeypatch.setattr("remit.commitment.authority.decide", tripping)
+    monkeypatch.setattr("remit.commitment.batching.decide", tripping)
 
     @story
     async def told(scope: Scope) -> None:

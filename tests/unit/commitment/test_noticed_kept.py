@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from remit.commitment import authority as module
+from remit.commitment import authority
+from remit.commitment import batching as module
 from remit.commitment import declaring
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Entry, batch_key, decode_batch
 from remit.model.claims import Apply, Bind, Code, Credit, Delete, Explain, Forget, Issue, Note, Operation, OperationID, Refused
@@ -182,8 +183,8 @@ async def test_the_refusal_of_an_id_used_twice_in_one_batch_is_on_record(scope: 
 
 
 def test_the_authority_compacts_history_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACT_EVERY", 4)
-    monkeypatch.setattr(module, "HISTORY_KEPT", 6)
+    monkeypatch.setattr(authority, "COMPACT_EVERY", 4)
+    monkeypatch.setattr(authority, "HISTORY_KEPT", 6)
 
     @story
     async def batch_after_batch(scope: Scope) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.commitment import authority as module
+from remit.commitment import batching as module
 from remit.commitment import outcomes as kept
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Batch, Entry, Outcomes, batch_key
 from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation, OperationID, Refused, Spawn
