@@ -164,23 +164,24 @@ class FaultyStore:
 
     async def _commit(self, word: str, commit: Commit) -> Committed | Conflict:
         match word:
-            case "ok":
-                return await self.apply(commit)
-            case "slow":
-                for _ in range(5):
-                    await asyncio.sleep(0)
+            case "ok" | "slow":
+                await self._a_while()
                 return await self.apply(commit)
             case "lost":
+                await self._a_while()
                 raise Unanswered("planned")
             case "landed":
+                await self._a_while()
                 await self.apply(commit)
                 raise Unanswered("planned")
             case "late" | "later" | "afloat":
                 {"late": self._late, "later": self._later, "afloat": self.afloat}[word].append(commit)
                 raise Unanswered("planned")
             case "unavailable":
+                await self._a_while()
                 raise Unavailable("planned")
             case "before":
+                await self._a_while()
                 raise Crash(f"before commit, call {self.calls}")
             case "after":
                 await self.apply(commit)
@@ -196,6 +197,11 @@ class FaultyStore:
                 return answer
             case _:
                 raise ValueError(word)
+
+    async def _a_while(self) -> None:
+        """As a disk's answer does: the next batch may be decided meanwhile."""
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     async def land(self) -> None:
         """What was lost long ago arrives now."""

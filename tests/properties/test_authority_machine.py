@@ -11,12 +11,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
+from unittest import mock
 
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from remit.client.link import LinkError, Silence, Turned
+from remit.commitment import queueing
 from remit.commitment.authority import Deposed
 from remit.commitment.restoring import acknowledged_after
 from remit.commitment.standby import Standby
@@ -147,6 +149,8 @@ class Asking(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
+        self.batches = mock.patch.object(queueing, "BATCH_MAX", 4)  # so that batches follow upon each other
+        self.batches.start()
         self.r: Scope
         self.silent: list[Operation] = []
         self.batch: list[Operation] | None = None
@@ -164,6 +168,7 @@ class Asking(RuleBasedStateMachine):
                     for code in scope.checker.codes_seen:
                         event(f"code {code}")
         finally:
+            self.batches.stop()
             self.loop.close()
         super().teardown()
 
@@ -854,6 +859,15 @@ class AuthorityMachine(Asking):
                 self.ask(Actor(name, actor.role), Acquire(actor.lease, HOUR))
 
     # -- batches, restarts, restores -------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.batch is None)
+    @rule(deeds=DEEDS)
+    def a_crowd_asks_at_once(self, deeds: list[tuple[int, int, int]]) -> None:
+        """Several batches' worth, by people who do not know of each other's claims."""
+        self.batch = []
+        self.work_goes_on(deeds=deeds)
+        batch, self.batch = self.batch or [], None
+        self.do(self._send_batch(batch))
 
     @precondition(lambda self: self.batch is None)
     @rule()

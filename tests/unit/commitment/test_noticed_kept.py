@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from remit.commitment import authority
+from remit.commitment import authority, declaring
 from remit.commitment import batching as module
-from remit.commitment import declaring
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Entry, batch_key, decode_batch
 from remit.model.claims import Apply, Bind, Code, Credit, Delete, Explain, Forget, Issue, Note, Operation, OperationID, Refused
 from remit.model.records import DecisionSpec, EventSpec
