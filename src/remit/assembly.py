@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 from remit.commitment.authority import Authority
 from remit.store.sqlite import SqliteStore
@@ -20,14 +22,22 @@ async def embedded(directory: Path, world: World, *, scope: str = "local", holde
         authority = await Authority.take_over(
             store, scope=scope, holder=holder, clock=world.clock, ids=world.ids, place=store.place
         )
-        settle_memory()
+        settle_process()
         yield authority
     finally:
         await store.close()
 
 
-def settle_memory() -> None:
-    """Books are large and have no cycles: what was loaded is set aside, and the collector looks for garbage less often."""
+SWITCH_S: Final = 0.000_2
+
+
+def settle_process() -> None:
+    """Books are large and have no cycles: what was loaded is set aside, and the collector looks for garbage less often.
+
+    And the thread that writes needs the interpreter a few times in each commit: it gets it soon, although the next batch is
+    being decided meanwhile. By default it would wait five milliseconds each time, which is longer than the commit itself.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    sys.setswitchinterval(SWITCH_S)

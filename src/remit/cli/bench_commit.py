@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from remit.assembly import embedded, settle_memory
+from remit.assembly import embedded, settle_process
 from remit.cli.bench import Aim, Report, say
 from remit.commitment.authority import Authority
 from remit.model.claims import (
@@ -267,7 +267,7 @@ async def _bind_all(directory: Path, world: World, batch: int, binds: int) -> tu
         scheduler = await Asker(authority, Role.SCHEDULER).lease()
         targets = _targets(authority, list(authority.books.replicas)[:binds])
         before, recorder.commits = recorder.commits, []
-        settle_memory()
+        settle_process()
         waits: list[float] = []
         start = _CLOCK.now_ns()
         await _bind(scheduler, targets, batch, waits, 1 if batch == 1 else IN_FLIGHT)

@@ -25,7 +25,6 @@ from remit.model.records import Generation, Grant, GrantPhase, Phase, PolicyRevi
 
 Pairs = tuple[tuple[str, int], ...]
 
-
 UNSETTLED = HOLDS - {Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING}
 """Phases that hold room, but in which a replica is not, or no longer, one that works."""
 
@@ -101,12 +100,8 @@ class Draft:
             for key_, value in getattr(before, name).items():
                 if mine[key_] is value:
                     del mine[key_]
-        for mine, theirs in (
-            (self.population, before.population),
-            (self.reserved, before.reserved),
-            (self.active, before.active),
-        ):
-            add(mine, {key_: -count for key_, count in theirs.items()})
+        for name in _COUNTED:
+            add(getattr(self, name), {key_: -count for key_, count in getattr(before, name).items()})
         for generation, spots in before.spots.items():
             add(self.spots[generation], {node: -count for node, count in spots.items()})
             if not self.spots[generation]:
