@@ -518,7 +518,7 @@ def workload(
         placement=placement,
         gang=Gang(min=gang) if gang else None,
         priority_class=priority,
-        rollout=Rollout(max_surge=0),
+        rollout=Rollout() if type_ == "job" else Rollout(max_surge=0, max_unavailable=1),
         **more,
     )
     return Workload(metadata=Metadata(name=name, tenant=owner, labels=labels or {}), spec=spec)

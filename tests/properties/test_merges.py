@@ -140,7 +140,9 @@ def node(name: str, gpus: int = 0, health: NodeHealth = NodeHealth.READY, cpus: 
 def spec_of(replicas: int = 4, cpus: int = 1, gpus: int = 0, **more: Any) -> WorkloadSpec:
     devices = (DeviceAsk(kind="gpu", count=gpus),) if gpus else ()
     template = Template(command=("true",), resources=cpu(cpus), devices=devices)
-    return WorkloadSpec(type="service", template=template, replicas=replicas, rollout=Rollout(max_surge=0), **more)
+    return WorkloadSpec(
+        type="service", template=template, replicas=replicas, rollout=Rollout(max_surge=0, max_unavailable=1), **more
+    )
 
 
 def workload(name: str, spec: WorkloadSpec) -> Workload:

@@ -61,8 +61,10 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
 
 
 def _most(spec: WorkloadSpec) -> int:
-    """How many replicas a workload may have that are not released."""
-    return REPLICAS_MAX if spec.type == "daemon" else max(spec.replicas, spec.completions) + spec.rollout.max_surge
+    """How many replicas a workload may have that are not released. A job is not rolled over, and has no surge."""
+    if spec.type == "daemon":
+        return REPLICAS_MAX
+    return max(spec.replicas, spec.completions) + (spec.rollout.max_surge if spec.type == "service" else 0)
 
 
 def _priority_max(draft: Draft, tenant: str, labels: Mapping[str, str]) -> int:
