@@ -1,8 +1,9 @@
 """What is every object made of? Names, labels, amounts and metadata, with the limits that stand on their types.
 
 Two rules keep these pages short: a field that is absent means its default, so a stored row holds only what was said; and limits
-stand on the type (`Meta`), so that the reader of manifests, the JSON Schema and the decoder all enforce the same ones. What
-needs more than one field to judge is in rules.py.
+stand on the type (`Meta`), so that the reader of manifests, the JSON Schema and the decoder all enforce the same ones; those of
+limits.py are for what is declared anew, and the decoder does not ask them of what is stored. What needs more than one field to
+judge is in rules.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from remit.model.limits import Unreserved, limited
 from remit.model.resources import Amount
 
 API_VERSION = "remit/v1"
@@ -19,9 +21,11 @@ END = r"$(?!\n)"
 """The very end: to Python a bare `$` also stands before a last newline, and a name with a newline in it would pass."""
 
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?" + END
+OPTIONAL_LABEL = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?" + END
 DNS_NAME = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?" + END
 _PART = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 LABEL_KEY = rf"^((?=[^/]{{1,253}}/){_PART}(\.{_PART})*/)?[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?" + END
+OPTIONAL_KEY = rf"^{END}|{LABEL_KEY}"
 LABEL_VALUE = r"^([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?" + END
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*" + END
 FILE_NAME = r"^(?!\.\.|\.$)[-_.A-Za-z0-9]+" + END
@@ -35,6 +39,9 @@ UID = r"^[-_.:A-Za-z0-9]*" + END
 Name = Annotated[str, Meta(pattern=DNS_LABEL, max_length=63, description="a DNS label: a-z, 0-9 and -")]
 LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=317, description="a label key")]
 LabelValue = Annotated[str, Meta(pattern=LABEL_VALUE, max_length=63, description="a label value")]
+OwnKey = Annotated[str, limited(Unreserved(), pattern=LABEL_KEY, max_length=317, description="a label key of one's own")]
+OwnLabels = Annotated[dict[OwnKey, LabelValue], Meta(max_length=64)]
+"""What a writer sets; what a writer looks for are `Labels`, and those may be Remit's."""
 Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -68,11 +75,11 @@ class Owner(Record, frozen=True):
 
 class Metadata(Record, frozen=True):
     name: Name
-    tenant: Annotated[str, Meta(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?" + END)] = ""
-    labels: Labels = field(default_factory=dict)
-    annotations: Annotated[dict[LabelKey, Text], Meta(max_length=64)] = field(default_factory=dict)
+    tenant: Annotated[str, Meta(pattern=OPTIONAL_LABEL)] = ""
+    labels: OwnLabels = field(default_factory=dict)
+    annotations: Annotated[dict[OwnKey, Text], Meta(max_length=64)] = field(default_factory=dict)
     owners: Annotated[tuple[Owner, ...], Meta(max_length=16)] = ()
-    finalizers: Annotated[tuple[LabelKey, ...], Meta(max_length=16)] = ()
+    finalizers: Annotated[tuple[OwnKey, ...], Meta(max_length=16)] = ()
     uid: Uid = ""
     generation: Natural = 0
     revision: Natural = 0

@@ -10,6 +10,8 @@ from msgspec import Meta, field
 from remit.model.fields import (
     END,
     LINE,
+    OPTIONAL_KEY,
+    OPTIONAL_LABEL,
     URL_PATH,
     Condition,
     Count,
@@ -23,6 +25,8 @@ from remit.model.fields import (
     Name,
     Natural,
     Object,
+    OwnKey,
+    OwnLabels,
     Port,
     Priority,
     Quota,
@@ -30,11 +34,24 @@ from remit.model.fields import (
     Resources,
     Text,
 )
+from remit.model.limits import AtMost, Distinct, Inside, Matching, NamesSome, Part, Program, Schedule, TakesTime, limited
 from remit.model.resources import Amount, Duration
+
+PRIORITY_MAX = 1_000_000_000
+"""Above it is the system's own work, which no tenant's may push aside."""
+
+Places = Annotated[tuple[Name, ...], limited(Distinct(), max_length=64)]
+Command = Annotated[tuple[Text, ...], limited(Program(), min_length=1, max_length=1024)]
+ClassName = Annotated[
+    str,
+    limited(
+        Matching(OPTIONAL_LABEL, 63, "a DNS label", "use a-z, 0-9 and -, as in the name of the PriorityClass"), max_length=63
+    ),
+]
 
 
 class RegionSpec(Record, frozen=True):
-    zones: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    zones: Places = ()
     description: Text = ""
 
 
@@ -47,7 +64,7 @@ TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
 class Taint(Record, frozen=True):
-    key: LabelKey
+    key: OwnKey
     effect: TaintEffect
     value: LabelValue = ""
 
@@ -65,7 +82,7 @@ class NodeSpec(Record, frozen=True):
     zone: Name
     capacity: Resources
     pool: Name = "default"
-    devices: Annotated[tuple[Device, ...], Meta(max_length=1024)] = ()
+    devices: Annotated[tuple[Device, ...], limited(Distinct("name"), max_length=1024)] = ()
     taints: Annotated[tuple[Taint, ...], Meta(max_length=64)] = ()
     unschedulable: bool = False
     draining: bool = False
@@ -99,10 +116,10 @@ class NodePoolSpec(Record, frozen=True):
     """Nodes of one shape, and how many of them an autoscaler may bring."""
 
     region: Name
-    zones: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)]
+    zones: Annotated[tuple[Name, ...], limited(Distinct(), min_length=1, max_length=64)]
     capacity: Resources
-    devices: Annotated[tuple[Device, ...], Meta(max_length=1024)] = ()
-    labels: Labels = field(default_factory=dict)
+    devices: Annotated[tuple[Device, ...], limited(Distinct("name"), max_length=1024)] = ()
+    labels: OwnLabels = field(default_factory=dict)
     taints: Annotated[tuple[Taint, ...], Meta(max_length=64)] = ()
     min: Count = 0
     max: Count = 0
@@ -128,7 +145,7 @@ class Tenant(Object, tag="Tenant", frozen=True, kw_only=True):
 
 
 class PriorityClassSpec(Record, frozen=True):
-    value: Priority
+    value: Annotated[Priority, limited(AtMost(PRIORITY_MAX, "priorities"))]
     preempts: bool = True
     description: Text = ""
 
@@ -141,22 +158,25 @@ class PriorityClass(Object, tag="PriorityClass", frozen=True, kw_only=True):
 class PolicyMatch(Record, frozen=True):
     """Which workloads a rule speaks of: all of what is named must match; nothing named matches everything."""
 
-    tenants: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
+    tenants: Annotated[tuple[Name, ...], limited(Distinct(), max_length=1024)] = ()
     labels: Labels = field(default_factory=dict)
 
 
-class PolicyAllow(Record, frozen=True):
-    """Where they may be bound; an empty list allows every place of that sort."""
+Allowed = Annotated[tuple[Name, ...], limited(Distinct(), NamesSome(), min_length=1, max_length=1024)]
 
-    regions: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
-    zones: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
-    pools: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
+
+class PolicyAllow(Record, frozen=True):
+    """Where they may be bound; a list that is left out allows every place of that sort."""
+
+    regions: Allowed = ()
+    zones: Allowed = ()
+    pools: Allowed = ()
 
 
 class PolicyRule(Record, frozen=True):
     match: PolicyMatch = PolicyMatch()
     allow: PolicyAllow = PolicyAllow()
-    priority_class: Annotated[str, Meta(max_length=63)] = ""
+    priority_class: ClassName = ""
     priority_max: Priority = 2_000_000_000
     reason: Text = ""
 
@@ -181,7 +201,7 @@ class DeviceAsk(Record, frozen=True):
 
     kind: Name
     count: Annotated[int, Meta(ge=0, le=1024)] = 0
-    share: Annotated[str | int | float, Meta(extra={"quantity": "share"})] = ""
+    share: Annotated[str | int | float, Meta(extra={"quantity": "share", "limits": (Part(),)})] = ""
     models: Annotated[tuple[LabelValue, ...], Meta(max_length=64)] = ()
 
 
@@ -200,7 +220,7 @@ class TcpProbe(Record, frozen=True):
 
 
 class ExecProbe(Record, frozen=True):
-    command: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=1024)]
+    command: Command
 
 
 class Probe(Record, frozen=True):
@@ -209,8 +229,12 @@ class Probe(Record, frozen=True):
     http: HttpProbe | None = None
     tcp: TcpProbe | None = None
     exec: ExecProbe | None = None
-    period: Duration = Duration(10_000)
-    timeout: Duration = Duration(1_000)
+    period: Annotated[Duration, limited(TakesTime("it would be asked without a pause", "write a longer one, such as 10s"))] = (
+        Duration(10_000)
+    )
+    timeout: Annotated[Duration, limited(TakesTime("no answer comes in no time", "write a longer one, such as 1s"))] = Duration(
+        1_000
+    )
     failures: Annotated[int, Meta(ge=1, le=1000)] = 3
 
 
@@ -223,7 +247,7 @@ class Probes(Record, frozen=True):
 class Artifact(Record, frozen=True):
     source: Annotated[str, Meta(pattern=LINE, min_length=1, max_length=4096)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}" + END)]
-    path: Annotated[str, Meta(pattern=LINE, min_length=1, max_length=1024)] = "."
+    path: Annotated[str, limited(Inside(absolute=False), pattern=LINE, min_length=1, max_length=1024)] = "."
     unpack: bool = False
 
 
@@ -231,25 +255,25 @@ class Mount(Record, frozen=True):
     """A Secret or Config as files under `path`, or as environment if `path` is empty."""
 
     name: Name
-    path: Annotated[str, Meta(pattern=LINE, max_length=1024)] = ""
+    path: Annotated[str, limited(Inside(absolute=True), pattern=LINE, max_length=1024)] = ""
 
 
 class Template(Record, frozen=True):
     """What one replica runs and needs."""
 
-    command: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=1024)]
+    command: Command
     env: Annotated[dict[EnvName, Text], Meta(max_length=1024)] = field(default_factory=dict)
-    ports: Annotated[tuple[PortAsk, ...], Meta(max_length=64)] = ()
+    ports: Annotated[tuple[PortAsk, ...], limited(Distinct("name"), max_length=64)] = ()
     resources: Resources = Amount()
     devices: Annotated[tuple[DeviceAsk, ...], Meta(max_length=64)] = ()
     probes: Probes = Probes()
     stop_grace: Duration = Duration(30_000)
-    working_directory: Line = ""
+    working_directory: Annotated[Line, limited(Inside(absolute=True))] = ""
     user: Annotated[str, Meta(pattern=LINE, max_length=63)] = ""
     sandbox: Literal["none", "bwrap", "default"] = "default"
     artifacts: Annotated[tuple[Artifact, ...], Meta(max_length=64)] = ()
-    secrets: Annotated[tuple[Mount, ...], Meta(max_length=64)] = ()
-    configs: Annotated[tuple[Mount, ...], Meta(max_length=64)] = ()
+    secrets: Annotated[tuple[Mount, ...], limited(Distinct("name"), max_length=64)] = ()
+    configs: Annotated[tuple[Mount, ...], limited(Distinct("name"), max_length=64)] = ()
 
 
 class Standby(Record, frozen=True):
@@ -262,7 +286,7 @@ class Standby(Record, frozen=True):
 
 
 class Toleration(Record, frozen=True):
-    key: Annotated[str, Meta(max_length=317)] = ""
+    key: Annotated[str, limited(Matching(OPTIONAL_KEY, 317, "a label key", "write the key of the taint"), max_length=317)] = ""
     operator: Literal["Equal", "Exists"] = "Equal"
     value: LabelValue = ""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = ""
@@ -289,9 +313,9 @@ class Affinity(Record, frozen=True):
 
 
 class Placement(Record, frozen=True):
-    regions: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
-    zones: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
-    pools: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    regions: Places = ()
+    zones: Places = ()
+    pools: Places = ()
     standby: Annotated[tuple[Standby, ...], Meta(max_length=16)] = ()
     node_selector: Labels = field(default_factory=dict)
     expressions: Annotated[tuple[NodeExpression, ...], Meta(max_length=64)] = ()
@@ -314,7 +338,10 @@ class Disruption(Record, frozen=True):
 class Rollout(Record, frozen=True):
     max_surge: Count = 1
     max_unavailable: Count = 0
-    progress_deadline: Duration = Duration(600_000)
+    progress_deadline: Annotated[
+        Duration,
+        limited(TakesTime("a rollout would have failed before it began", "write a longer one, or leave it out for 10m")),
+    ] = Duration(600_000)
     auto_rollback: bool = False
 
 
@@ -322,7 +349,7 @@ class WorkloadSpec(Record, frozen=True):
     type: Literal["job", "service", "daemon"]
     template: Template
     replicas: Count = 1
-    priority_class: Annotated[str, Meta(max_length=63)] = ""
+    priority_class: ClassName = ""
     replace: Literal["fenced", "eager", ""] = ""
     fence: Duration = Duration(300_000)
     mode: Literal["serialized", "autonomous"] = "serialized"
@@ -334,7 +361,7 @@ class WorkloadSpec(Record, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=10_000)] = 3
     timeout: Duration = Duration(0)
     deadline: Duration = Duration(0)
-    schedule: Annotated[str, Meta(max_length=256)] = ""
+    schedule: Annotated[str, limited(Schedule(), max_length=256)] = ""
 
     @property
     def never_twice(self) -> bool:

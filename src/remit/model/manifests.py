@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple, cast
 
 import msgspec
-from msgspec import inspect
 
 from remit.model import fields, objects
 from remit.model.documents import ARTICLE, JSON_ENDINGS, Node, Place, read_documents
+from remit.model.judging import judge_document, shape_of
 from remit.model.problems import Problem, Problems, did_you_mean, escaped, one_of, shown
-from remit.model.rules import Rules
 from remit.model.shapes import Shapes
-from remit.model.spellings import JSON_KINDS, KINDS, Fields
+from remit.model.spellings import JSON_KINDS, KINDS
 
 
 class Manifests(NamedTuple):
@@ -36,16 +34,6 @@ def read(data: bytes, name: str, *, system: bool = False) -> Manifests:
     return Manifests(() if problems else tuple(reader.objects), problems.told())
 
 
-@cache
-def shape_of(kind: str) -> inspect.StructType:
-    return cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
-
-
-@cache
-def _fields_of(kind: str) -> Fields:
-    return Fields(shape_of(kind))
-
-
 class _Reader:
     def __init__(self, problems: Problems, *, system: bool) -> None:
         self._problems = problems
@@ -63,8 +51,7 @@ class _Reader:
         if kind is None:
             self._head(document)
             return
-        value = Shapes(self._problems, _fields_of(kind)).struct(document, shape_of(kind), ())
-        Rules(self._problems, document, kind, system=self._system).check()
+        value = judge_document(document, kind, self._problems, system=self._system)
         self._once(document, kind)
         if not self._problems:
             self._build(document, kind, value)
@@ -85,7 +72,7 @@ class _Reader:
 
     def _head(self, document: Node) -> None:
         """What can be judged of a document whose kind nobody knows."""
-        shapes = Shapes(self._problems, None)
+        shapes = Shapes(self._problems, None, system=self._system)
         for field in shape_of("Region").fields:
             node = document.get(field.encode_name)
             if field.encode_name in ("apiVersion", "metadata") and node is not None:

@@ -33,8 +33,12 @@ class Problem(Struct, frozen=True, order=True):
     cure: str = ""
 
     def __str__(self) -> str:
-        where = f"{escaped(self.file)}:{self.line}:{self.column}: "
-        return where + (f"{self.path}: " if self.path else "") + self.message + (f"; {self.cure}" if self.cure else "")
+        return f"{escaped(self.file)}:{self.line}:{self.column}: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """For whoever has an object and no file: without the place."""
+        return (f"{self.path}: " if self.path else "") + self.message + (f"; {self.cure}" if self.cure else "")
 
 
 class Problems:

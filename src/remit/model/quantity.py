@@ -13,14 +13,18 @@ QUANTITY_MAX = (1 << 63) - 1
 DURATION_MS_MAX = 10 * 365 * 24 * 3_600_000
 
 _BYTES = frozenset({"memory", "storage", "ephemeral-storage"})
-_QUANTITY = re.compile(r"(\+?)([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})(?:([eE][+-]?[0-9]{1,3})|(m|k|[KMGTPE]i|[MGTPE])?)")
+QUANTITY = r"(\+?)([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})(?:([eE][+-]?[0-9]{1,3})|(m|k|[KMGTPE]i|[MGTPE])?)"
 _SUFFIX = {
     "m": Fraction(1, 1000),
     "": Fraction(1),
     **{letter: Fraction(1000**power) for power, letter in enumerate("kMGTPE", start=1)},
     **{letter + "i": Fraction(1024**power) for power, letter in enumerate("KMGTPE", start=1)},
 }
-_DURATION = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d{1,3})?)s)?(?:(\d{1,12})ms)?", re.ASCII)
+DURATION = r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)s)?(?:([0-9]{1,12})ms)?"
+"""Both as the JSON Schema has them too. Empty, a duration matches, and is refused all the same."""
+
+_QUANTITY = re.compile(QUANTITY)
+_DURATION = re.compile(DURATION)
 
 
 def scale(resource: str) -> int:

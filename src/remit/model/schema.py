@@ -1,6 +1,7 @@
-"""What may be written in a manifest, as JSON Schema for editors? Generated from the types; it allows no more than they do.
+"""What may be written in a manifest, as JSON Schema for editors? Generated from the types and the limits that stand on them.
 
-A schema sees one value at a time: what rules.py checks between values, `remit validate` tells, and an editor does not.
+It refuses nothing that the reader takes. A schema sees one value at a time: what rules.py checks between values an editor does
+not tell, and `remit validate` does.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from typing import Any, cast
 
 from msgspec import inspect
 
-from remit.model import fields, objects
-from remit.model.resources import Duration
+from remit.model import fields, objects, quantity
+from remit.model.limits import NUL
+from remit.model.resources import INTERNAL, Duration
+from remit.model.shapes import DEVICE_WORDS, ONE_AMOUNT_EACH, RESOURCE_ALIASES, RESOURCES, RESOURCES_MAX
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -28,8 +31,8 @@ SUMMARIES = {
 }
 """Each declared kind in one line."""
 
-_QUANTITY = r"^\+?([0-9]{1,40}(\.[0-9]{1,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3}|m|k|[KMGTPE]i|[MGTPE])?$"
-_DURATION = r"^(?=.)([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}(\.[0-9]{1,3})?s)?([0-9]{1,12}ms)?$"
+_QUANTITY = f"^{quantity.QUANTITY}$"
+_DURATION = f"^(?=.){quantity.DURATION}$"
 
 
 def schema(kind: str) -> dict[str, Any]:
@@ -65,8 +68,11 @@ class _Writer:
             "kind": {"const": kind},
             **{name: field for name, field in definition["properties"].items() if name not in ("apiVersion", "status")},
         }
-        if "tenant" in self.definitions.get("Metadata", {}).get("properties", {}) and kind in objects.TENANTED:
-            definition["properties"]["metadata"] = {"allOf": [{"$ref": "#/$defs/Metadata"}, {"required": ["tenant"]}]}
+        if kind in objects.DECLARED:
+            owned = {"required": ["tenant"], "properties": {"tenant": {"minLength": 1}}}
+            theirs = owned if kind in objects.TENANTED else {"properties": {"tenant": False}}
+            definition["properties"]["metadata"] = {"allOf": [{"$ref": "#/$defs/Metadata"}, theirs]}
+            self.definitions["Metadata"]["properties"].pop("deleting", None)
         return reference
 
     def _struct(self, type_: inspect.StructType) -> dict[str, Any]:
@@ -94,10 +100,14 @@ class _Writer:
             extra = type_.extra or {}
             described = type_.extra_json_schema or {}
             if "quantity" in extra:
-                return {**_quantity(), "description": "a part of one device, 1m to 999m"}
-            if extra.get("devices") is False:
-                return {**_amount(devices=False), **described}
-            return {**self._type(type_.type), **described}
+                written = {**_quantity(extra["quantity"]), "description": "a part of one device, 1m to 999m"}
+            elif extra.get("devices") is False:
+                written = _amount(devices=False)
+            else:
+                written = self._type(type_.type)
+            for limit in extra.get("limits", ()):
+                written = _both(written, limit.schema())
+            return {**written, **described}
         if isinstance(type_, inspect.StructType):
             return self._struct(type_)
         if isinstance(type_, inspect.UnionType):
@@ -125,10 +135,16 @@ class _Writer:
         return None
 
 
+def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A value must satisfy both. A key that stands in both would be overwritten, so then they stand side by side."""
+    return {**one, **other} if one.keys().isdisjoint(other) else {"allOf": [one, other]}
+
+
 def _scalar(type_: inspect.Type) -> dict[str, Any]:
     if isinstance(type_, inspect.StrType):
         limits = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
-        return {"type": "string", **_limits(type_, limits)}
+        written = {"type": "string", **_limits(type_, limits)}
+        return written if type_.pattern else {**written, "not": {"pattern": NUL}}
     if isinstance(type_, inspect.IntType):
         return {"type": "integer", **_limits(type_, {"ge": "minimum", "le": "maximum"})}
     if isinstance(type_, inspect.BoolType):
@@ -148,7 +164,10 @@ def _limits(type_: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
     return {theirs: getattr(type_, ours) for ours, theirs in names.items() if getattr(type_, ours) is not None}
 
 
-def _quantity() -> dict[str, Any]:
+def _quantity(resource: str = "") -> dict[str, Any]:
+    """Of bytes there is no thousandth."""
+    if resource and quantity.scale(resource) == 1:
+        return {"anyOf": [{"type": "string", "pattern": _QUANTITY.replace("(m|k|", "(k|")}, {"type": "integer", "minimum": 0}]}
     return {"anyOf": [{"type": "string", "pattern": _QUANTITY}, {"type": "number", "minimum": 0}]}
 
 
@@ -158,7 +177,25 @@ def _duration() -> dict[str, Any]:
 
 def _amount(*, devices: bool) -> dict[str, Any]:
     """`devices: false` is a schema that nothing satisfies: a node lists its devices by name, a template asks for them apart."""
-    of_devices = {"type": "object", "additionalProperties": _quantity(), "description": "devices by kind"}
-    named = {"cpu": _quantity(), "memory": _quantity(), "devices": of_devices if devices else False}
-    names = {"not": {"pattern": "^(devices/|@)"}}
-    return {"type": "object", "properties": named, "propertyNames": names, "additionalProperties": _quantity()}
+    of_devices = {
+        "type": "object",
+        "additionalProperties": _quantity(),
+        "propertyNames": {"pattern": fields.DNS_LABEL},
+        "maxProperties": RESOURCES_MAX,
+        "description": "devices by kind",
+    }
+    misnamed = [
+        {"pattern": f"^({'|'.join(INTERNAL)})"},
+        {"pattern": DEVICE_WORDS},
+        {"enum": sorted({*RESOURCE_ALIASES, *ONE_AMOUNT_EACH})},
+    ]
+    return {
+        "type": "object",
+        "properties": {
+            **{name: _quantity(name) for name in RESOURCES},
+            "devices": of_devices if devices else False,
+        },
+        "propertyNames": {"pattern": fields.LABEL_KEY, "not": {"anyOf": misnamed}},
+        "maxProperties": RESOURCES_MAX,
+        "additionalProperties": _quantity(),
+    }

@@ -6,6 +6,7 @@ than one value to judge is in rules.py.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -13,7 +14,7 @@ from msgspec import inspect
 
 from remit.model import fields, quantity
 from remit.model.documents import ARTICLE, Node
-from remit.model.problems import Path, Problems, did_you_mean, one_of, shown
+from remit.model.problems import Path, Problems, did_you_mean, meant, one_of, shown
 from remit.model.resources import DEVICES, Amount, Duration
 from remit.model.spellings import Fields, cure_for_field
 
@@ -33,22 +34,28 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "write its 64 hexadecimal digits in lower case, as sha256sum prints them",
     ),
 }
-_RESOURCES = ("cpu", "memory", "storage", "ephemeral-storage")
-_RESOURCE_ALIASES = {"mem": "memory", "ram": "memory", "cpus": "cpu", "cores": "cpu", "disk": "storage", "vcpu": "cpu"}
-_DEVICE_WORDS = re.compile(r"(?:.*[./])?(?:gpus?|tpus?|fpgas?)\Z")
+RESOURCES_MAX = 64
+RESOURCES = ("cpu", "memory", "storage", "ephemeral-storage")
+RESOURCE_ALIASES = {"mem": "memory", "ram": "memory", "cpus": "cpu", "cores": "cpu", "disk": "storage", "vcpu": "cpu"}
+DEVICE_WORDS = r"^(?:.*[./])?(?:gpus?|tpus?|fpgas?)" + fields.END
+ONE_AMOUNT_EACH = ("requests", "limits")
+"""What others write in two; here there is one amount of each resource."""
 
 
 class Shapes:
     """The checker of one document. `check` answers the plain value for msgspec, which is good only if no problem was told."""
 
-    def __init__(self, problems: Problems, fields: Fields | None) -> None:
+    def __init__(self, problems: Problems, fields: Fields | None, *, system: bool = False) -> None:
         self._problems = problems
         self._fields = fields
+        self._system = system
 
     def check(self, node: Node, type_: inspect.Type, path: Path) -> Any:
         if node.form == "void":
             return None
         if isinstance(type_, inspect.Metadata):
+            if self._breaks(type_, node, path) and node.form == "list" and not node.items:
+                return []  # too few, and told better than by their number
             if (type_.extra or {}).get("quantity"):
                 return self._quantity(node, str((type_.extra or {})["quantity"]), path)
             if isinstance(type_.type, inspect.CustomType) and type_.type.cls is Amount:
@@ -66,6 +73,18 @@ class Shapes:
         if isinstance(type_, (inspect.VarTupleType, inspect.TupleType)):
             return self._list(node, type_, path)
         return self._scalar(node, type_, path)
+
+    def _breaks(self, type_: inspect.Metadata, node: Node, path: Path) -> bool:
+        """Does it break any of the limits that stand on its type? Each one is told."""
+        breaches = [
+            breach
+            for limit in (type_.extra or {}).get("limits", ())
+            if not (self._system and limit.people_only)
+            for breach in limit.breaches(node, path)
+        ]
+        for breach in breaches:
+            self._problems.add(*breach)
+        return bool(breaches)
 
     def _scalar(self, node: Node, type_: inspect.Type, path: Path) -> Any:
         if isinstance(type_, inspect.StrType):
@@ -230,9 +249,9 @@ class Shapes:
     def _amount(self, node: Node, path: Path, *, devices: bool) -> dict[str, Any]:
         if not self._is(node, "mapping", path, "amounts by name, such as {cpu: 500m, memory: 1Gi}"):
             return {}
-        self._length(node, len(node.fields), None, 64, "resources", path)
+        self._length(node, len(node.fields), None, RESOURCES_MAX, "resources", path)
         value: dict[str, Any] = {}
-        for name, entry in node.fields.items():
+        for name, entry in itertools.islice(node.fields.items(), RESOURCES_MAX):
             below = (*path, name)
             if name == "devices" and devices and entry.value.form == "mapping":
                 value[name] = self._devices(entry.value, below)
@@ -243,7 +262,7 @@ class Shapes:
         return value
 
     def _devices(self, node: Node, path: Path) -> dict[str, str]:
-        self._length(node, len(node.fields), None, 64, "kinds", path)
+        self._length(node, len(node.fields), None, RESOURCES_MAX, "kinds", path)
         value = {}
         for kind, entry in node.fields.items():
             name = inspect.StrType(max_length=63, pattern=fields.DNS_LABEL)
@@ -253,7 +272,7 @@ class Shapes:
 
     def _resource(self, place: tuple[int, int], name: str, path: Path, *, devices: bool) -> str:
         """The resource that was meant, by which to judge the amount; nothing if it cannot be judged."""
-        if name == "devices" or _DEVICE_WORDS.match(name.lower()):
+        if name == "devices" or re.search(DEVICE_WORDS, name.lower()):
             kind = name.lower().replace("/", ".").rsplit(".", 1)[-1].removesuffix("s") if name != "devices" else "gpu"
             ask = f"{{name: {kind}-0, kind: {kind}}}" if "capacity" in path else f"{{kind: {kind}, count: 1}}"
             cure = f"devices: {{{kind}: 1}}" if devices else f"devices: [{ask}] beside it"
@@ -267,13 +286,14 @@ class Shapes:
             cure = f"write devices: {{{kind}: 1}}" if devices else f"write devices: [{{kind: {kind}, count: 1}}] beside it"
             self._problems.add(place, path, f"{shown(name)} is no name of a resource", cure)
             return ""
-        if name in ("requests", "limits"):
+        if name in ONE_AMOUNT_EACH:
             self._problems.add(place, path, "unknown resource", "write the amounts straight here: there is one amount of each")
             return ""
-        meant = "" if name in _RESOURCES else _RESOURCE_ALIASES.get(name.lower()) or self._problems.meant(name, _RESOURCES)
-        if meant:
-            self._problems.add(place, path, "unknown resource", did_you_mean(meant))
-            return meant
+        # Not by `Problems.meant`, which gives up after so many in one file: here it decides what is refused.
+        intended = "" if name in RESOURCES else RESOURCE_ALIASES.get(name.lower()) or meant(name, RESOURCES)
+        if intended:
+            self._problems.add(place, path, "unknown resource", did_you_mean(intended))
+            return intended
         if not re.search(fields.LABEL_KEY, name):
             cure = 'put a space after ":"' if ":" in name and not self._problems.as_json else _LABEL_RULE
             self._problems.add(place, path, f"{shown(name)} is not a name of a resource", cure)

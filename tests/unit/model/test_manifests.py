@@ -338,3 +338,12 @@ def test_a_command_begins_with_a_program_and_may_have_empty_words_after_it() -> 
             "spec.template.command[0]: names no program; write the program to run as the first word"
         ]
     assert told(workload.replace("[run]", '[run, ""]')) == []
+
+
+def test_a_misspelt_resource_is_told_however_many_stand_before_it() -> None:
+    """What is refused must not depend on how many suggestions one file has left."""
+    many = ", ".join(f"license-{n}: 1" for n in range(60))
+    tenants = [f"apiVersion: remit/v1\nkind: Tenant\nmetadata: {{name: t{n}}}\nspec: {{quota: {{{many}}}}}\n" for n in range(3)]
+    assert told("---\n".join(tenants)) == []
+    last = tenants[-1].replace("license-59", "memroy")
+    assert told("---\n".join([*tenants[:2], last])) == ["spec.quota.memroy: unknown resource; did you mean memory?"]

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, YAMLError
 
 from remit.model import objects
 from remit.model.schema import SUMMARIES, schema, schema_of_all
@@ -17,14 +17,17 @@ from remit.model.schema import SUMMARIES, schema, schema_of_all
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BAD = Path(__file__).parents[2] / "bad"
 
-STRUCTURAL = [
-    "artifact-digest", "command-is-text", "devices-in-capacity", "duration-without-unit", "duration-words", "empty-spec",
-    "gigabytes", "half-a-replica", "image", "label-value", "misspelt-choice", "misspelt-field", "misspelt-kind",
-    "name-is-a-number", "name-right-to-left", "name-too-long", "name-with-capitals", "name-with-dots", "name-with-newline",
-    "namespace", "negative-cpu", "negative-replicas", "no-api-version", "no-command", "no-kind", "no-tenant", "number-in-env",
-    "own-record", "port-range", "status-written", "too-many-replicas", "wrong-api-version", "wrong-level", "yes-is-text",
-]  # fmt: skip
-"""Those of tests/bad that one value gives away."""
+BETWEEN_VALUES = {
+    "available-too-many", "daemon-with-replicas", "declared-twice", "device-asks-nothing", "device-count-and-share",
+    "device-named-twice", "exists-with-value", "gang-over-regions", "gang-too-large", "in-without-values",
+    "pool-min-over-max", "port-named-twice", "port-not-declared", "probe-port", "probe-two-ways", "rollout-stuck",
+    "policy-without-effect", "service-with-retries", "spread-twice", "standby-at-home",
+}  # fmt: skip
+"""Those of tests/bad that no one value gives away."""
+BEYOND_PATTERNS = {"fine-cpu", "infinite-number", "memory-overflow", "schedule-never"}
+"""One value does, but only to whoever calculates with it."""
+GONE_WHEN_LOADED = {"duplicate-key", "empty", "merge-key", "yaml-1.1"}
+"""What is wrong is the text; another parser reads the rest."""
 
 
 def loaded(path: Path) -> list[Any]:
@@ -60,9 +63,16 @@ def test_every_example_satisfies_its_schema(path: Path, any_kind: jsonschema.Dra
         any_kind.validate(document)
 
 
-@pytest.mark.parametrize("name", STRUCTURAL)
-def test_what_one_value_gives_away_does_not_satisfy_it(name: str, any_kind: jsonschema.Draft202012Validator) -> None:
-    assert not all(any_kind.is_valid(document) for document in loaded(BAD / f"{name}.yaml"))
+@pytest.mark.parametrize("path", sorted(BAD.glob("*.[yj][as]*")), ids=lambda path: path.name)
+def test_every_bad_file_that_one_value_gives_away_is_refused(path: Path, any_kind: jsonschema.Draft202012Validator) -> None:
+    if "alias" in path.name:
+        return  # unfolding them takes for ever
+    try:
+        documents = loaded(path)
+    except (YAMLError, ValueError, RecursionError):
+        return  # not even data
+    satisfied = all(any_kind.is_valid(document) for document in documents)
+    assert satisfied == (path.stem in BETWEEN_VALUES | BEYOND_PATTERNS | GONE_WHEN_LOADED)
 
 
 def test_defaults_are_shown_as_they_are_written() -> None:

@@ -1,0 +1,117 @@
+"""Does an object keep the rules, however it came? One set for the reader of manifests and for the authority's door. No I/O.
+
+The reader has a document with the place of each value. The door has an object that somebody built or decoded: it is written out
+as a document without places, and judged by the same code. What one refuses the other refuses, in the same words.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import cache
+from typing import Any, cast
+
+import msgspec
+from msgspec import inspect
+
+from remit.model import objects
+from remit.model.documents import JSON_BYTES_MAX, JSON_NODES_MAX, Form, Node, Place
+from remit.model.problems import Problem, Problems
+from remit.model.resources import Amount, Duration
+from remit.model.rules import Rules
+from remit.model.shapes import Shapes
+from remit.model.spellings import Fields
+
+STAMPED = frozenset({"uid", "generation", "revision", "deleting"})
+"""Fields of metadata that the authority writes over. With the status they say nothing of what is declared."""
+
+_NOWHERE: Place = (1, 1)
+_FORMS: dict[type, Form] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+@cache
+def shape_of(kind: str) -> inspect.StructType:
+    return cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
+
+
+@cache
+def fields_of(kind: str) -> Fields:
+    return Fields(shape_of(kind))
+
+
+def judge_document(document: Node, kind: str, problems: Problems, *, system: bool) -> dict[str, Any]:
+    """Tell every rule that the document breaks; the answer is its plain value, good only if nothing was told."""
+    value = Shapes(problems, fields_of(kind), system=system).struct(document, shape_of(kind), ())
+    Rules(problems, document, kind, system=system).check()
+    return value
+
+
+def judge(thing: objects.AnyObject) -> tuple[Problem, ...]:
+    """The rules that a declared object breaks, by path. What the authority stamps (metadata, status) is not judged."""
+    kind = type(thing).__name__
+    problems = Problems(kind)
+    problems.as_json = True
+    document = _document(written(thing))
+    # The limits of a file hold for an object as well: what is stored can be written out and read again.
+    if document.size > JSON_NODES_MAX:
+        problems.add(_NOWHERE, (), f"{document.size} values are too many", f"use at most {JSON_NODES_MAX}")
+        return problems.told()
+    size = len(objects.encode(thing))
+    if size > JSON_BYTES_MAX:
+        problems.add(_NOWHERE, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several")
+        return problems.told()
+    judge_document(document, kind, problems, system=False)
+    return problems.told()
+
+
+def written(thing: objects.AnyObject) -> dict[str, Any]:
+    """The manifest that declares this object: without its defaults, and without what the authority stamps on it.
+
+    By value, unlike the encoder, which leaves a default out only if it is the very same one: equal objects earn one verdict.
+    """
+    manifest = {"apiVersion": thing.api_version, "kind": type(thing).__name__, **_plain(thing)}
+    manifest.pop("status", None)
+    if isinstance(manifest.get("metadata"), dict):
+        manifest["metadata"] = {name: value for name, value in manifest["metadata"].items() if name not in STAMPED}
+    return manifest
+
+
+_REQUIRED = object()
+
+
+@cache
+def _parts(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, object], ...]:
+    """Each field: what it is called here, what it is called in a manifest, and its default."""
+    parts = []
+    for field in msgspec.structs.fields(cls):
+        made = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else _REQUIRED
+        default = field.default if field.default is not msgspec.NODEFAULT else made
+        parts.append((field.name, field.encode_name, default))
+    return tuple(parts)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        parts = ((name, getattr(value, field), default) for field, name, default in _parts(type(value)))
+        return {name: _plain(part) for name, part, default in parts if part != default}
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, (Amount, Duration)):
+        return objects.enc_hook(value)
+    return value.value if isinstance(value, Enum) else value
+
+
+def _document(value: Any) -> Node:
+    """As deep as the types go, which is not deep: a struct cannot hold itself."""
+    if isinstance(value, dict):
+        node = Node("mapping", _NOWHERE)
+        for key, part in value.items():
+            node.set(key, _NOWHERE, _document(part))
+        return node
+    if isinstance(value, list):
+        node = Node("list", _NOWHERE)
+        for part in value:
+            node.append(_document(part))
+        return node
+    return Node(_FORMS[type(value)], _NOWHERE, value, str(value))
