@@ -11,6 +11,7 @@ from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.asks import make_ask
 from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
 from remit.model.fields import Deadline, Metadata, Stamp
+from remit.model.judging import judge
 from remit.model.kinds import Node, Policy, PolicySpec, Workload
 from remit.model.objects import DECLARED, TENANTED, AnyObject, key, key_of
 from remit.model.records import Generation, GenerationSpec, PolicyRevision, PolicyRevisionSpec
@@ -44,8 +45,10 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         return refuse(Code.INVALID, f"a {kind} is the authority's own record; it is not declared")
     if operation.actor.role not in DECLARERS[kind]:
         return refuse(Code.ROLE, f"a {kind} is declared by {', '.join(sorted(DECLARERS[kind]))}, not by {operation.actor.role}")
-    if bool(meta.tenant) != (kind in TENANTED):
-        return refuse(Code.INVALID, f"metadata.tenant: a {kind} {'needs a' if kind in TENANTED else 'has no'} tenant")
+    problems = judge(thing)
+    if problems:
+        # Every one, as far as the answer has room: whoever mends one mistake at a time asks once for each.
+        return refuse(Code.INVALID, " | ".join(problem.words for problem in problems[:8]))
     found = draft.thing(key(thing))
     refused = _expected(key(thing), claim.expect, found) or _allowed(draft, operation, thing, found)
     if refused is not None:
@@ -83,7 +86,7 @@ def _expected(name: str, expect: int | None, found: tuple[Any, int] | None) -> R
 
 
 def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[Any, int] | None) -> Refused | None:
-    """What each kind asks beyond its own fields."""
+    """What each kind asks of what else is there; its own fields have been judged."""
     if found is not None and found[0].metadata.deleting:
         return refuse(Code.DELETING, f"{key(thing)} is being deleted")
     if thing.metadata.tenant and draft.thing(key_of("Tenant", thing.metadata.tenant)) is None:
@@ -92,9 +95,6 @@ def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[
         own = f"{Role.AGENT}/{thing.metadata.name}"
         if operation.actor.role is Role.AGENT and operation.actor.lease != own:
             return refuse(Code.NOT_OWNER, f"an agent declares only its own node, {operation.actor.lease}")
-        names = [device.name for device in thing.spec.devices]
-        if len(set(names)) != len(names):
-            return refuse(Code.INVALID, "spec.devices: two devices have one name")
     if isinstance(thing, Policy):
         return _home_of_policy(draft)
     if isinstance(thing, Workload):
@@ -114,10 +114,6 @@ def _allowed_workload(draft: Draft, workload: Workload) -> Refused | None:
     spec, meta = workload.spec, workload.metadata
     if spec.priority_class and draft.thing(key_of("PriorityClass", spec.priority_class)) is None:
         return refuse(Code.NOT_FOUND, f"spec.priorityClass: there is no priority class {spec.priority_class}")
-    if spec.gang is not None and (len(spec.placement.regions) > 1 or spec.placement.standby):
-        return refuse(Code.INVALID, "spec.gang: a gang lives in one region; name one, and no standby")
-    if spec.gang is not None and spec.gang.min > spec.replicas:
-        return refuse(Code.INVALID, f"spec.gang.min: {spec.gang.min} of {spec.replicas} replicas can never be bound")
     try:
         make_ask(meta.tenant, meta.name, meta.labels, spec, ())
     except ValueError as error:
