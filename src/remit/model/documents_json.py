@@ -11,7 +11,7 @@ from bisect import bisect_right
 from typing import NoReturn
 
 from remit.model.documents import DIGITS_MAX, JSON_NODES_MAX, Builder, Exhausted, Node, Place, Refused
-from remit.model.problems import Problems, shown
+from remit.model.problems import Problems, did_you_mean, shown
 
 _TOKEN = re.compile(
     r"""[\ \t\n\r]*(?:
@@ -26,6 +26,8 @@ _TOKEN = re.compile(
 _BREAK = re.compile(r"\r\n|\n|\r")
 _RESUME = re.compile(r"[\n\r](?=\{)")
 _WORDS = {"true": True, "false": False, "null": None}
+_FOREIGN = {**{word: word for word in _WORDS}, "none": "null", "nil": "null", "undefined": "null"}
+"""How others write what JSON writes so, in small letters."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -180,10 +182,9 @@ class _Reader:
         if self._is("}") or self._is("]"):
             self._stop(f'"{self._word}" where {expected} is expected', "is there a comma too many before it?")
         found = re.match(r"[-+.\w]+", self._text[self._at : self._at + 60])
-        self._stop(
-            f"{shown(found.group() if found else self._word)} where {expected} is expected",
-            "is a comma or a quote missing before it?",
-        )
+        word = found.group() if found else self._word.strip('"')
+        cure = did_you_mean(_FOREIGN.get(word.lower(), "")) if expected == "a value" else ""
+        self._stop(f"{shown(word)} where {expected} is expected", cure or "is a comma or a quote missing before it?")
 
     def _stop(self, message: str, cure: str) -> NoReturn:
         self._builder.refuse(self._place(), message, cure)

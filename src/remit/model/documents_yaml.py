@@ -283,7 +283,10 @@ class _Composer:
 
     def _key(self, event: Any, place: Place) -> None:
         if not isinstance(event, ScalarEvent) or event.anchor is not None:
-            self._stop(place, "a key must be plain text", "write the key out, without brackets, & or *")
+            cure = "write the key out, without brackets, & or *"
+            if isinstance(event, MappingStartEvent):
+                cure = "write the key out, without brackets; what stands in {{ }} must be filled in before the file is read"
+            self._stop(place, "a key must be plain text", cure)
         merge = event.value == "<<" and event.implicit[0]
         if merge:
             message = "the merge key << belongs to YAML 1.1 and is not followed"
@@ -421,7 +424,12 @@ _COMPLAINTS = (
         False,
     ),
     (r"sequence entries are not allowed", '"- " where no list can begin', "begin the list on a line of its own", False),
-    (r"could not find expected ':'", 'a key without ":"', 'write "key: value"; is the document only half written?', True),
+    (
+        r"could not find expected ':'",
+        'a key without ":"',
+        'write "key: value", or --- between documents; is it only half written?',
+        True,
+    ),
     (r"quoted scalar: found unexpected (end|document)", "a quote opens here and is never closed", "close it", True),
     (
         r"flow sequence: expected ',' or ']'",

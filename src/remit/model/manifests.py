@@ -80,14 +80,22 @@ class _Reader:
 
     def _api_version(self, document: Node) -> None:
         """Told here if it is missing: the structs have a default, a file must say what it was written for."""
-        version = document.get("apiVersion")
-        if version is None:
-            self._problems.add(document.place, ("apiVersion",), "is missing", f"add apiVersion: {fields.API_VERSION}")
+        if document.get("apiVersion") is not None:
+            return
+        for key, entry in document.fields.items():
+            if key.lower() == "apiversion":
+                self._problems.add(entry.place, (key,), "unknown field", did_you_mean("apiVersion"))
+                return
+        self._problems.add(document.place, ("apiVersion",), "is missing", f"add apiVersion: {fields.API_VERSION}")
 
     def _kind(self, document: Node) -> str | None:
         """The kind to judge the document by: if it is misspelt, the one that was meant, so that the rest is told at once."""
         node = document.get("kind")
         if node is None:
+            for key, entry in document.fields.items():
+                if key.lower() == "kind":
+                    self._problems.add(entry.place, (key,), "unknown field", did_you_mean("kind"))
+                    return None
             self._problems.add(document.place, ("kind",), "is missing", f"add kind: {one_of(self._known)}")
             return None
         kind = node.scalar

@@ -211,7 +211,8 @@ class Rules:
     def _template(self) -> None:
         template: Path = ("spec", "template")
         self._ports(template)
-        whole, shared = set(), set()
+        whole: set[str | None] = set()
+        shared: set[str | None] = set()
         for index, ask in enumerate(self._items(*template, "devices")):
             self._device_ask(ask, (*template, "devices", index))
             (shared if ask.get("share") else whole).add(text_of(ask.get("kind")))

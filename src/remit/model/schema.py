@@ -165,10 +165,11 @@ def _limits(type_: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _quantity(resource: str = "") -> dict[str, Any]:
-    """Of bytes there is no thousandth."""
+    """Of bytes there is no thousandth, and cores are not counted in powers of 1024."""
     if resource and quantity.scale(resource) == 1:
         return {"anyOf": [{"type": "string", "pattern": _QUANTITY.replace("(m|k|", "(k|")}, {"type": "integer", "minimum": 0}]}
-    return {"anyOf": [{"type": "string", "pattern": _QUANTITY}, {"type": "number", "minimum": 0}]}
+    pattern = _QUANTITY.replace("[KMGTPE]i|", "") if resource == "cpu" else _QUANTITY
+    return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "number", "minimum": 0}]}
 
 
 def _duration() -> dict[str, Any]:

@@ -34,6 +34,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "write its 64 hexadecimal digits in lower case, as sha256sum prints them",
     ),
 }
+_TYPOGRAPHIC = "“”„‘’‚«»"
 RESOURCES_MAX = 64
 RESOURCES = ("cpu", "memory", "storage", "ephemeral-storage")
 RESOURCE_ALIASES = {"mem": "memory", "ram": "memory", "cpus": "cpu", "cores": "cpu", "disk": "storage", "vcpu": "cpu"}
@@ -177,6 +178,8 @@ class Shapes:
                 message, text_shown = "is empty", ""
             else:
                 text_shown = shown(text) + " "
+            if any(letter in _TYPOGRAPHIC for letter in text):
+                cure = "write plain quotes, \" or ', in place of typographic ones"
             self._tell(node, path, text_shown + message, did_you_mean(_label(text, type_.pattern)) or cure)
         elif type_.max_length is not None and len(text) > type_.max_length:
             self._tell(node, path, f"{len(text)} characters are too many", f"use at most {type_.max_length}")
@@ -310,6 +313,10 @@ class Shapes:
                 self._tell(node, path, found, cure)
             return "0"
         text = node.text if node.form == "number" else str(node.scalar)
+        if resource == "cpu" and re.fullmatch(r"\+?[0-9.]{1,81}[KMGTPE]i", text):
+            # Legal as a number, and half a billion cores: who writes 0.5Gi here had memory in mind.
+            self._tell(node, path, f"{shown(text)} is a size in bytes, and cpu is counted in cores", "write 500m, 1.5 or 2")
+            return text
         try:
             quantity.parse_quantity(resource, text)
         except ValueError as error:
@@ -327,15 +334,18 @@ class Shapes:
         if node.form == "null":
             self._tell(node, path, "is empty", _LEAVE_OUT)
         elif node.form != "void":
-            cure = (
-                'write an object: {"key": value}'
-                if form == "mapping" and self._problems.as_json
-                else "indent what belongs to it below it, as key: value"
-                if form == "mapping"
-                else f"write {ARTICLE['string']} in its place"
-            )
+            cure = self._cure_for_mapping(node) if form == "mapping" else f"write {ARTICLE['string']} in its place"
             self._tell(node, path, f"expected {expected}, found {ARTICLE[node.form]}", cure)
         return False
+
+    def _cure_for_mapping(self, node: Node) -> str:
+        if self._problems.as_json:
+            return 'write an object: {"key": value}'
+        if node.form == "list":
+            return "write key: value on each line, without the dashes or brackets"
+        if node.form == "string" and re.match(r"[A-Za-z]+:\S", node.text):
+            return 'put a space after ":"'
+        return "indent what belongs to it below it, as key: value"
 
     def _length(self, node: Node, length: int, low: int | None, high: int | None, what: str, path: Path) -> None:
         if low is not None and length < low:
@@ -358,12 +368,15 @@ def _label(text: str, pattern: str) -> str:
 def _quantity_meant(resource: str, text: str) -> str:
     """`64GB` and `256 mib` are what people write who mean 64G and 256Mi. Of other things than bytes a small and a large letter
     are a billion apart, and nothing is guessed."""
+    comma = re.fullmatch(r"([0-9]{1,18}),([0-9]{1,2})((?:m|k|[KMGTPE]i|[MGTPE])?)", text)
+    if comma:  # three digits after it may be thousands
+        return f"{comma[1]}.{comma[2]}{comma[3]}"
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,5})", text)
     if not match:
         return ""
     digits, unit = match.groups()
-    if unit.lower() in ("cores", "core", "cpus", "cpu"):
-        return digits
+    if unit.lower() in ("cores", "core", "cpus", "cpu", "vcpu", "vcpus"):
+        return digits if resource == "cpu" else ""
     if quantity.scale(resource) != 1:
         return ""
     if unit == "m":

@@ -65,6 +65,8 @@ ALIASES = {
 SENTENCES = {
     "image": "Remit starts commands, not images: write command, and artifacts for the files it needs",
     "containers": "a replica is one command: write command, env, ports and resources straight under template",
+    "spec": "leave this level out: write what stands in it one level higher",
+    "metadata": "remove it: a replica has the labels of its workload",
     "restartPolicy": "remove it: services are started again, and jobs as often as retries says",
     "selector": "remove it: a workload owns the replicas it made",
     "nodeName": "use placement.nodeSelector, and let the scheduler choose",
@@ -141,6 +143,8 @@ def cure_for_field(name: str, known: list[str], fields: Fields | None, problems:
         return 'put a space after ":"'
     if name in SENTENCES:
         return SENTENCES[name]
+    if name != name.strip():
+        return "put plain spaces, and no other blank, before and after it"
     close = problems.meant(name, known)
     if close:
         return did_you_mean(close)

@@ -40,7 +40,8 @@ def test_there_are_enough_and_each_is_expected() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_each_is_refused_at_its_place_with_its_cure(name: str) -> None:
     """Among them A22 (alias-bomb), A24 (deep), A25 (nan, infinite-number, many-digits, memory-overflow, negative-cpu), A26
-    (duplicate-key), A27 (python-tag) and A28 (name-with-dots, name-with-newline, name-right-to-left, name-too-long).
+    (duplicate-key), A27 (python-tag) and A28 (name-with-dots, name-with-newline, name-with-nul, name-right-to-left,
+    name-too-long).
     """
     manifests = read((BAD / name).read_bytes(), name)
     assert not manifests.objects
