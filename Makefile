@@ -15,7 +15,7 @@ help: ## say what each verb does
 setup: ## make .venv with everything in constraints.txt; near-instant when nothing changed
 	@$(PYTHON) tools/setup.py
 
-demo: setup ## show a scheduler at work on this machine, from nothing
+demo: setup ## show an authority at work: two claimants race for a GPU, a kill, an account
 	@$(BIN)/remit demo $(ARGS)
 
 test: setup ## lint, types, layers and every test, group by group, with the time of each

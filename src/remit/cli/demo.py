@@ -56,7 +56,7 @@ class Stage(NamedTuple):
     "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Where cluster.yaml and fraud-batch.yaml are."
 )
 def demo(data: Path | None, rounds: int, seed: str | None, place: Path | None) -> None:
-    """Two schedulers race for one GPU; the authority is killed in the middle, restarted, and gives account.
+    """Two claimants race for one GPU; the authority is killed in the middle, restarted, and gives account.
 
     Everything is real: the process that is killed with SIGKILL, the SQLite store that it leaves, the sockets, the retries.
     Exits with 0 only if one owner, balanced books and every acknowledged operation were found afterwards.

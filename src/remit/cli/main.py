@@ -25,7 +25,7 @@ class Lazy(NamedTuple):
 COMMANDS = {
     "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
     "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
-    "demo": Lazy("remit.cli.demo", "demo", "Show a scheduler at work on this machine."),
+    "demo": Lazy("remit.cli.demo", "demo", "Show an authority at work: a race for a GPU, a kill, an account."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
     "completion": Lazy("remit.cli.completion", "completion", "Print the script that completes commands in your shell."),
 }
@@ -78,7 +78,10 @@ def examples(*lines: str) -> str:
 )
 @click.version_option(__version__, "--version", "-V", prog_name="remit")
 def remit() -> None:
-    """Remit: a scheduler and control plane that proves, before an incident, what it promises for one."""
+    """Remit: the foundation of a scheduler that can try, before an incident, what it promises for one.
+
+    It schedules nothing yet. What works today: judging manifests, and an authority that decides claims durably.
+    """
 
 
 def main() -> None:
