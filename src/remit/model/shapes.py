@@ -14,6 +14,7 @@ from msgspec import inspect
 
 from remit.model import fields, quantity
 from remit.model.documents import ARTICLE, Node
+from remit.model.limits import Limit
 from remit.model.problems import Path, Problems, did_you_mean, meant, one_of, shown
 from remit.model.resources import DEVICES, Amount, Duration
 from remit.model.spellings import Fields, cure_for_field
@@ -55,13 +56,7 @@ class Shapes:
         if node.form == "void":
             return None
         if isinstance(type_, inspect.Metadata):
-            if self._breaks(type_, node, path) and node.form == "list" and not node.items:
-                return []  # too few, and told better than by their number
-            if (type_.extra or {}).get("quantity"):
-                return self._quantity(node, str((type_.extra or {})["quantity"]), path)
-            if isinstance(type_.type, inspect.CustomType) and type_.type.cls is Amount:
-                return self._amount(node, path, devices=bool((type_.extra or {}).get("devices")))
-            return self.check(node, type_.type, path)
+            return self._marked(node, type_, type_.extra, path) if type_.extra else self.check(node, type_.type, path)
         if isinstance(type_, inspect.UnionType):
             return self._union(node, type_, path)
         if node.form == "null":
@@ -75,17 +70,23 @@ class Shapes:
             return self._list(node, type_, path)
         return self._scalar(node, type_, path)
 
-    def _breaks(self, type_: inspect.Metadata, node: Node, path: Path) -> bool:
-        """Does it break any of the limits that stand on its type? Each one is told."""
-        breaches = [
-            breach
-            for limit in (type_.extra or {}).get("limits", ())
-            if not (self._system and limit.people_only)
-            for breach in limit.breaches(node, path)
-        ]
-        for breach in breaches:
-            self._problems.add(*breach)
-        return bool(breaches)
+    def _marked(self, node: Node, type_: inspect.Metadata, marks: dict[str, Any], path: Path) -> Any:
+        """What limits.py asks of it is asked before its type, and told beside it."""
+        if self._breaks(node, marks.get("limits", ()), path) and node.form == "list" and not node.items:
+            return []  # too few, and told better than by their number
+        if "quantity" in marks:
+            return self._quantity(node, str(marks["quantity"]), path)
+        if isinstance(type_.type, inspect.CustomType) and type_.type.cls is Amount:
+            return self._amount(node, path, devices=bool(marks.get("devices")))
+        return self.check(node, type_.type, path)
+
+    def _breaks(self, node: Node, limits: tuple[Limit, ...], path: Path) -> bool:
+        broken = False
+        for limit in limits:
+            for breach in () if self._system and limit.people_only else limit.breaches(node, path):
+                self._problems.add(*breach)
+                broken = True
+        return broken
 
     def _scalar(self, node: Node, type_: inspect.Type, path: Path) -> Any:
         if isinstance(type_, inspect.StrType):
