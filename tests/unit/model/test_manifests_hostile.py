@@ -168,7 +168,7 @@ def test_the_largest_files_are_answered_soon_too(what: str) -> None:
     read(b"a: 1", "f.yaml")  # loads the parser
     text, name = _large(what)
     assert 150_000 < len(text) <= 1 << 20
-    start = time.perf_counter()
+    start = time.process_time()
     manifests = read(text.encode(), name)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     sound(manifests, text.encode())
