@@ -20,7 +20,7 @@ from remit.commitment import batching, queueing
 from remit.commitment.draft import Draft
 from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Note, Operation, Refused, Spawn, Verdict
 from remit.model.records import EventSpec
-from tests.properties.machines import USER, Scope, furnished, node, run, workload
+from tests.properties.machines import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
 from tests.properties.test_authority_machine import DEEDS, AuthorityMachine, books, summed
 from tests.unit.commitment.desk import T1
 
@@ -297,3 +297,21 @@ async def test_a_full_store_is_told_once_and_those_behind_wait_for_their_turn(sc
     scope.store.plan.extend(["unavailable", "ok", "unavailable"])
     answers = await at_once(scope, asks)
     assert [isinstance(answer, Overloaded) for answer in answers] == [True, False, True, False]
+
+
+def test_a_successor_knows_the_outcomes_of_the_very_first_batches() -> None:
+    """F20 F37: nothing is recorded yet when the second batch says from where on outcomes are to be read."""
+
+    async def tell() -> None:
+        scope = Scope()
+        await scope.take_over()
+        names = [f"t{i}" for i in range(2 * EACH)]
+        operations = [await scope.operation(OPERATOR, Apply(tenant(name), expect=0)) for name in names]
+        first, second = await at_once(scope, [operations[:EACH], operations[EACH:]])
+        await scope.take_over()
+        again = await one_by_one(scope, [operations[:EACH], operations[EACH:]])
+        assert plain(again) == plain([first, second]) and all(isinstance(v, Accepted) for v in plain(again))
+        await scope.close()
+
+    with mock.patch.object(queueing, "BATCH_MAX", EACH):
+        run(tell())

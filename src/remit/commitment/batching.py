@@ -184,10 +184,9 @@ def _check_readable(draft: Draft) -> None:
 def _batch(ground: Ground, entries: tuple[Entry, ...]) -> Batch:
     sequence = ground.head.sequence + 1
     horizon = ground.outcomes.next_horizon(ground.window)
+    # A batch under way is not among those recorded. It need not be: the window of any id it can have executed was announced, so
+    # an earlier batch has recorded that window.
     first = ground.outcomes.first(horizon, sequence)
-    if ground.below is not None:
-        before = ground.below.batch
-        horizon, first = max(horizon, before.horizon), min(first, before.first)
     return Batch(ground.head.epoch, ground.window, horizon, first, ground.wall, entries)
 
 
