@@ -14,7 +14,7 @@ from remit.client.link import Link, Silence, Status, Turned
 from remit.commitment.authority import Authority, Deposed
 from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
-from remit.store.protocol import Head, Store, StoreError, Unavailable
+from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
 from remit.world.promises import Clock, Ids
 
 PATIENCE_MAX: Final = 64
@@ -36,6 +36,7 @@ class Standby:
         self.term_ms = term_ms
         self.leading: Authority | None = None
         self._patience = 1
+        self._known: Head | None = None
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         return await (await self._leader()).ask(operations)
@@ -52,7 +53,7 @@ class Standby:
         try:
             place = await chain.read_place(self.store)
         except StoreError as error:
-            raise Turned() from error
+            raise Turned(why=str(error)) from error
         holder = "" if place is None else place.head.holder
         leader = self.peers.get(holder)
         if leader is None or holder == self.name:
@@ -66,24 +67,35 @@ class Standby:
             await self.clock.sleep_ms(max(1, self.term_ms // 4))
             now = await self._head()
             if now is None or now != seen:
-                self._learn(seen, now)
                 seen, since_ms = now, self.clock.now_ms()
             elif self.clock.now_ms() - since_ms >= self.term_ms * self._patience:
                 return
 
-    def _learn(self, before: Head | None, now: Head | None) -> None:
+    def _learn(self, before: Head, now: Head) -> None:
         """A new leader must first read all there is, which may take longer than a term: with every takeover that no batch has
-        followed yet, wait twice as long for the next. Else standbys could depose each other for ever.
+        followed yet, wait twice as long for the next. Else standbys could depose each other for ever. It counts from the head
+        that was last known, however long ago: a standby's own takeover is one of these, and so is the one that ended it.
         """
-        if now is not None and before is not None:
-            self._patience = min(self._patience * 2, PATIENCE_MAX) if now.epoch != before.epoch else 1
+        takeovers = now.epoch - before.epoch
+        batches = now.sequence - before.sequence - takeovers
+        if takeovers <= 0:
+            self._patience = 1
+        elif batches:
+            self._patience = 2  # somebody led since; the last takeover may be the one that nothing has followed yet
+        else:
+            self._patience = min(self._patience << min(takeovers, PATIENCE_MAX), PATIENCE_MAX)
 
     async def _head(self) -> Head | None:
+        """None if the store cannot be read just now. What no waiting cures, as damage, ends the standby and is told."""
         try:
             place = await chain.read_place(self.store)
-        except StoreError:
+        except Unavailable:
             return None
-        return _NOBODY if place is None else place.head
+        head = _NOBODY if place is None else place.head
+        if self._known is not None and head != self._known:
+            self._learn(self._known, head)
+        self._known = head
+        return head
 
     async def serve(self, *, beat_ms: int) -> None:
         """Wait, lead when the leader falls silent, and wait again when deposed; for ever."""
@@ -92,8 +104,9 @@ class Standby:
             try:
                 self.leading = await self.take_over()
                 await self.leading.run(beat_ms=beat_ms)
-            except (Deposed, Silence, Unavailable):
-                # A store that fails just now must not leave the scope without anybody who waits to lead it.
+            except (Deposed, Silence, Unavailable, Compacted):
+                # A store that fails just now must not leave the scope without anybody who waits to lead it; nor must a
+                # reading so slow that somebody else has led, and let go of that history, before it came to its end.
                 continue
             finally:
                 self.leading = None

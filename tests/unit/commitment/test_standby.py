@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from remit.client.link import Turned
-from remit.commitment.standby import Standby
+from remit.commitment import authority as module
+from remit.commitment.authority import Authority
+from remit.commitment.standby import PATIENCE_MAX, Standby
 from remit.model.claims import Accepted, Apply
+from remit.store import chain
+from remit.store.protocol import Compacted, Corrupt, Page
 from tests.properties.machines import USER, CountedIds, FakeClock, Scope, story, workload
 
 
@@ -18,12 +24,18 @@ def standby(scope: Scope, name: str = "s") -> Standby:
     return Standby(scope.store, scope="r1", name=name, clock=scope.clock, ids=CountedIds("s"), peers=peers, term_ms=100)
 
 
-async def led_by(waiting: Standby) -> None:
-    for _ in range(1_000):
-        if waiting.leading is not None:
-            return
+async def led_by(waiting: Standby, after: Authority | None = None) -> Authority:
+    """The authority that it leads with; the next one, if it led before."""
+    for _ in range(10_000):
+        if waiting.leading is not None and waiting.leading is not after:
+            return waiting.leading
         await asyncio.sleep(0)
     raise AssertionError("it never led")
+
+
+async def ended(serving: asyncio.Task[None]) -> None:
+    serving.cancel()
+    await asyncio.wait({serving})
 
 
 @story
@@ -127,3 +139,135 @@ def test_a_store_that_fails_at_the_takeover_does_not_end_the_standby(failing: st
         await asyncio.wait({serving})
 
     tell()
+
+
+# -- patience ---------------------------------------------------------------------------------------------------------------
+
+
+async def terms_until_silence(waiting: Standby) -> int:
+    """How many terms it waits from now on, while the chain stands still."""
+    began_ms = waiting.clock.now_ms()
+    await waiting.wait_for_silence()
+    return (waiting.clock.now_ms() - began_ms) // waiting.term_ms
+
+
+@story
+async def test_each_takeover_that_no_batch_follows_is_waited_for_twice_as_long(scope: Scope) -> None:
+    """F16: a leader that is still reading what there is has nothing to show for it; deposed each time, nobody would ever lead."""
+    waiting = standby(scope)
+    assert await terms_until_silence(waiting) == 1
+    for patience in (2, 4, 8):
+        await chain.seize(scope.store, "slow", "x")
+        assert await terms_until_silence(waiting) == patience
+    for _ in range(20):
+        await chain.seize(scope.store, "slow", "x")
+    assert await terms_until_silence(waiting) == PATIENCE_MAX, "but not for ever: it may be dead"
+
+
+@story
+async def test_a_batch_shows_that_somebody_leads_and_the_next_silence_is_its_end(scope: Scope) -> None:
+    waiting = standby(scope)
+    for _ in range(3):
+        await chain.seize(scope.store, "slow", "x")
+        await waiting.wait_for_silence()
+    await scope.take_over()
+    await scope.must(USER, Apply(workload("w")))
+    assert await terms_until_silence(waiting) == 2, "the takeover came with it, and may have come last"
+    await scope.must(USER, Apply(workload("v")))
+    assert await terms_until_silence(waiting) == 1
+
+
+@story
+async def test_a_takeover_while_the_store_could_not_be_read_counts_too(scope: Scope) -> None:
+    waiting = standby(scope)
+    await waiting.wait_for_silence()
+    await chain.seize(scope.store, "slow", "x")
+    scope.store.reads.extend(["unavailable"] * 3)
+    assert await terms_until_silence(waiting) >= 2
+
+
+@story
+async def test_a_standby_that_was_deposed_before_it_had_read_everything_has_more_patience_the_next_time(scope: Scope) -> None:
+    """F16: two of them, each slower than a term, would else depose each other for ever: neither sees its own takeover."""
+    waiting = standby(scope)
+    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    first = await led_by(waiting)
+    await chain.seize(scope.store, "other", "x")
+    began_ms = scope.clock.at_ms
+    with pytest.raises(Turned):
+        await first.ask([await scope.operation(USER, Apply(workload("w")))])
+    await led_by(waiting, after=first)
+    assert scope.clock.at_ms - began_ms >= 4 * waiting.term_ms, "two takeovers, its own and the other's, and no batch"
+    await ended(serving)
+
+
+# -- what ends it, and what does not ----------------------------------------------------------------------------------------
+
+
+@story
+async def test_a_standby_that_reads_so_slowly_that_its_history_is_gone_waits_again(scope: Scope) -> None:
+    """F16: somebody else has led since, and has compacted; whoever waits to lead must not be lost over that."""
+    waiting = standby(scope)
+    outcomes: list[type[Exception]] = []
+
+    async def overtaken(*arguments: Any, **more: Any) -> Page:
+        patch.stop()
+        await scope.take_over()
+        await scope.must(USER, Apply(workload("w")))
+        await scope.store.inner.compact(await scope.store.inner.revision())
+        try:
+            return await scope.store.range(*arguments, **more)
+        except Compacted:
+            outcomes.append(Compacted)
+            raise
+
+    patch = mock.patch.object(scope.store, "range", overtaken)
+    patch.start()
+    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    await led_by(waiting)
+    assert outcomes == [Compacted]
+    await ended(serving)
+
+
+@story
+async def test_a_standby_ends_with_damage_that_no_waiting_mends_and_says_so(scope: Scope) -> None:
+    """Else nobody would learn that nobody can lead."""
+    damaged = mock.AsyncMock(side_effect=Corrupt("the head row does not decode; restore a backup"))
+    waiting = standby(scope)
+    with mock.patch.object(chain, "read_place", damaged):
+        with pytest.raises(Corrupt, match="restore a backup"):
+            await waiting.serve(beat_ms=1_000_000)
+        with pytest.raises(Turned, match="restore a backup"):
+            await waiting.status()
+
+
+@story
+async def test_a_standby_that_finds_what_it_cannot_read_does_not_depose_others_over_and_over(scope: Scope) -> None:
+    """It ends, once."""
+    waiting = standby(scope)
+    epoch = scope.row("head")["epoch"]
+    with (
+        mock.patch.object(module, "load", mock.AsyncMock(side_effect=Corrupt("row node/n1 does not decode"))),
+        pytest.raises(Corrupt, match="node/n1"),
+    ):
+        await waiting.serve(beat_ms=1_000_000)
+    assert scope.row("head")["epoch"] == epoch + 1
+    assert waiting.leading is None
+
+
+@story
+async def test_while_a_standby_leads_it_answers_itself(scope: Scope) -> None:
+    waiting = standby(scope)
+    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    await led_by(waiting)
+    assert (await waiting.status()).leader == "s"
+    await ended(serving)
+
+
+@story
+async def test_a_standby_that_cannot_read_who_leads_turns_away(scope: Scope) -> None:
+    """F09: nothing happened, and another may know."""
+    scope.store.reads.append("unavailable")
+    with pytest.raises(Turned) as turned:
+        await standby(scope).status()
+    assert turned.value.hint == "" and "planned" in turned.value.why
