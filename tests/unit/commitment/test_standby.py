@@ -153,7 +153,7 @@ async def terms_until_silence(waiting: Standby) -> int:
 
 @story
 async def test_each_takeover_that_no_batch_follows_is_waited_for_twice_as_long(scope: Scope) -> None:
-    """F16: a leader that is still reading what there is has nothing to show for it; deposed each time, nobody would ever lead."""
+    """F16: a leader that still reads what there is has nothing to show for it; deposed each time, nobody would ever lead."""
     waiting = standby(scope)
     assert await terms_until_silence(waiting) == 1
     for patience in (2, 4, 8):
