@@ -683,8 +683,12 @@ def reservations_are_committed_once_or_released(step: Step) -> Found:
 
 
 def draws_are_on_living_grants(step: Step) -> Found:
-    """Invariant 10 for grants: past its term, or closed, or void, nothing is drawn any more."""
-    for key, new in step.placed("bound", "reserved"):
+    """Invariant 10 for grants: past its term, or closed, or void, nothing is drawn any more. What a reservation drew before
+    that stays drawn, and is bound as it was made (`reservations_are_committed_once_or_released`).
+    """
+    for key, old, new in step.replicas():
+        if new is None or phase_of(old) not in (None, "pending") or phase_of(new) not in ("bound", "reserved"):
+            continue
         for ledger in new["status"].get("grants", ()):
             if not ledger.startswith("tenant/") and all(_dead(step, rows, ledger) for rows in (step.before, step.after)):
                 yield key, f"drew on {ledger}: {_dead(step, step.after, ledger)}\n{step.checker.story('grant/' + ledger)}"

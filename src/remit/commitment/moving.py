@@ -11,7 +11,7 @@ from remit.commitment.books import AWAITED_NODE, generation_key, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.placing import find
 from remit.commitment.rulings import LOOPS, Coordination, refuse, ruling
-from remit.law.asks import speaks_of
+from remit.law.asks import WORKLOAD_LABEL, speaks_of
 from remit.law.lifecycle import EAGER_FENCE_MS, NODE_EDGES, OWNER, WAITS, Row, edge, lost_after_ms
 from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
 from remit.model.fields import Stamp
@@ -40,7 +40,7 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     if there + claim.count > limit:
         return refuse(Code.LIMIT, f"{claim.workload} has {there} replicas of at most {limit}; {claim.count} more are too many")
     rank = draft.thing(key_of("PriorityClass", spec.priority_class)) if spec.priority_class else None
-    most = _priority_max(draft, claim.tenant, shape[0].spec.labels)
+    most = _priority_max(draft, claim.tenant, {**shape[0].spec.labels, WORKLOAD_LABEL: claim.workload})
     priority = min(0 if rank is None else rank[0].spec.value, most)
     names = {f"{claim.workload}-{index}": index for index in range(claim.first, claim.first + claim.count)}
     for name in names:
