@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from remit.commitment.decide import tag
 from remit.commitment.outcomes import Entry
 from remit.model.claims import CLAIMS, AnyClaim, Apply, Claim, Delete, Move, Operation, Refused
@@ -16,10 +18,28 @@ def entry_of(operation: Operation, taken: str, ruled: int | Refused) -> Entry:
     did, field = _NAMES[type(claim)]
     subject = getattr(claim, field) if field else _subject(claim)
     number, code, detail = (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", "")
-    return Entry(
+    entry = Entry(
         operation.id, taken, did or _deed(claim), subject, actor.name, actor.role, actor.lease, actor.epoch,
         evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
     )  # fmt: skip
+    texts = len(operation.id) + len(subject) + len(actor.name) + len(actor.lease) + len(detail) + len(operation.trace)
+    return entry if texts <= TEXT_MAX else _cut(entry)
+
+
+TEXT_MAX: Final = 1024
+"""More than an honest operation says of itself in all. The asker chooses these words, and no batch may outgrow its row: the
+store would refuse it, and what says so would be as large again, and so for ever."""
+
+
+def _cut(entry: Entry) -> Entry:
+    """Each text cut to its share. An id that would lose anything is none: those have 128 characters at most."""
+    most = TEXT_MAX // 2
+    cut = {
+        name: text[:most] + "…"
+        for name in ("id", "did", "subject", "actor", "lease", "detail", "trace")
+        if len(text := getattr(entry, name)) > most
+    }
+    return replace(entry, **cut)
 
 
 def _deed(claim: AnyClaim) -> str:

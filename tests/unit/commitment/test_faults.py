@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
+from msgspec.structs import replace
 
 from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
-from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, Code, Operation, Refused, Role
+from remit.commitment.outcomes import batch_key, decode_batch
+from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, Code, Delete, Note, Operation, OperationID, Refused, Role
 from remit.model.fields import Metadata
 from remit.model.kinds import Config, DataSpec, Placement
+from remit.model.records import EventSpec
 from remit.model.resources import Duration
+from remit.store.protocol import VALUE_BYTES_MAX
 from tests.properties.machines import OPERATOR, USER, Scope, node, story, workload
 from tests.unit.commitment.desk import T1, bind, spawned
 
@@ -85,3 +92,122 @@ async def test_a_lease_that_is_held_is_not_given_to_another_until_it_lapses(scop
     scope.clock.at_ms += 3_600_000 * 24
     epoch = scope.actors["scheduler"].epoch
     assert (await scope.must(rival, claim)) == [epoch + 1]
+
+
+# -- nothing is written that a successor could not read -----------------------------------------------------------------------
+
+UNREADABLE = Config(metadata=Metadata(name="Not A Name", tenant="t1"), spec=DataSpec(data={"k": "v"}))
+"""As somebody in this process could hand it over by reference; on a wire it would not have been decoded."""
+
+
+@story
+async def test_what_a_successor_could_not_read_is_refused_and_the_rest_of_its_batch_is_decided(scope: Scope) -> None:
+    told = Note("e", EventSpec(regarding="node/n1", count=-1))
+    claims = (Apply(workload("a")), Apply(UNREADABLE), Apply(workload("b")), told, Apply(workload("c")))
+    operations = [await scope.operation(USER, claim) for claim in claims]
+    verdicts = await scope.send(operations)
+    assert isinstance(verdicts, list)
+    assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted, Refused, Accepted]
+    for verdict, name in zip(verdicts[1::2], ("config/t1/Not A Name", "event/e"), strict=True):
+        assert isinstance(verdict, Refused) and verdict.code is Code.FAULT
+        assert verdict.detail.startswith(f"{name} would not be readable: ")
+    assert await scope.send(operations) == verdicts, "each has one outcome, whatever the batch it was decided in"
+    await scope.take_over()
+    assert await scope.send(operations) == verdicts
+    assert {key for key in await scope.dump() if key.startswith(("config/", "event/"))} == set()
+
+
+@pytest.mark.parametrize("where", ["claim", "id", "trace", "lease"])
+def test_text_that_is_not_unicode_is_refused_and_the_rest_of_its_batch_is_decided(where: str) -> None:
+    @story
+    async def told(scope: Scope) -> None:
+        before, good, after = [await scope.operation(USER, Delete("Secret", "none", "t1")) for _ in range(3)]
+        bad = {
+            "claim": replace(good, claim=Delete("Secret", "\ud800", "t1")),
+            "id": replace(good, id=OperationID(good.id + "\ud800")),
+            "trace": replace(good, trace="\ud800"),
+            "lease": replace(good, actor=replace(USER, lease="\ud800")),
+        }[where]
+        verdicts = await scope.lead.ask([before, bad, after])
+        assert isinstance(verdicts, list)
+        codes = [verdict.code for verdict in verdicts if isinstance(verdict, Refused)]
+        assert codes == [Code.NOT_FOUND, Code.INVALID, Code.NOT_FOUND]
+        await scope.must(USER, Apply(workload("later")))
+
+    told()
+
+
+@pytest.mark.parametrize("where", ["id", "claim", "trace", "name"])
+def test_words_that_no_row_could_keep_are_cut_in_the_audit_and_do_not_stop_the_authority(where: str) -> None:
+    """The refusal quotes what it refuses: uncut, it would be refused by the store as well, again and again."""
+
+    @story
+    async def told(scope: Scope) -> None:
+        long = "x" * (VALUE_BYTES_MAX + 1)
+        good = await scope.operation(USER, Delete("Secret", "none", "t1"))
+        bad, code = {
+            "id": (replace(good, id=OperationID(long)), Code.INVALID),
+            "claim": (replace(good, claim=Delete("Secret", long, "t1")), Code.LIMIT),
+            "trace": (replace(good, trace=long), Code.NOT_FOUND),
+            "name": (replace(good, actor=replace(USER, name=long)), Code.LIMIT),
+        }[where]
+        calls = scope.store.calls
+        with bounded(scope, 10):
+            verdicts = await scope.lead.ask([bad])
+        assert isinstance(verdicts, list) and isinstance(verdicts[0], Refused)
+        assert verdicts[0].code is code and scope.store.calls - calls < 10
+        entry = decode_batch(await last_batch(scope)).entries[-1]
+        cut = {"id": entry.id, "claim": entry.subject, "trace": entry.trace, "name": entry.actor}[where]
+        assert len(cut) < 1024 and cut.endswith("…"), "who did it is still on record"
+        await scope.must(USER, Apply(workload("later")))
+
+    told()
+
+
+async def last_batch(scope: Scope) -> bytes:
+    row = await scope.store.inner.get(batch_key(scope.lead.authority.head.sequence))
+    assert row is not None
+    return row.value
+
+
+@contextmanager
+def bounded(scope: Scope, calls: int) -> Iterator[None]:
+    """The process dies at a call of the store too many: an authority that goes round in a circle lets no timer ring."""
+    scope.store.strikes = {scope.store.calls + calls: "before"}
+    yield
+    scope.store.strikes = {}
+
+
+def test_claims_that_trip_are_each_refused_and_the_rest_are_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trip while they are decided, one when its row is written; the others are not done twice over that."""
+    monkeypatch.setattr("remit.store.rules.VALUE_BYTES_MAX", 60_000)
+
+    def tripping(draft: Draft, operation: Operation) -> int | Refused:
+        if isinstance(operation.claim, Apply) and operation.claim.thing.metadata.name.startswith("poison"):
+            raise LookupError("our own")
+        return decide(draft, operation)
+
+    monkeypatch.setattr("remit.commitment.authority.decide", tripping)
+
+    @story
+    async def told(scope: Scope) -> None:
+        large = Config(metadata=Metadata(name="large", tenant="t1"), spec=DataSpec(data={"k": "x" * 64_000}))
+        things = (workload("a"), workload("poison"), workload("poison-too"), large, workload("b"))
+        verdicts = await scope.ask(USER, *(Apply(thing) for thing in things))
+        assert [verdict.code if isinstance(verdict, Refused) else None for verdict in verdicts] == [
+            None,
+            *[Code.FAULT] * 3,
+            None,
+        ]
+        assert isinstance(verdicts[1], Refused) and verdicts[1].detail == "LookupError: our own"
+        assert len(scope.checker.stories["workload/t1/a"]) == 1
+
+    told()
+
+
+@story
+async def test_nobody_is_told_that_something_is_done_which_its_own_role_may_not_ask(scope: Scope) -> None:
+    """A claim that no room decides, a role that nobody has, a kind that is not declared."""
+    assert await scope.refused(Actor("a1", Role.AUTHORITY), Apply(workload("w"))) is Code.ROLE
+    assert await scope.refused(USER, Apply(node("n3"))) is Code.ROLE
+    assert await scope.refused(scope.actors["repair"], Acquire("scheduler/x", Duration(60_000))) is Code.NOT_OWNER

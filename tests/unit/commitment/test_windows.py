@@ -1,4 +1,4 @@
-"""Is an id good with every authority that may be asked it? Windows: when they are announced, when they end, how many are kept."""
+"""Is an id good with every authority that it may be asked of? Windows: when they are announced, when they end, what is kept."""
 
 from __future__ import annotations
 
