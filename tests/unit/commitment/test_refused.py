@@ -9,8 +9,11 @@ from msgspec.structs import replace
 
 from remit.model.claims import (
     Accept,
+    Acquire,
+    Actor,
     AnyClaim,
     Apply,
+    Bind,
     Close,
     Code,
     Credit,
@@ -22,6 +25,7 @@ from remit.model.claims import (
     Move,
     Refused,
     Renew,
+    Role,
     Spawn,
     Vouch,
     Yield,
@@ -139,6 +143,16 @@ async def test_a_grant_is_ended_by_those_who_may_and_when_they_may(scope: Scope)
 
 
 @story
+async def test_what_another_scope_holds_is_drawn_there_whatever_somebody_here_is_called(scope: Scope) -> None:
+    await scope.must(scope.actors["budgets"], Issue("away", slice_of("4", "scope/r2")))
+    (key,) = await spawned(scope, "w")
+    (epoch,) = await scope.must(Actor("scope/r2", Role.SCHEDULER), Acquire("scheduler/x", HOUR))
+    namesake = Actor("scope/r2", Role.SCHEDULER, "scheduler/x", epoch)
+    code, said = await told(scope, namesake, Bind(key, scope.at(key), "n1", "away"))
+    assert code is Code.NOT_OWNER and said.endswith("only that scope draws on it")
+
+
+@story
 async def test_only_another_scope_is_declared_lost(scope: Scope) -> None:
     assert (await told(scope, OPERATOR, DeclareLost("scheduler")))[0] is Code.INVALID
 
@@ -222,6 +236,8 @@ async def test_a_move_is_of_what_is_there_and_stands_where_it_starts(scope: Scop
     assert (await told(scope, scope.actors["repair"], Move(key, scope.at(key), "bind", 1)))[0] is Code.INVALID
     assert (await told(scope, scope.actors["repair"], Move(key, scope.at(key), "cancel", 1)))[0] is Code.ROLE
     assert (await told(scope, workloads, Spawn("t1", "none", 1, 0)))[0] is Code.NOT_FOUND
+    code, said = await told(scope, scope.actors["repair"], Move(key, scope.at(key), "requeue", 1))
+    assert code is Code.PHASE and said == f"{key} is pending; requeue does not start there"
 
 
 @story
