@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
@@ -128,10 +129,13 @@ class Authority:
         """Where the scope stands. A window is announced only once a batch has recorded it: one that died with this authority
         would leave its clients with ids that no successor knows.
         """
-        if self._running and self._ended is None and self._window() > self.outcomes.window:
+        if self._ended is not None:
+            raise self._turned()
+        if self._running and self._window() > self.outcomes.window:
             answer = self._queue.put(())
             self._wake.set()
-            await answer
+            with suppress(Overloaded):  # then the window before is still the last that is recorded
+                await answer
         head = self._place.head
         return Status(self.scope, head.incarnation, head.epoch, head.sequence, self.outcomes.window, WINDOW_MS, head.holder)
 

@@ -136,16 +136,13 @@ def written_out(
         draft.subtract(ground.below.draft)
     puts: list[tuple[str, bytes]] = [] if marker is None else [marker]
     deletes: list[str] = []
-    try:
-        for changes in (draft.replicas, draft.things, draft.notes):
-            for name, thing in changes.items():
-                if thing is None:
-                    deletes.append(name)
-                else:
-                    puts.append((name, encode(thing)))
-        _check_readable(draft)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        raise Invalid(f"its rows cannot be written: {error}") from None
+    for changes in (draft.replicas, draft.things, draft.notes):
+        for name, thing in changes.items():
+            if thing is None:
+                deletes.append(name)
+            else:
+                puts.append((name, encode(thing)))
+    _check_readable(draft)
     if draft.notes:
         deletes += _too_old(ground, draft)
     sequence = ground.head.sequence + 1
@@ -176,9 +173,12 @@ def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
 
 def _check_readable(draft: Draft) -> None:
     """Every row must be readable for whoever takes over; a claim that was given by reference was checked by nobody."""
-    for thing in (*draft.things.values(), *draft.notes.values()):
+    for name, thing in (*draft.things.items(), *draft.notes.items()):
         if thing is not None:
-            decode(encode(thing))
+            try:
+                decode(encode(thing))
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise Invalid(f"{name} would not be readable: {error}") from None
 
 
 def _batch(ground: Ground, entries: tuple[Entry, ...]) -> Batch:

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.asks import make_ask
@@ -172,6 +173,9 @@ def _free(draft: Draft, claim: Delete) -> Refused | None:
             ledger = draft.node(claim.name)
             if ledger is not None and ledger.held:
                 return refuse(Code.IN_USE, f"node {claim.name} holds {ledger.held} replicas; drain it first")
+            if draft.thing(key_of("Summary", AWAITED_NODE + claim.name)) is not None:
+                awaited = "has not reported since the restore, and may be running what nobody knows of"
+                return refuse(Code.AWAITING_REPORTS, f"node {claim.name} {awaited}; it becomes ready, or lost, before it goes")
         case "Tenant":
             ledgers = [draft.grant(f"tenant/{claim.name}"), draft.grant(f"tenant/{claim.name}/emergency")]
             owned = [k for kind in sorted(TENANTED) for k in draft.keys(f"{kind.lower()}/{claim.name}/")]

@@ -46,10 +46,12 @@ def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused
     actor = operation.actor
     if not _of_role(actor, claim.lease) or len(claim.lease) > 253:
         return refuse(Code.NOT_OWNER, f"lease {claim.lease} is not one of role {actor.role}")
+    if not 0 < len(actor.name) <= 253:
+        return refuse(Code.INVALID, f"actor.name: has {len(actor.name)} characters; 1 to 253 for who holds a lease")
     if not TTL_MS_MIN <= claim.ttl <= TTL_MS_MAX:
         return refuse(Code.INVALID, f"ttl: between {TTL_MS_MIN} ms and {TTL_MS_MAX} ms")
     found = draft.thing(key_of("Lease", claim.lease))
-    if found is None and len(draft.books.by_kind.get("lease", ())) >= LEASES_MAX:
+    if found is None and len(draft.books.by_kind.get("lease", ())) + len(draft.things) >= LEASES_MAX:
         return refuse(Code.LIMIT, f"there are {LEASES_MAX} leases already")
     spec = LeaseSpec() if found is None else found[0].spec
     if spec.holder not in ("", actor.name) and not _lapsed(draft, claim.lease, spec):

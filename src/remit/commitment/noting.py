@@ -14,22 +14,33 @@ from remit.model.records import Decision, Event, Summary
 
 CONDITIONS_MAX = 32
 SUMMARIES_MAX = 10_000
+NAME_BYTES_MAX = 240
+"""Two of them and a kind fit into a key."""
 
 
 @ruling(Note, EVERYONE, Coordination.SOFT, "events are a set: the same name is the same event")
 def note(draft: Draft, operation: Operation, claim: Note) -> int | Refused:
+    unnamed = _unnamed(claim.name)
+    if unnamed is not None:
+        return unnamed
     draft.note(Event(metadata=Stamp(name=claim.name), spec=claim.event))
     return 0
 
 
 @ruling(Explain, EVERYONE, Coordination.BOUNDED, "decisions are a set; they are evidence of a choice, and bind nobody")
 def explain(draft: Draft, operation: Operation, claim: Explain) -> int | Refused:
+    unnamed = _unnamed(claim.name) or _unnamed(claim.tenant, "tenant")
+    if unnamed is not None:
+        return unnamed
     draft.note(Decision(metadata=Stamp(name=claim.name, tenant=claim.tenant), spec=claim.decision))
     return 0
 
 
 @ruling(Report, EVERYONE, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) stands")
 def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
+    unnamed = _unnamed(claim.name)
+    if unnamed is not None:
+        return unnamed
     if claim.name.startswith(AWAITED):
         return refuse(Code.NOT_OWNER, f"{claim.name}: who is awaited after a restore is the authority's own record")
     found = draft.thing(key_of("Summary", claim.name))
@@ -56,6 +67,12 @@ def observe(draft: Draft, operation: Operation, claim: Observe) -> int | Refused
     if merged != thing.status.conditions:
         draft.put(replace(thing, status=replace(thing.status, conditions=merged)))
     return 0
+
+
+def _unnamed(name: str, field: str = "name") -> Refused | None:
+    """A name becomes part of a key, which has its bounds."""
+    size = len(name.encode())
+    return None if 0 < size <= NAME_BYTES_MAX else refuse(Code.INVALID, f"{field}: has {size} bytes; 1 to {NAME_BYTES_MAX}")
 
 
 def merge_summaries(one: Summary, other: Summary) -> Summary:

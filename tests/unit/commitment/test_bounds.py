@@ -13,7 +13,9 @@ from remit.model.claims import (
     Bind,
     Code,
     Delete,
+    Explain,
     Issue,
+    Note,
     Observe,
     Refused,
     Report,
@@ -23,8 +25,8 @@ from remit.model.claims import (
     Vacate,
 )
 from remit.model.fields import Condition, Metadata
-from remit.model.kinds import Policy, PolicyRule, PolicySpec
-from remit.model.records import SummarySpec
+from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec
+from remit.model.records import DecisionSpec, EventSpec, SummarySpec
 from remit.model.resources import Duration
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, story, workload
 from tests.unit.commitment.desk import T1, move, moving, slice_of, spawned
@@ -61,6 +63,39 @@ async def test_a_lease_is_of_its_role_and_has_a_name_that_can_be_kept(scope: Sco
     for name in ("", "agent/n1", "schedulers", "scheduler/", "scheduler/" + "x" * 244):
         assert await scope.refused(actor, Acquire(name, HOUR)) is Code.NOT_OWNER, name
     await scope.must(actor, Acquire("scheduler/" + "x" * 243, HOUR))
+
+
+@story
+async def test_who_holds_a_lease_has_a_name_that_can_be_kept(scope: Scope) -> None:
+    for name in ("", "x" * 254):
+        assert await scope.refused(Actor(name, Role.SCHEDULER), Acquire("scheduler/x", HOUR)) is Code.INVALID
+    await scope.must(Actor("x" * 253, Role.SCHEDULER), Acquire("scheduler/x", HOUR))
+
+
+def test_the_leases_of_one_batch_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    @story
+    async def told(scope: Scope) -> None:
+        monkeypatch.setattr(leasing, "LEASES_MAX", len(scope.books.keys("lease/")) + 2)
+        claims = [Acquire(f"scheduler/{n}", HOUR) for n in range(4)]
+        verdicts = await scope.ask(Actor("x", Role.SCHEDULER), *claims)
+        assert [v.code if isinstance(v, Refused) else None for v in verdicts] == [None, None, Code.LIMIT, Code.LIMIT]
+
+    told()
+
+
+@story
+async def test_what_is_said_has_a_name_that_can_be_kept(scope: Scope) -> None:
+    """Names become parts of keys, which have their bounds; a fault of the asker's is not told as one of ours."""
+    said, summed, explained = (
+        EventSpec(regarding="node/n1"),
+        SummarySpec(holder="x", epoch=1, sequence=1),
+        DecisionSpec(replica="w-0"),
+    )
+    for name in ("", "x" * 241, "ü" * 121):
+        for claim in (Note(name, said), Report(name, summed), Explain(name, "t1", explained), Explain("d", name, explained)):
+            assert await scope.refused(USER, claim) is Code.INVALID, claim
+    longest = "ü" * 120
+    await scope.must(USER, Note(longest, said), Report(longest, summed), Explain(longest, longest, explained))
 
 
 @story
@@ -156,8 +191,9 @@ def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.Monkey
 
     @story
     async def told(scope: Scope) -> None:
+        rule = PolicyRule(allow=PolicyAllow(zones=("a",)))
         for name in "abcde":
-            await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(PolicyRule(),)))))
+            await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,)))))
         numbers = [int(key.rsplit("/", 1)[1]) for key in await scope.dump() if key.startswith("policyrevision/")]
         assert numbers == [3, 4, 5]
         assert await scope.refused(OPERATOR, Rollback(2)) is Code.NOT_FOUND

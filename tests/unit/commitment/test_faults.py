@@ -11,10 +11,24 @@ from msgspec.structs import replace
 from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
 from remit.commitment.outcomes import batch_key, decode_batch
-from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, Code, Delete, Note, Operation, OperationID, Refused, Role
+from remit.model.claims import (
+    Accepted,
+    Acquire,
+    Actor,
+    Apply,
+    Bind,
+    Code,
+    Delete,
+    Explain,
+    Note,
+    Operation,
+    OperationID,
+    Refused,
+    Role,
+)
 from remit.model.fields import Metadata
 from remit.model.kinds import Config, DataSpec, Placement
-from remit.model.records import EventSpec
+from remit.model.records import DecisionSpec, EventSpec
 from remit.model.resources import Duration
 from remit.store.protocol import VALUE_BYTES_MAX
 from tests.properties.machines import OPERATOR, USER, Scope, node, story, workload
@@ -96,25 +110,25 @@ async def test_a_lease_that_is_held_is_not_given_to_another_until_it_lapses(scop
 
 # -- nothing is written that a successor could not read -----------------------------------------------------------------------
 
-UNREADABLE = Config(metadata=Metadata(name="Not A Name", tenant="t1"), spec=DataSpec(data={"k": "v"}))
+UNREADABLE = Explain("d", "t1", DecisionSpec(replica="w-0", attempt=-1))
 """As somebody in this process could hand it over by reference; on a wire it would not have been decoded."""
 
 
 @story
 async def test_what_a_successor_could_not_read_is_refused_and_the_rest_of_its_batch_is_decided(scope: Scope) -> None:
     told = Note("e", EventSpec(regarding="node/n1", count=-1))
-    claims = (Apply(workload("a")), Apply(UNREADABLE), Apply(workload("b")), told, Apply(workload("c")))
+    claims = (Apply(workload("a")), UNREADABLE, Apply(workload("b")), told, Apply(workload("c")))
     operations = [await scope.operation(USER, claim) for claim in claims]
     verdicts = await scope.send(operations)
     assert isinstance(verdicts, list)
     assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted, Refused, Accepted]
-    for verdict, name in zip(verdicts[1::2], ("config/t1/Not A Name", "event/e"), strict=True):
+    for verdict, name in zip(verdicts[1::2], ("decision/t1/d", "event/e"), strict=True):
         assert isinstance(verdict, Refused) and verdict.code is Code.FAULT
         assert verdict.detail.startswith(f"{name} would not be readable: ")
     assert await scope.send(operations) == verdicts, "each has one outcome, whatever the batch it was decided in"
     await scope.take_over()
     assert await scope.send(operations) == verdicts
-    assert {key for key in await scope.dump() if key.startswith(("config/", "event/"))} == set()
+    assert {key for key in await scope.dump() if key.startswith(("decision/", "event/"))} == set()
 
 
 @pytest.mark.parametrize("where", ["claim", "id", "trace", "lease"])
@@ -187,7 +201,7 @@ def test_claims_that_trip_are_each_refused_and_the_rest_are_decided_once(monkeyp
             raise LookupError("our own")
         return decide(draft, operation)
 
-    monkeypatch.setattr("remit.commitment.authority.decide", tripping)
+    monkeypatch.setattr("remit.commitment.batching.decide", tripping)
 
     @story
     async def told(scope: Scope) -> None:

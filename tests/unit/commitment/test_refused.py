@@ -186,12 +186,12 @@ async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -
     same = node("n9")
     wrong: list[tuple[Any, AnyClaim, Code, str]] = [
         (OPERATOR, Apply(own), Code.INVALID, "the authority's own record"),
-        (USER, Apply(workload("w", owner="")), Code.INVALID, "metadata.tenant: a Workload needs a tenant"),
-        (OPERATOR, Apply(replace(same, metadata=Metadata(name="n9", tenant="t1"))), Code.INVALID, "has no tenant"),
+        (USER, Apply(workload("w", owner="")), Code.INVALID, "metadata.tenant: is missing: a Workload belongs to a tenant"),
+        (OPERATOR, Apply(replace(same, metadata=Metadata(name="n9", tenant="t1"))), Code.INVALID, "belongs to no tenant"),
         (USER, Apply(workload("w", owner="t9")), Code.NOT_FOUND, "there is no tenant t9"),
         (USER, Apply(workload("w", priority="none")), Code.NOT_FOUND, "spec.priorityClass: "),
         (USER, Apply(workload("w"), expect=7), Code.NOT_FOUND, "any more"),
-        (OPERATOR, Apply(replace(same, spec=replace(same.spec, devices=twice))), Code.INVALID, "two devices have one name"),
+        (OPERATOR, Apply(replace(same, spec=replace(same.spec, devices=twice))), Code.INVALID, "is named twice"),
         (USER, Delete("Lease", "scheduler"), Code.INVALID, "not declared, so not deleted"),
         (USER, Delete("Node", "n1"), Code.ROLE, "a Node is not deleted by user"),
         (USER, Delete("Workload", "none", "t1"), Code.NOT_FOUND, "there is no workload/t1/none"),

@@ -52,6 +52,17 @@ async def refusal(scope: Scope, claim: Bind | Reserve | Ganged) -> Refused:
 
 
 @story
+async def test_a_node_that_is_awaited_is_not_deleted(scope: Scope) -> None:
+    """Whatever waits for it would wait for ever; once it is given up as lost it may go."""
+    await restored(scope)
+    await led_again(scope, "node-lifecycle")
+    assert await scope.refused(OPERATOR, Delete("Node", "n2")) is Code.AWAITING_REPORTS
+    await marked(scope, "n2", NodeHealth.LOST)
+    await scope.must(OPERATOR, Delete("Node", "n2"))
+    assert awaited(scope) == ["n1"]
+
+
+@story
 async def test_every_node_is_unknown_and_awaited_except_what_was_lost_before(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n3")))
     await marked(scope, "n3", NodeHealth.LOST)
