@@ -90,16 +90,17 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
     for operation in operations:
         if len(draft.replicas) > most:
             break
+        id_ = operation.id
         try:
             taken, size = digest(operation)
         except UnicodeEncodeError as error:
             answers.append(Refused(Code.INVALID, f"it has text that is not Unicode: {error.reason}"))
             continue
-        before = entries.get(operation.id) or below.get(operation.id)
+        before = entries.get(id_) or below.get(id_)
         if before is not None and before.digest in ("", taken):
-            answers.append(before if operation.id in entries else Known(before))
+            answers.append(before if id_ in entries else Known(before))
             continue
-        known = outcomes.judge(operation.id, taken) if before is None else _MISMATCH
+        known = outcomes.judge(id_, taken) if before is None else _MISMATCH
         if known is not None:
             answers.append(known)
             if isinstance(known, Refused) and not known.revision:
@@ -109,16 +110,16 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
             ruled: int | Refused = Refused(Code.LIMIT, f"the operation has {size} bytes; {OPERATION_BYTES_MAX} at most")
         elif isinstance(operation.claim, Abandon):
             ruled = _abandon(ground, draft, operation, operation.claim.operation, entries)
-        elif operation.id in faults:
-            ruled = Refused(Code.FAULT, faults[operation.id])
+        elif faults and id_ in faults:
+            ruled = Refused(Code.FAULT, faults[id_])
         else:
             try:
                 ruled = decide(draft, operation)
             except Exception as fault:  # noqa: BLE001  (whatever it is, it must not take the authority with it)
                 # Our own bug. The draft may be half written: it is thrown away, and the batch decided without this one.
-                return prepare(ground, operations, {**faults, operation.id: f"{type(fault).__name__}: {fault}"})
+                return prepare(ground, operations, {**faults, id_: f"{type(fault).__name__}: {fault}"})
         entry = entry_of(operation, taken, ruled)
-        entries[operation.id] = entry
+        entries[id_] = entry
         answers.append(entry)
     return written_out(ground, draft, answers, entries, audited)
 

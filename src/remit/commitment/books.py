@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GenerationKey = tuple[str, str, int]
 """Tenant, workload, generation: replicas of one are all alike."""
 
-_decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode
+decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode
 
 AWAITED_NODE = "awaited/node/"
 """After a restore, one such record stands for each node that has not yet reported."""
@@ -107,7 +107,7 @@ class Books:
 
     def replica(self, name: str) -> tuple[Replica, int] | None:
         kept = self.replicas.get(name)
-        return None if kept is None else (_decode_replica(kept[1]), kept[0])
+        return None if kept is None else (decode_replica(kept[1]), kept[0])
 
     def thing(self, name: str) -> tuple[Any, int] | None:
         return self.things.get(name)

@@ -13,7 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from remit.commitment.books import Books, GenerationKey, Moment, Overlay, Tally, add, compile_ask, domains, generation_of, picks
+from remit.commitment.books import (
+    Books,
+    GenerationKey,
+    Moment,
+    Overlay,
+    Tally,
+    add,
+    compile_ask,
+    decode_replica,
+    domains,
+    generation_of,
+    picks,
+)
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
 from remit.law.fit import Ask, Index, carried
 from remit.law.labels import selects
@@ -115,7 +127,8 @@ class Draft:
         if name in self.replicas:
             replica = self.replicas[name]
             return None if replica is None else (replica, -1)
-        return self.books.replica(name)
+        kept = self.books.replicas.get(name)
+        return None if kept is None else (decode_replica(kept[1]), kept[0])
 
     def thing(self, name: str) -> tuple[Any, int] | None:
         if name in self.things:
@@ -298,11 +311,11 @@ class Draft:
     def bind(self, name: str, new: Replica, ask: Ask) -> None:
         """`put_replica` for a pending replica that is bound: nothing is taken back, and nobody waited for it."""
         status = new.status
-        ledger = self.nodes[status.node] if status.node in self._my_nodes else self._own_node(status.node)
+        ledger = self._own_node(status.node)
         if ledger is None:
             raise LookupError(f"{name} is bound to {status.node}, which is not in the books")
         self.replicas[name] = new
-        ledger.post(self._on_node(ask, status), 1)
+        ledger.post(self._on_node(ask, status) if status.devices else ask.resources, 1)
         for grant in status.grants:
             self._charged(name, grant).draw(ask.charge.pairs, 1)
         self._spot(ask, status.node, 1)

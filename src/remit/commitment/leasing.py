@@ -20,9 +20,11 @@ def claimant(draft: Draft, actor: Actor) -> Refused | None:
     if actor.role in UNLEASED:
         return None
     who = (actor.name, actor.role, actor.lease, actor.epoch)
-    if who not in draft.fenced:
-        draft.fenced[who] = _claimant(draft, actor)
-    return draft.fenced[who]
+    try:
+        return draft.fenced[who]
+    except KeyError:
+        fenced = draft.fenced[who] = _claimant(draft, actor)
+        return fenced
 
 
 def _claimant(draft: Draft, actor: Actor) -> Refused | None:

@@ -81,7 +81,8 @@ def batch_key(sequence: int) -> str:
 def digest(operation: Operation) -> tuple[str, int]:
     """Over who asks what; and how many bytes that is. Raises UnicodeEncodeError, also for what only the audit keeps of it."""
     taken = payload(operation)
-    (operation.id + operation.trace + operation.actor.lease).encode()
+    if not (operation.id.isascii() and operation.trace.isascii() and operation.actor.lease.isascii()):
+        (operation.id + operation.trace + operation.actor.lease).encode()
     return blake2b(taken, digest_size=8).hexdigest(), len(taken)
 
 
