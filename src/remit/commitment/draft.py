@@ -26,6 +26,7 @@ from remit.commitment.books import (
     generation_of,
     picks,
 )
+from remit.commitment.holding import UNSETTLED, Pairs, held_by, lessen, same_hold
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
 from remit.law.fit import Ask, Index, carried
 from remit.law.labels import selects
@@ -34,11 +35,6 @@ from remit.model.claims import Refused
 from remit.model.kinds import Node, Tenant, Workload
 from remit.model.objects import AnyObject, key
 from remit.model.records import Generation, Grant, GrantPhase, Phase, PolicyRevision, Replica, ReplicaStatus
-
-Pairs = tuple[tuple[str, int], ...]
-
-UNSETTLED = HOLDS - {Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING}
-"""Phases that hold room, but in which a replica is not, or no longer, one that works."""
 
 
 class Draft:
@@ -324,7 +320,7 @@ class Draft:
         """The one place where a replica's postings change."""
         was = old is not None and old.status.phase in HOLDS
         now = new is not None and new.status.phase in HOLDS
-        still = was and now and old is not None and new is not None and _same_hold(old, new)
+        still = was and now and old is not None and new is not None and same_hold(old, new)
         patron = self.patron(name) if was and not now else None
         held_back = self.replica(patron) if patron is not None else None
         if held_back is not None and patron is not None:
@@ -399,10 +395,10 @@ class Draft:
             if found is None or shape is None or not held_by(found[0], attempt):
                 continue
             theirs, their_charges = self.needs(found[0], shape)
-            _lessen(wanted, theirs)
+            lessen(wanted, theirs)
             for grant, charge in zip(status.grants, charges, strict=True):
                 if grant in found[0].status.grants:
-                    _lessen(charge, their_charges[found[0].status.grants.index(grant)])
+                    lessen(charge, their_charges[found[0].status.grants.index(grant)])
         return tuple(wanted.items()), [tuple(charge.items()) for charge in charges]
 
     def _spot(self, ask: Ask, node: str, sign: int) -> None:
@@ -494,20 +490,3 @@ class Draft:
 _KEPT = ("replicas", "things", "notes", "nodes", "grants", "patrons", "heard")
 _COUNTED = ("population", "reserved", "active")
 _COPIED = _KEPT + _COUNTED
-
-
-def held_by(replica: Replica, attempt: int) -> bool:
-    """Does this attempt still hold its room?"""
-    return replica.status.attempt == attempt and replica.status.phase in HOLDS
-
-
-def _same_hold(old: Replica, new: Replica) -> bool:
-    a, b = old.status, new.status
-    reserved = Phase.RESERVED in (a.phase, b.phase)
-    return a.node == b.node and a.devices == b.devices and a.grants == b.grants and not reserved
-
-
-def _lessen(wanted: dict[str, int], by: Pairs) -> None:
-    for name, count in by:
-        if name in wanted:
-            wanted[name] = max(0, wanted[name] - count)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, cast
 from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE, generation_of
-from remit.commitment.draft import Draft, held_by
+from remit.commitment.draft import Draft
+from remit.commitment.holding import held_by
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger
 from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit
