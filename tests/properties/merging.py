@@ -30,7 +30,9 @@ from remit.model.claims import (
     Note,
     Observe,
     Operation,
+    Recognise,
     Refused,
+    Renew,
     Report,
     Role,
     Vacate,
@@ -413,6 +415,28 @@ def given_back_is_not_held(scene: Scene) -> Found:
         name = grant.metadata.name
         if grant.spec.issuer and not grant.spec.amount + gave[name] <= got[name]:
             yield f"{name}: {grant.spec.amount} is held and {gave[name]} given back, of {got[name]}"
+
+
+@invariant
+def reissued_is_still_debited(scene: Scene) -> Found:
+    """Who was restored, recognised and offered a grant anew takes up what was offered: that much stays debited here, but for
+    its own reports.
+    """
+    credits = {(deed.claim.name, deed.claim.sender) for deed in scene.deeds() if isinstance(deed.claim, Credit)}
+    for branch in scene.branches:
+        met: dict[str, str] = {}
+        for deed in branch.deeds:
+            if isinstance(deed.claim, Recognise):
+                met[deed.claim.peer] = deed.claim.incarnation
+            for before, offered in deed.changed.values() if isinstance(deed.claim, Renew) else ():
+                if isinstance(offered, Grant) and (offered.metadata.name, met.get(offered.spec.holder)) not in credits:
+                    kept = _debited(scene.rows.get(key(offered)))
+                    if before is not None and offered.spec.holder in met and not _debited(offered) <= kept:
+                        yield f"{offered.metadata.name}: {_debited(offered)} was offered anew, {kept} is debited"
+
+
+def _debited(grant: Row) -> Amount:
+    return grant.spec.amount - grant.status.returned if isinstance(grant, Grant) else Amount()
 
 
 @invariant

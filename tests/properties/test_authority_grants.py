@@ -1,12 +1,18 @@
 """Is authority that crosses the border of a scope ever in two hands? Two scopes, and mail that is lost, late or twice.
 
 The global scope grants slices of a tenant's quota to a region; the region takes them up, draws on them, hands them on, gives
-them back and reports. Reports and offers travel as letters: they may be delivered in any order, more than once, or never.
-Either scope's store may fail, its authority be replaced, or its backup be restored.
+them back and reports. Offers, reports and vouchers travel as letters: they may be delivered in any order, more than once, or
+never. Either scope's store may fail, its authority be replaced, or its backup be restored. A restore leaves the mail as it is:
+what one incarnation wrote may reach the other scope, or a later incarnation of it, at any time.
+
+The letters are those of an honest budget controller. It writes from one look at its own scope's rows: what a grant is, which
+incarnation its own scope is in, and which one of the other it recognises. To recognise is a letter to oneself: it reads its own
+record, then asks the other scope which incarnation it is in, and then may be late.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hypothesis import settings
@@ -16,6 +22,8 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 from remit.model.claims import (
     Accept,
     Accepted,
+    Acquire,
+    Actor,
     AnyClaim,
     Apply,
     Bind,
@@ -24,6 +32,7 @@ from remit.model.claims import (
     DeclareLost,
     Issue,
     Move,
+    Recognise,
     Renew,
     Spawn,
     Vouch,
@@ -34,10 +43,16 @@ from remit.model.kinds import Region
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
 from tests.properties.checker import Violation, across, of_kind, outstanding, phase_of
-from tests.properties.machines import OPERATOR, USER, FakeClock, Scope, amounts, furnished, node, run, tenant, workload
+from tests.properties.machines import HOUR, OPERATOR, USER, FakeClock, Scope, amounts, furnished, node, tenant, workload
 from tests.properties.test_authority_machine import NUMBER, REACHED, Asking
 
 __all__ = ["REACHED"]
+
+WAY_OUT = {
+    "bound": ("remove", "workloads"), "draining": ("stop", ""), "stopping": ("stopped", ""), "unknown": ("resume", ""),
+    "released": ("requeue", "repair"),
+}  # fmt: skip
+"""From each phase the transition that leads on, and the lease of who takes it; the node's agent where none is named."""
 
 WORDS = st.lists(st.tuples(NUMBER, NUMBER), min_size=4, max_size=16)
 
@@ -49,8 +64,9 @@ class GrantsMachine(Asking):
         super().__init__()
         self.g: Scope
         self.region: Scope
-        self.mail: list[tuple[str, AnyClaim]] = []
+        self.mail: list[tuple[Scope, AnyClaim]] = []
         self.put_aside: tuple[Any, Any] = ([], None)
+        self.peaces = 0
 
     def scopes(self) -> list[Scope]:
         return [self.g, self.region]
@@ -67,6 +83,8 @@ class GrantsMachine(Asking):
         await self.g.must(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))), Apply(tenant("t1", "10")))
         await self.region.must(USER, Apply(workload("w", "1", 8)))
         await self.region.must(self.region.actors["workloads"], Spawn("t1", "w", 1, 0, 8))
+        for scope, other in ((self.g, self.region), (self.region, self.g)):
+            await scope.must(OPERATOR, Recognise(f"scope/{other.name}", incarnation(other)))
 
     @rule()
     def the_other_scope_is_looked_at(self) -> None:
@@ -86,7 +104,7 @@ class GrantsMachine(Asking):
             self.a_slice_is_issued, self.an_offer_is_posted, self.a_letter_is_delivered, self.a_letter_is_delivered,
             self.the_region_draws, self.the_region_draws, self.the_region_frees, self.the_region_gives_back,
             self.a_report_is_posted, self.a_slice_is_renewed, self.the_region_hands_on, self.something_is_closed,
-            self.the_region_vouches,
+            self.the_region_vouches, self.a_scope_asks_who_the_other_is, self.a_scope_recognises_the_other,
         ]  # fmt: skip
         for n, m in words:
             deeds[m % len(deeds)](n=n)
@@ -121,24 +139,38 @@ class GrantsMachine(Asking):
 
     @rule(n=NUMBER)
     def an_offer_is_posted(self, n: int) -> None:
-        """Made out to the region as it is now: what the slice still is, and how long it lasts from when it was asked for."""
         if slices := self.slices():
-            key = slices[n % len(slices)]
-            grant = self.g.row(key)
-            spec = GrantSpec(
-                holder="scope/r1",
-                issuer="scope/global",
-                amount=Amount(outstanding(grant)),
-                tenant="t1",
-                ttl=Duration(3_000_000 if n % 2 else 100_000),
-            )
-            serial, incarnation = grant.get("status", {}).get("serial", 1), self.region.row("head")["incarnation"]
-            offer = Accept(key.removeprefix("grant/"), spec, serial, self.g.clock.at_ms, incarnation)
-            self.mail.append(("region", offer))
+            self.mail.append((self.region, self.offer(slices[n % len(slices)], 3_000_000 if n % 2 else 100_000)))
+
+    def offer(self, key: str, ttl: int = 3_000_000) -> Accept:
+        """Made out to the region as the issuer knows it: what the slice still is, for how long from when it was asked for."""
+        grant, name = self.g.row(key), key.removeprefix("grant/")
+        kept, serial = Amount(outstanding(grant)), grant.get("status", {}).get("serial", 1)
+        spec = GrantSpec(holder="scope/r1", issuer="scope/global", amount=kept, tenant="t1", ttl=Duration(ttl))
+        return Accept(name, spec, serial, self.g.clock.at_ms, incarnation(self.g), recognised(self.g, "scope/r1"))
 
     @rule()
     def a_scope_that_never_was_is_declared_lost(self) -> None:
         self.ask(OPERATOR, DeclareLost("scope/r9"), scope=self.g)
+
+    # -- who the other is --------------------------------------------------------------------------------------------
+
+    @rule(n=NUMBER)
+    def a_scope_asks_who_the_other_is(self, n: int) -> None:
+        """What follows from the answer may be late."""
+        scope, other = (self.g, self.region) if n % 2 else (self.region, self.g)
+        self.mail.append((scope, self.acquaintance(scope, other)))
+
+    @rule(n=NUMBER)
+    def a_scope_recognises_the_other(self, n: int) -> None:
+        scope, other = (self.g, self.region) if n % 2 else (self.region, self.g)
+        self.ask(scope.actors["budgets"], self.acquaintance(scope, other), scope=scope)
+
+    def acquaintance(self, scope: Scope, other: Scope) -> Recognise:
+        """Its own record first, then the other's answer."""
+        peer = f"scope/{other.name}"
+        known = recognised(scope, peer)
+        return Recognise(peer, incarnation(other), known)
 
     # -- letters -----------------------------------------------------------------------------------------------------
 
@@ -147,8 +179,7 @@ class GrantsMachine(Asking):
         """Any of those under way; some stay in the bag and come again."""
         if self.mail:
             at = n % len(self.mail)
-            to, claim = self.mail[at] if n % 3 == 0 else self.mail.pop(at)
-            scope = self.g if to == "global" else self.region
+            scope, claim = self.mail[at] if n % 3 == 0 else self.mail.pop(at)
             self.ask(scope.actors["budgets"], claim, scope=scope)
 
     @rule(n=NUMBER)
@@ -160,16 +191,14 @@ class GrantsMachine(Asking):
 
     @rule(n=NUMBER)
     def a_report_is_posted(self, n: int) -> None:
-        if held := self.held():
-            key = held[n % len(held)]
-            grant = self.region.row(key)
-            status = grant.get("status", {})
-            if status.get("phase") == "void":
-                return
-            remaining, closed = Amount.parse(grant["spec"]["amount"]), status.get("phase") == "closed"
-            epoch = self.region.row("head")["epoch"]
-            credit = Credit(key.removeprefix("grant/"), epoch, status.get("report", 0), remaining, closed)
-            self.mail.append(("global", credit))
+        if known := [key for key in self.held() if self.region.phase(key) != "void"]:
+            self.mail.append((self.g, self.report(known[n % len(known)])))
+
+    def report(self, key: str) -> Credit:
+        grant, name, epoch = self.region.row(key), key.removeprefix("grant/"), self.region.row("head")["epoch"]
+        status, remaining = grant.get("status", {}), Amount.parse(grant["spec"]["amount"])
+        own, known = incarnation(self.region), recognised(self.region, "scope/global")
+        return Credit(name, epoch, status.get("report", 0), remaining, own, known, status.get("phase") == "closed")
 
     @rule(n=NUMBER)
     def the_region_draws(self, n: int) -> None:
@@ -183,17 +212,21 @@ class GrantsMachine(Asking):
     @rule(n=NUMBER)
     def the_region_frees(self, n: int) -> None:
         """One step on the way out, whoever owns it."""
-        on = {"bound": ("remove", "workloads"), "draining": ("stop", ""), "stopping": ("stopped", "")}
-        on |= {"unknown": ("resume", ""), "released": ("requeue", "repair")}
-        rows = self.region.checker.rows
-        going = [key for key, r in of_kind(rows, "replica") if phase_of(r) in on]
+        going = self.leaving()
         for key in going[n % (len(going) or 1) :][:3]:
-            status = self.region.row(key)["status"]
-            transition, lease = on[status["phase"]]
-            actor = self.region.actors[lease or f"agent/{status['node']}"]
-            result = "ok" if transition == "stopped" else ""
-            move = Move(key, self.region.at(key), transition, status.get("attempt", 1), result)
+            actor, move = self.freeing(key)
             self.ask(actor, move, scope=self.region)
+
+    def leaving(self) -> list[str]:
+        return [key for key, r in of_kind(self.region.checker.rows, "replica") if phase_of(r) in WAY_OUT]
+
+    def freeing(self, key: str) -> tuple[Actor, Move]:
+        """The next step on a replica's way out, and who may take it."""
+        status = self.region.row(key)["status"]
+        transition, lease = WAY_OUT[status["phase"]]
+        actor = self.region.actors[lease or f"agent/{status['node']}"]
+        result = "ok" if transition == "stopped" else ""
+        return actor, Move(key, self.region.at(key), transition, status.get("attempt", 1), result)
 
     @rule(n=NUMBER)
     def the_region_gives_back(self, n: int) -> None:
@@ -217,7 +250,11 @@ class GrantsMachine(Asking):
 
     @rule(n=NUMBER)
     def the_region_vouches(self, n: int) -> None:
-        """After the global scope was restored: everything that the region has from it. At other times it is refused."""
+        """Of use after the global scope was restored."""
+        self.mail.append((self.g, self.voucher()))
+
+    def voucher(self) -> Vouch:
+        """Everything that the region has from the global scope, as far as it knows."""
         grants = {}
         for key in self.held():
             grant = self.region.row(key)
@@ -226,13 +263,71 @@ class GrantsMachine(Asking):
                 ttl = Duration.parse(grant["spec"]["ttl"])
                 spec = GrantSpec(holder="scope/r1", amount=kept, parent="tenant/t1", tenant="t1", ttl=ttl)
                 grants[key.removeprefix("grant/")] = spec
-        epoch = self.region.row("head")["epoch"]
-        self.ask(self.g.actors["budgets"], Vouch("scope/r1", epoch, grants), scope=self.g)
+        own, known = incarnation(self.region), recognised(self.region, "scope/global")
+        return Vouch("scope/r1", self.region.row("head")["epoch"], grants, own, known)
 
-    async def _restore(self) -> None:
-        # A letter is an answer to the scope that it was addressed to: a restore cuts every connection.
-        self.mail.clear()
-        await super()._restore()
+    # -- when nothing fails any more -----------------------------------------------------------------------------------
+
+    @rule()
+    def peace_returns(self) -> None:
+        """Liveness: whatever went before, all comes back in full, once each has recognised the other and said its say."""
+        for scope in self.scopes():
+            scope.store.plan.clear()
+            scope.store.reads.clear()
+            self.do(self._at_work(scope))
+        self.do(self._meet())
+        self.do(self._give_everything_back())
+        self.do(self._lend_everything())
+        REACHED.count("peace")
+
+    async def _at_work(self, scope: Scope) -> None:
+        await self.led(scope)
+        for lease, actor in list(scope.actors.items()):
+            if not await scope.lead.authority.renew(actor):
+                await scope.must(Actor(actor.name, actor.role), Acquire(lease, HOUR))
+
+    async def _meet(self) -> None:
+        """Each recognises the other; who is awaited vouches, or is declared lost; what is void or unheard of is offered."""
+        g, region = self.g, self.region
+        await g.must(g.actors["budgets"], self.acquaintance(g, region))
+        await region.must(region.actors["budgets"], self.acquaintance(region, g))
+        if awaited(g, "scope/r1"):
+            await g.must(g.actors["budgets"], self.voucher())
+        if awaited(region, "scope/global"):
+            nothing = Vouch("scope/global", g.row("head")["epoch"], {}, incarnation(g), recognised(g, "scope/r1"))
+            await region.must(region.actors["budgets"], nothing)
+        await g.must(OPERATOR, DeclareLost("scope/r9"))
+        for key in self.slices():
+            if key not in region.checker.rows or region.phase(key) == "void":
+                await region.must(region.actors["budgets"], self.offer(key))
+
+    async def _give_everything_back(self) -> None:
+        g, region = self.g, self.region
+        for _ in range(8):
+            for key in self.leaving():
+                await region.must(*self.freeing(key))
+        children = [key for key, grant in of_kind(region.checker.rows, "grant") if not grant["spec"].get("issuer")]
+        for key in [*children, *self.held()]:
+            await region.must(region.actors["budgets"], Close(key.removeprefix("grant/")))
+        for key in self.slices():
+            await g.must(g.actors["budgets"], self.report(key), Close(key.removeprefix("grant/")))
+        assert not self.slices() and not g.books.grants["tenant/t1"].lent, "nothing was lost on the way"
+
+    async def _lend_everything(self) -> None:
+        """The whole quota, in one slice of a new name: there, drawn on, and back."""
+        self.peaces += 1
+        g, region, name = self.g, self.region, f"whole{self.peaces}"
+        await g.must(g.actors["budgets"], Issue(name, slice_of(10)))
+        await region.must(region.actors["budgets"], self.offer(f"grant/{name}"))
+        key = next(key for key, r in of_kind(region.checker.rows, "replica") if phase_of(r) == "pending")
+        await region.must(region.actors["scheduler"], Bind(key, region.at(key), "n1", name))
+        while phase_of(region.row(key)) != "pending":
+            await region.must(*self.freeing(key))
+        await region.must(region.actors["budgets"], Yield(name, amounts(cpu=10)))
+        await g.must(g.actors["budgets"], self.report(f"grant/{name}"))
+        assert not g.books.grants["tenant/t1"].lent
+        await region.must(region.actors["budgets"], Close(name))
+        await g.must(g.actors["budgets"], self.report(f"grant/{name}"), Close(name))
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
@@ -241,10 +336,25 @@ class GrantsMachine(Asking):
         """Invariant 4 across the border: what the holder has is never more than what its issuer has debited."""
         if not hasattr(self, "g"):
             return
-        if any(key.startswith("summary/awaited/") for key in self.g.checker.rows):
-            return  # restored, and not all have vouched yet: nothing is granted away meanwhile
+        if awaited(self.g, "scope/r1"):
+            return  # restored, and it has not vouched yet: nothing is granted away meanwhile
         for key, why in across(self.g.checker.rows, self.region.checker.rows, "r1"):
             raise Violation(f"{why}\n{self.g.checker.story(key)}\nin the region: {self.region.checker.story(key)}")
+
+
+def incarnation(scope: Scope) -> str:
+    return str(scope.row("head")["incarnation"])
+
+
+def recognised(scope: Scope, peer: str) -> str:
+    """Which incarnation of a peer stands on record; empty if none does."""
+    row = scope.checker.rows.get(f"peer/{peer}")
+    return "" if row is None else str(row[1]["spec"].get("incarnation", ""))
+
+
+def awaited(scope: Scope, peer: str) -> bool:
+    row = scope.checker.rows.get(f"peer/{peer}")
+    return row is not None and row[1]["spec"].get("standing") == "awaited"
 
 
 def test_authority_that_crosses_a_border_is_never_in_two_hands() -> None:
@@ -256,26 +366,34 @@ def test_authority_that_crosses_a_border_is_never_in_two_hands() -> None:
 def test_a_reissue_that_is_under_way_does_not_bring_again_what_was_given_back() -> None:
     """F10 F43: a restored region gives back from memory, while its slice is being made out to it anew."""
 
-    async def tell() -> None:
-        clock = FakeClock()
-        issuer = await furnished("global", clock, nodes=[])
-        region = await furnished("r1", clock, nodes=[])
-        spec = GrantSpec(holder="scope/r1", amount=amounts(cpu=4), parent="tenant/t1", tenant="t1", ttl=Duration(3_000_000))
-        copy = GrantSpec(holder="scope/r1", amount=amounts(cpu=4), issuer="scope/global", tenant="t1", ttl=Duration(3_000_000))
-        await issuer.must(issuer.actors["budgets"], Issue("s", spec))
-        first = Accept("s", copy, 1, clock.at_ms, region.row("head")["incarnation"])
-        await region.must(region.actors["budgets"], first)
+    async def tell(m: GrantsMachine) -> None:
+        issuer, region = m.g, m.region
+        await issuer.must(issuer.actors["budgets"], Issue("s", slice_of(4)))
+        await region.must(region.actors["budgets"], m.offer("grant/s"))
         await region.restore(await region.store.inner.backup())
         await region.take_over()
-        (serial,) = await issuer.must(issuer.actors["budgets"], Renew("s"))
-        reissue = Accept("s", copy, serial, clock.at_ms, region.row("head")["incarnation"])
+        await issuer.must(issuer.actors["budgets"], m.acquaintance(issuer, region), Renew("s"))
+        reissue = m.offer("grant/s")
         (verdict,) = await region.ask(region.actors["budgets"], Yield("s", amounts(cpu=4)))
         if isinstance(verdict, Accepted):
-            credit = Credit("s", region.row("head")["epoch"], verdict.number, Amount())
-            await issuer.must(issuer.actors["budgets"], credit)
+            await issuer.must(issuer.actors["budgets"], m.report("grant/s"))
         await region.must(region.actors["budgets"], reissue)
-        assert not list(across(issuer.checker.rows, region.checker.rows, "r1"))
-        await issuer.close()
-        await region.close()
 
-    run(tell())
+    told(tell)
+
+
+def slice_of(cpu: int) -> GrantSpec:
+    return GrantSpec(holder="scope/r1", amount=amounts(cpu=cpu), parent="tenant/t1", tenant="t1", ttl=Duration(3_000_000))
+
+
+def told(story: Callable[[GrantsMachine], Coroutine[Any, Any, None]]) -> None:
+    """One small story of two scopes, with the letters of the machine; nothing may be in two hands at its end."""
+    machine = GrantsMachine()
+    try:
+        machine.do(machine._furnish())
+        machine.do(story(machine))
+        machine.nothing_is_in_two_hands()
+    finally:
+        for scope in machine.scopes():
+            machine.do(scope.close())
+        machine.loop.close()

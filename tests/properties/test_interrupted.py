@@ -30,6 +30,7 @@ from remit.model.claims import (
     Issue,
     Move,
     Operation,
+    Recognise,
     Refused,
     Renew,
     Reserve,
@@ -157,6 +158,7 @@ async def restore(t: Teller) -> None:
     a, b = await t.spawned("w", 2)
     await t.bind(a)
     await t.ask("budgets", Issue("s", slice_of("2")))
+    await t.ask("budgets", Recognise("scope/r2", "one"))
     snapshot = await t.scope.store.inner.backup()
     await t.bind(b)
     await t.scope.restore(snapshot)
@@ -164,7 +166,8 @@ async def restore(t: Teller) -> None:
     await t.ask("budgets", Issue("s2", slice_of("1")))
     await t.move(a, "resume", "start")
     await t.bind(b, "n2")
-    await t.ask("budgets", Vouch("scope/r2", 1, {"s": slice_of("1")}))
+    await t.ask("budgets", Recognise("scope/r2", "two", "one"))
+    await t.ask("budgets", Vouch("scope/r2", 1, {"s": slice_of("1")}, "two", incarnation(t.scope)))
     await t.ask("budgets", Issue("s2", slice_of("1")))
 
 
@@ -174,21 +177,28 @@ def slice_of(cpu: str, issuer: str = "") -> GrantSpec:
     )
 
 
+def incarnation(scope: Scope) -> str:
+    return str(scope.row("head")["incarnation"])
+
+
 async def grant_round_trip(t: Teller) -> None:
-    """F43: issue, accept, draw, give back, credit, renew, close, final report; the issuer is the second scope."""
+    """F43: recognise, issue, accept, draw, give back, credit, renew, close, final report; the issuer is the second scope."""
     region, issuer = t.scopes
+    here, there = incarnation(region), incarnation(issuer)
+    await t.on(region).ask("budgets", Recognise("scope/global", there))
+    await t.on(issuer).ask("budgets", Recognise("scope/r2", here))
     await t.on(issuer).ask("budgets", Issue("s", slice_of("4")))
     offer = slice_of("4", "scope/global")
-    await t.on(region).ask("budgets", Accept("s", offer, 1, region.clock.at_ms, region.row("head")["incarnation"]))
+    await t.on(region).ask("budgets", Accept("s", offer, 1, region.clock.at_ms, there, here))
     (key,) = await t.spawned("w", 1)
     await t.bind(key, grant="s")
     report = await t.ask("budgets", Yield("s", amounts(cpu="2")))
-    await t.on(issuer).ask("budgets", Credit("s", 1, report, amounts(cpu="2")))
+    await t.on(issuer).ask("budgets", Credit("s", 1, report, amounts(cpu="2"), here, there))
     serial = await t.ask("budgets", Renew("s"))
-    await t.on(region).ask("budgets", Accept("s", offer, serial, region.clock.at_ms, region.row("head")["incarnation"]))
+    await t.on(region).ask("budgets", Accept("s", offer, serial, region.clock.at_ms, there, here))
     await t.move(key, "remove", "stop", "stopped")
     report = await t.ask("budgets", Close("s"))
-    await t.on(issuer).ask("budgets", Credit("s", 1, report, Amount(), final=True))
+    await t.on(issuer).ask("budgets", Credit("s", 1, report, Amount(), here, there, final=True))
     await t.ask("budgets", Close("s"))
 
 

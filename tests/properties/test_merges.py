@@ -46,6 +46,7 @@ from remit.model.claims import (
     Move,
     Note,
     Observe,
+    Recognise,
     Refused,
     Renew,
     Report,
@@ -91,12 +92,15 @@ from remit.model.records import (
     GrantStatus,
     Lease,
     LeaseSpec,
+    Peer,
+    PeerSpec,
     Phase,
     PolicyRevision,
     PolicyRevisionSpec,
     Replica,
     ReplicaSpec,
     ReplicaStatus,
+    Standing,
     Summary,
     SummarySpec,
 )
@@ -315,7 +319,7 @@ def issue(name: str, amount: Amount, holder: str) -> Callable[[Branch], None]:
 
 def accept(branch: Branch) -> None:
     spec = slice_of(cpu(4), "scope/here", issuer="scope/global")
-    branch.does(Role.BUDGETS, Accept("slice", spec, 1, NOW, INCARNATION))
+    branch.does(Role.BUDGETS, Accept("slice", spec, 1, NOW, "one", INCARNATION))
 
 
 def accept_and_give_back(branch: Branch) -> None:
@@ -344,8 +348,32 @@ def declare_lost_and_issue(branch: Branch) -> None:
 
 
 def awaiting_eu() -> Rows:
-    awaited = Summary(metadata=Stamp(name="awaited/scope/eu"), spec=SummarySpec(holder="scope/eu", epoch=0, sequence=0))
-    return scope(awaited, quota=cpu(8))
+    return scope(peer("scope/eu", Standing.AWAITED), quota=cpu(8))
+
+
+def peer(name: str, standing: Standing = Standing.MET) -> Peer:
+    return Peer(metadata=Stamp(name=name), spec=PeerSpec(incarnation="one", standing=standing))
+
+
+def lent_to_eu() -> Rows:
+    return scope(peer("scope/eu"), grant("eu", cpu(8), "scope/eu"), quota=cpu(8))
+
+
+def credit(branch: Branch) -> None:
+    branch.does(Role.BUDGETS, Credit("eu", 1, 1, cpu(2), "one", INCARNATION))
+
+
+def recognise(incarnation: str) -> Callable[[Branch], None]:
+    return lambda branch: branch.does(Role.BUDGETS, Recognise("scope/eu", incarnation, "one"))
+
+
+def recognise_and_offer_anew(branch: Branch) -> None:
+    recognise("two")(branch)
+    branch.does(Role.BUDGETS, Renew("eu"))
+
+
+def vouch(branch: Branch) -> None:
+    branch.does(Role.BUDGETS, Vouch("scope/eu", 1, {"eu": slice_of(cpu(6), "scope/eu")}, "one", INCARNATION))
 
 
 def acquire(name: str) -> Callable[[Branch], None]:
@@ -388,6 +416,7 @@ def close(branch: Branch) -> None:
 
 
 SUM, DEVICE, DANGLES, LOST = "grant-and-quota-sum", "device-owner", "nothing-dangles", "nothing-acknowledged-is-lost"
+REISSUED = "reissued-is-still-debited"
 NUMBER, VIEW = "one-content-per-policy-number", "policies-declared-are-in-force"
 
 HARD: Final[tuple[CounterExample, ...]] = (
@@ -489,7 +518,7 @@ HARD: Final[tuple[CounterExample, ...]] = (
     ),
     CounterExample(
         Accept, "one serial is taken up and given back by one, taken up and drawn on by the other",
-        (SUM, "given-back-is-not-held"), lambda: scope(node("n1"), work("a", PENDING, cpus=4)),
+        (SUM, "given-back-is-not-held"), lambda: scope(node("n1"), work("a", PENDING, cpus=4), peer("scope/global")),
         accept_and_give_back, accept_and_draw,
     ),
     CounterExample(
@@ -511,9 +540,20 @@ HARD: Final[tuple[CounterExample, ...]] = (
         close, lambda branch: bind(branch, "a-0", "n1", "slice"),
     ),
     CounterExample(
-        Vouch, "after a restore a holder is believed by one and given up by the other", (SUM,), awaiting_eu,
-        lambda branch: branch.does(Role.BUDGETS, Vouch("scope/eu", 1, {"eu": slice_of(cpu(6), "scope/eu")})),
+        Credit, "a holder's report is counted by one, while the other takes note of its restore and offers it all of it anew",
+        (REISSUED, LOST), lent_to_eu, credit, recognise_and_offer_anew,
+    ),
+    CounterExample(
+        Vouch, "after a restore a holder is believed by one and given up by the other", (SUM,), awaiting_eu, vouch,
         declare_lost_and_issue,
+    ),
+    CounterExample(
+        Recognise, "a holder is known to be restored and offered its grant anew by one, the other counts a report of before",
+        (REISSUED, LOST), lent_to_eu, recognise_and_offer_anew, credit,
+    ),
+    CounterExample(
+        Recognise, "two incarnations of one peer are recognised in the place of one", (LOST,), lent_to_eu,
+        recognise("two"), recognise("three"),
     ),
     CounterExample(
         DeclareLost, "a holder is given up, and what it held handed on, while its grant is renewed", (SUM, LOST),
@@ -522,8 +562,7 @@ HARD: Final[tuple[CounterExample, ...]] = (
     ),
     CounterExample(
         DeclareLost, "after a restore a holder is given up by one and believed by the other", (SUM,), awaiting_eu,
-        declare_lost_and_issue,
-        lambda branch: branch.does(Role.BUDGETS, Vouch("scope/eu", 1, {"eu": slice_of(cpu(6), "scope/eu")})),
+        declare_lost_and_issue, vouch,
     ),
     CounterExample(
         Acquire, "two become the holder of one lease at one epoch", ("one-holder-per-lease-and-epoch",),
@@ -578,7 +617,6 @@ def test_it_is_the_hard_claim_that_no_merge_bears(example: CounterExample) -> No
 
 FREE: Final[dict[type[Claim], str]] = {
     Adopt: "a number has one content, given to it above (where publishing is hard); the longer of two leases on it stands",
-    Credit: "a report has one content, its holder's; the later stands, and closing is for good",
     Vacate: "it only gives up; at one epoch nobody else holds the lease, and a higher epoch stands",
     Note: "a set by name; one name is one event",
     Explain: "a set by name; one name is one decision",
@@ -629,17 +667,11 @@ Said = tuple[Actor, Any]
 LEASED: Final = [actor(role) for role in (Role.SCHEDULER, Role.NODES, Role.POLICY, Role.BUDGETS)]
 
 
-def credited(name: str, epoch: int, report: int) -> Said:
-    """An honest holder's reports: it keeps less each time, and its last is final."""
-    kept = cpu(max(0, 6 - (3 * (epoch - 1) + report)))
-    return actor(Role.BUDGETS), Credit(name, epoch, report, kept, final=not kept)
-
-
 def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
     """Claims of one free type that may be made about these rows."""
     by = st.sampled_from([actor(Role.USER), *LEASED])
     names = st.sampled_from(["e1", "e2", "e3"])
-    lent, seen = lent_away(rows), observable(rows)
+    seen = observable(rows)
     said: dict[type[Claim], Callable[[], st.SearchStrategy[Said]]] = {
         Note: lambda: st.tuples(by, names.map(lambda n: Note(n, EventSpec(regarding=f"node/{n}", reason=n)))),
         Explain: lambda: st.tuples(by, names.map(lambda n: Explain(n, TENANT, DecisionSpec(replica=n)))),
@@ -651,15 +683,9 @@ def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
             lambda number, asked: (actor(Role.POLICY), Adopt(number, ABOVE[number], MINUTE, asked)),
             st.sampled_from(sorted(ABOVE)), st.integers(NOW - 3, NOW),
         ),
-        Credit: lambda: st.builds(credited, st.sampled_from(lent), st.integers(1, 2), st.integers(1, 3)),
         Vacate: lambda: st.sampled_from(LEASED).map(lambda one: (one, Vacate(one.lease))),
     }  # fmt: skip
     return said[claim]()
-
-
-def lent_away(rows: Rows) -> list[str]:
-    grants = [row for row in rows.values() if isinstance(row, Grant)]
-    return sorted(one.metadata.name for one in grants if one.spec.holder.startswith("scope/") and not one.spec.issuer)
 
 
 def observable(rows: Rows) -> list[tuple[str, str, str]]:
@@ -670,7 +696,7 @@ def observable(rows: Rows) -> list[tuple[str, str, str]]:
 def sayable(rows: Rows) -> list[type[Claim]]:
     """Which free claims have something to speak of here. Policies are published in a scope or adopted there, not both."""
     publishes = any(isinstance(row, PolicyRevision) and row.spec.deadline is None for row in rows.values())
-    missing = {Adopt: publishes, Credit: not lent_away(rows), Observe: not observable(rows)}
+    missing = {Adopt: publishes, Observe: not observable(rows)}
     return [claim for claim in FREE if not missing.get(claim, False)]
 
 
@@ -730,10 +756,10 @@ def test_free_claims_merge_beside_one_branch_of_hard_ones(claim: type[Claim], da
 
 def test_a_later_report_takes_nothing_back() -> None:
     """Else its issuer could have handed on meanwhile what it speaks of."""
-    branch = Branch(scope(grant("eu", cpu(8), "scope/eu"), quota=cpu(8)), 1000)
-    branch.does(Role.BUDGETS, Credit("eu", 1, 1, cpu(2)))
+    branch = Branch(lent_to_eu(), 1000)
+    credit(branch)
     branch.does(Role.BUDGETS, Issue("us", slice_of(cpu(6), "scope/us")))
-    assert refused(branch, Role.BUDGETS, Credit("eu", 1, 2, cpu(8))) is Code.INVALID
+    assert refused(branch, Role.BUDGETS, Credit("eu", 1, 2, cpu(8), "one", INCARNATION)) is Code.INVALID
     assert not violations(branch.rows, branch.origin, [branch])
 
 
@@ -747,7 +773,7 @@ def test_a_replica_that_was_replaced_is_not_queued_again() -> None:
 def test_nobody_reports_himself_awaited() -> None:
     """A soft claim must not reach a row that a hard one reads."""
     summary = SummarySpec(holder="scope/eu", epoch=9, sequence=9)
-    assert refused(Branch(awaiting_eu(), 1000), Role.USER, Report("awaited/scope/us", summary)) is Code.NOT_OWNER
+    assert refused(Branch(awaiting_eu(), 1000), Role.USER, Report("awaited/node/n1", summary)) is Code.NOT_OWNER
 
 
 def refused(branch: Branch, by: Role, claim: Any) -> Code | None:

@@ -7,13 +7,13 @@ such a claim, may this role make it, and does the asker hold its lease at the cu
 
 from __future__ import annotations
 
-from remit.commitment import declaring, granting, leasing, moving, noting, placing
+from remit.commitment import declaring, granting, leasing, moving, noting, placing, recognising
 from remit.commitment.draft import Draft
 from remit.commitment.leasing import claimant
 from remit.commitment.rulings import RULINGS, Ruling, refuse
 from remit.model.claims import Acquire, Claim, Code, Operation, Refused
 
-ROOMS = (declaring, granting, leasing, moving, noting, placing)
+ROOMS = (declaring, granting, leasing, moving, noting, placing, recognising)
 """Where the rulings stand; importing them fills the register."""
 
 

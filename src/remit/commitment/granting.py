@@ -9,7 +9,8 @@ cross the border by one rule, *debit before credit*:
     yield    there: the holder is debited       then  credit  here: the parent gets it back
 
 What is in flight belongs to nobody. Until the holder reports, it counts as having used everything: silence, expiry and a
-restore never give anything back. Only the holder's own report does, or an operator who declares it lost.
+restore never give anything back. Only the holder's own report does, or an operator who declares it lost. Whose letters count
+after a restore of either side is in recognising.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from msgspec.structs import replace
 from remit.commitment.draft import Draft
 from remit.commitment.ledgers import SCOPE, GrantLedger, outstanding
 from remit.commitment.placing import lifeless
-from remit.commitment.rulings import Coordination, refuse, ruling
+from remit.commitment.recognising import PEER, awaited_peers, misaddressed, note, on_record, parted
+from remit.commitment.rulings import BUDGETEERS, Coordination, refuse, ruling
 from remit.model.claims import (
     Accept,
     Close,
@@ -39,13 +41,10 @@ from remit.model.claims import (
 from remit.model.fields import DNS_LABEL, Deadline, Stamp
 from remit.model.objects import key_of
 from remit.model.quantity import format_quantity
-from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
+from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus, Standing
 from remit.model.resources import Amount
 
-BUDGETEERS = frozenset({Role.BUDGETS, Role.OPERATOR})
 SCHEDULING = frozenset({Role.BUDGETS, Role.OPERATOR, Role.SCHEDULER})
-AWAITED = "awaited/"
-"""After a restore, one such record stands for each holder that has not yet reported what it has from this scope."""
 
 
 @ruling(Issue, SCHEDULING, Coordination.HARD, "granted on plus used never rises above the parent's amount")
@@ -83,8 +82,9 @@ def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
         return refuse(Code.INVALID, "name, spec.issuer, spec.ttl: a grant from another scope names it, and its term")
     if any(count < 0 for _, count in claim.spec.amount):
         return refuse(Code.INVALID, "spec.amount: nothing negative is granted")
-    if claim.incarnation != draft.moment.incarnation:
-        return refuse(Code.GRANT_VOID, f"made out to incarnation {claim.incarnation}; this is {draft.moment.incarnation}")
+    refused = misaddressed(draft, claim.spec.issuer, claim)
+    if refused is not None:
+        return refused
     if claim.asked_ms > draft.moment.now_ms:
         return refuse(Code.INVALID, "asked_ms: it cannot have been asked for in the future")
     found = draft.thing(key_of("Grant", claim.name))
@@ -174,7 +174,14 @@ def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
             Code.NOT_OWNER, f"{claim.name} is held by {grant.spec.holder}: it closes and reports, or is declared lost"
         )
     taken = ledger.taken()
+    if grant.status.phase is GrantPhase.VOID and taken:
+        # Only the issuer knows how much of this is still lent to us; what a backup remembers may be in other hands by now.
+        return refuse(
+            Code.GRANT_VOID, f"grant {claim.name} is void since a restore; it is reissued first, or {taken} is released"
+        )
     if grant.spec.issuer:
+        # A reissue may have brought less than a backup remembers as drawn. What was not lent is not reported as kept.
+        taken = taken - taken.over(grant.spec.amount)
         status = replace(grant.status, phase=GrantPhase.CLOSED, report=grant.status.report + 1)
         draft.put(replace(grant, spec=replace(grant.spec, amount=taken), status=status))
         return status.report
@@ -185,13 +192,17 @@ def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
     return grant.status.report
 
 
-@ruling(Credit, BUDGETEERS, Coordination.BOUNDED, "reports count by (epoch, report): the later stands, in any order of arrival")
+@ruling(Credit, BUDGETEERS, Coordination.HARD, "a holder is not offered anew what it reported back before its restore")
 def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
+    """Reports count by (epoch, report): the later stands, in any order of arrival."""
     grant = _issued(draft, claim.name, closed=True)
     if isinstance(grant, Refused):
         return grant
     if not grant.spec.holder.startswith(SCOPE):
         return refuse(Code.INVALID, f"{claim.name} is held in this scope: its draws are known here")
+    refused = misaddressed(draft, grant.spec.holder, claim)
+    if refused is not None:
+        return refused
     if (claim.epoch, claim.report) <= (grant.status.epoch, grant.status.report):
         return grant.status.report
     left = Amount(outstanding(grant))
@@ -215,8 +226,12 @@ def vouch(draft: Draft, operation: Operation, claim: Vouch) -> int | Refused:
     Nothing returns by this: what is known here stays written off in full, since an offer of it may still be on its way. What
     the holder gave back comes back by its reports, which it sends again.
     """
-    if draft.thing(key_of("Summary", AWAITED + claim.holder)) is None:
-        return refuse(Code.NOT_FOUND, f"{claim.holder} is not awaited; after a restore each holder vouches once")
+    refused = misaddressed(draft, claim.holder, claim)
+    if refused is not None:
+        return refused
+    known = on_record(draft, claim.holder)
+    if known.standing is Standing.VOUCHED:
+        return refuse(Code.EXISTS, f"{claim.holder} has vouched; after a restore each holder does so once, then it reports")
     for name, spec in sorted(claim.grants.items()):
         refused = _well_formed(name, spec)
         if refused is not None:
@@ -234,7 +249,7 @@ def vouch(draft: Draft, operation: Operation, claim: Vouch) -> int | Refused:
         elif not spec.amount <= found[0].spec.amount:
             larger = found[0].spec.amount + spec.amount.over(found[0].spec.amount)
             draft.put(replace(found[0], spec=replace(found[0].spec, amount=larger)))
-    draft.drop(key_of("Summary", AWAITED + claim.holder))
+    note(draft, claim.holder, replace(known, standing=Standing.VOUCHED))
     return len(claim.grants)
 
 
@@ -248,7 +263,9 @@ def declare_lost(draft: Draft, operation: Operation, claim: DeclareLost) -> int 
         if found is not None and found[0].spec.holder == claim.holder and not found[0].spec.issuer:
             draft.drop(name)
             returned += 1
-    draft.drop(key_of("Summary", AWAITED + claim.holder))
+    if draft.thing(PEER + claim.holder) is not None:
+        # What returned here may be in other hands soon, so nothing that this incarnation of it sends is heeded any more.
+        note(draft, claim.holder, parted(on_record(draft, claim.holder)))
     return returned
 
 
@@ -273,11 +290,14 @@ def _well_formed(name: str, spec: GrantSpec) -> Refused | None:
 
 def _unheard_of(draft: Draft, spec: GrantSpec) -> Refused | None:
     """After a restore this scope may have granted what it no longer remembers; it grants nothing away until all have said."""
-    awaited = draft.keys(key_of("Summary", AWAITED + SCOPE))
-    if awaited and spec.holder.startswith(SCOPE):
-        holders = ", ".join(name.removeprefix(key_of("Summary", AWAITED)) for name in awaited)
-        return refuse(Code.AWAITING_REPORTS, f"restored: {holders} must first report what they hold")
-    return None
+    unheard = awaited_peers(draft) if spec.holder.startswith(SCOPE) else []
+    if not unheard:
+        return None
+    own = draft.moment.incarnation
+    return refuse(
+        Code.AWAITING_REPORTS,
+        f"restored: first {', '.join(unheard)} recognise incarnation {own} and vouch for what they hold, or are declared lost",
+    )
 
 
 def _held_by_asker(draft: Draft, operation: Operation, parent: str) -> bool:

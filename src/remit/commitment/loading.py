@@ -20,7 +20,7 @@ from remit.store.chain import Place
 from remit.store.protocol import PAGE_ROWS_MAX, Corrupt, Row, Store
 
 FIRST = ("Region", "NodePool", "Node", "Tenant", "PriorityClass", "Policy", "PolicyRevision", "Generation", "Workload")
-LAST = ("Secret", "Config", "Allotment", "Lease", "Summary")
+LAST = ("Secret", "Config", "Allotment", "Peer", "Lease", "Summary")
 
 
 async def load(store: Store, place: Place, moment: Moment) -> tuple[Books, Outcomes]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
-from remit.commitment.granting import AWAITED
 from remit.commitment.rulings import EVERYONE, Coordination, refuse, ruling
 from remit.model.claims import Code, Explain, Note, Observe, Operation, Refused, Report
 from remit.model.fields import Condition, Stamp
@@ -41,7 +41,7 @@ def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
     unnamed = _unnamed(claim.name)
     if unnamed is not None:
         return unnamed
-    if claim.name.startswith(AWAITED):
+    if claim.name.startswith(AWAITED_NODE):
         return refuse(Code.NOT_OWNER, f"{claim.name}: who is awaited after a restore is the authority's own record")
     found = draft.thing(key_of("Summary", claim.name))
     before = None if found is None else found[0]

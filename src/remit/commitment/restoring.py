@@ -7,9 +7,10 @@ and went. So in its first batches a new incarnation says:
 - every node is `unknown` too, and awaited: a replica that was pending then may be running there now, so nothing that must never
   run twice is placed anywhere until each node is ready again, or lost;
 - every lease is vacant, at an epoch past any that its holders can have had;
-- every grant held from another scope is void, until it is reissued to this incarnation;
+- every grant held from another scope is void, until its issuer recognises this incarnation and reissues it;
 - every grant made to another scope counts as fully used, until its holder reports; and as there may be grants that this
-  scope does not even remember, it grants nothing to other scopes until each has vouched for what it holds, or is declared lost.
+  scope does not even remember, it grants nothing to other scopes until each that it knows has recognised this incarnation and
+  vouched for what it holds, or is declared lost.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
-from remit.commitment.granting import AWAITED
 from remit.commitment.ledgers import SCOPE
 from remit.commitment.loading import rows
 from remit.commitment.outcomes import BATCH, Entry, batch_key, decode_batch
+from remit.commitment.recognising import PEER, note, on_record
 from remit.law.lifecycle import edge
 from remit.model.fields import Stamp
 from remit.model.kinds import NodeHealth
-from remit.model.records import Grant, GrantPhase, GrantStatus, Phase, Summary, SummarySpec
+from remit.model.records import Grant, GrantPhase, GrantStatus, Phase, Standing, Summary, SummarySpec
 from remit.store.protocol import Store
 
 LEASE_EPOCHS = 1_000_000
@@ -70,21 +71,25 @@ def await_nodes(draft: Draft) -> None:
 
 
 def disown(draft: Draft) -> None:
-    """Void what is held, count what was lent as used, and list the scopes that must vouch."""
+    """Void what is held, count what was lent as used, and note the scopes that must vouch.
+
+    Serials and reports count anew between two incarnations, so nothing is refused for a number that was lost with the past.
+    """
     holders = {SCOPE + name.removeprefix("region/"): None for name in draft.keys("region/")}
+    holders |= {name.removeprefix(PEER): None for name in draft.keys(PEER)}
     for name in draft.keys("grant/"):
         found = draft.thing(name)
         if found is None:
             continue
         grant: Grant = found[0]
         if grant.spec.issuer:
-            draft.put(replace(grant, status=replace(grant.status, phase=GrantPhase.VOID)))
+            draft.put(replace(grant, status=replace(grant.status, phase=GrantPhase.VOID, serial=0)))
         elif grant.spec.holder.startswith(SCOPE):
             holders[grant.spec.holder] = None
             status = GrantStatus(phase=GrantPhase.LIVE, deadline=grant.status.deadline, serial=grant.status.serial + 1)
             draft.put(replace(grant, status=status))
     for holder in holders:
-        draft.put(Summary(metadata=Stamp(name=AWAITED + holder), spec=SummarySpec(holder=holder, epoch=0, sequence=0)))
+        note(draft, holder, replace(on_record(draft, holder), standing=Standing.AWAITED))
 
 
 async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, Entry]]:

@@ -46,6 +46,7 @@ LOOPS: Final = frozenset(
     {Role.NODES, Role.REPAIR, Role.ROLLOUT, Role.WORKLOADS, Role.ENDPOINTS, Role.BUDGETS, Role.POLICY, Role.AUTOSCALER}
 )
 EVERYONE: Final = frozenset(Role) - {Role.AUTHORITY}
+BUDGETEERS: Final = frozenset({Role.BUDGETS, Role.OPERATOR})
 UNLEASED: Final = frozenset({Role.USER, Role.OPERATOR, Role.AUTHORITY})
 """Roles that act without a lease: people, and the authority itself."""
 

@@ -51,7 +51,7 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.OVER_QUOTA: Refusal("the tenant's quota does not cover it", "quota freed or raised"),
     Code.GRANT_SHORT: Refusal("the grant does not cover it", "grant freed, or a larger one issued"),
     Code.GRANT_EXPIRED: Refusal("the grant, or one above it, ran out", "grant renewed"),
-    Code.GRANT_VOID: Refusal("the grant is closed, or void since a restore", "grant issued anew"),
+    Code.GRANT_VOID: Refusal("the grant is closed; or it, or a letter, is of before a restore", "peer recognised, reissued"),
     Code.AWAITING_REPORTS: Refusal("holders have not reported since a restore", "holders report, or are declared lost"),
     Code.GANG_SHORT: Refusal("fewer than the gang needs could be bound, so none were", "room for the whole gang"),
     Code.VICTIMS: Refusal("what must make room has not gone yet, or may not be made to go", "victims released"),

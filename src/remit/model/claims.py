@@ -190,14 +190,16 @@ class Issue(Claim, frozen=True):
 class Accept(Claim, frozen=True):
     """Take up a grant that another scope has issued (and debited) to this one, or its renewal at a higher serial.
 
-    It is made out to one incarnation of this scope, so that a restored one does not take up what it had given back since.
+    A letter: `sender` is the issuer's incarnation, `to` the one of this scope that the issuer recognises, both as they stood
+    when the amount was read. So a restored scope takes up nothing that was offered to the one before, or by the one before.
     """
 
     name: Short
     spec: GrantSpec
     serial: Natural
     asked_ms: Natural
-    incarnation: Short
+    sender: Short
+    to: Short
 
 
 class Renew(Claim, frozen=True):
@@ -220,21 +222,45 @@ class Close(Claim, frozen=True):
 
 
 class Credit(Claim, frozen=True):
-    """The holder's report reached its issuer: `remaining` is what it still has. Reports count by (epoch, report)."""
+    """The holder's report reached its issuer: `remaining` is what it still has. Reports count by (epoch, report).
+
+    A letter: `sender` is the holder's incarnation, `to` the one of this scope that the holder recognises, both as they stood
+    when `remaining` was read. A grant that is void since a restore is not reported on: what is left of it is not known.
+    """
 
     name: Short
     epoch: Natural
     report: Natural
     remaining: Amount
+    sender: Short
+    to: Short
     final: bool = False
 
 
 class Vouch(Claim, frozen=True):
-    """After a restore: everything that a holder says it has from us, so that nothing is granted twice."""
+    """After a restore: everything that a holder says it has from us, so that nothing is granted twice.
+
+    A letter: `sender` is the holder's incarnation, `to` the one of this scope that the holder recognises, both as they stood
+    when its grants were read. Once it recognises the new one, it takes up nothing more from the one before.
+    """
 
     holder: Short
     epoch: Natural
     grants: dict[Short, GrantSpec]
+    sender: Short
+    to: Short
+
+
+class Recognise(Claim, frozen=True):
+    """Deal with this incarnation of another scope from now on, and never again with the one that it replaces.
+
+    `replaces` is what is on record here (empty at first contact). Read it *before* asking the peer which incarnation it is:
+    then the answer is newer than the record, and of two that are asked for at once only one is accepted.
+    """
+
+    peer: Short
+    incarnation: Short
+    replaces: Short = ""
 
 
 class DeclareLost(Claim, frozen=True, tag="declare-lost"):
@@ -302,7 +328,7 @@ class Abandon(Claim, frozen=True):
 
 AnyClaim = (
     Apply | Delete | Rollback | Adopt | Spawn | Bind | Reserve | Ganged | Move | Forget | Mark
-    | Issue | Accept | Renew | Yield | Close | Credit | Vouch | DeclareLost | Acquire | Vacate
+    | Issue | Accept | Renew | Yield | Close | Credit | Vouch | Recognise | DeclareLost | Acquire | Vacate
     | Note | Explain | Report | Observe | Abandon
 )  # fmt: skip
 

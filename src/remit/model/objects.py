@@ -9,12 +9,12 @@ import msgspec
 from remit.model.fields import Object
 from remit.model.kinds import Allotment, Config, Node, NodePool, Policy, PriorityClass, Region, Secret, Tenant, Workload
 from remit.model.quantity import format_duration
-from remit.model.records import Decision, Event, Generation, Grant, Lease, PolicyRevision, Replica, Summary
+from remit.model.records import Decision, Event, Generation, Grant, Lease, Peer, PolicyRevision, Replica, Summary
 from remit.model.resources import Amount, Duration
 
 AnyObject = (
     Region | Node | NodePool | Tenant | PriorityClass | Policy | Workload | Secret | Config | Allotment
-    | Replica | Generation | PolicyRevision | Grant | Lease | Decision | Event | Summary
+    | Replica | Generation | PolicyRevision | Grant | Peer | Lease | Decision | Event | Summary
 )  # fmt: skip
 
 KINDS: dict[str, type[Object]] = {cls.__struct_config__.tag: cls for cls in get_args(AnyObject)}

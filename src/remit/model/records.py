@@ -131,6 +131,29 @@ class Grant(Object, tag="Grant", frozen=True, kw_only=True):
     status: GrantStatus = GrantStatus()
 
 
+class Standing(StrEnum):
+    """Has a peer said what it holds from us? `met`: not yet, and nothing waits for it. `awaited`: not since a restore, and
+    nothing is granted to other scopes until it does. `vouched`: yes.
+    """
+
+    MET = "met"
+    AWAITED = "awaited"
+    VOUCHED = "vouched"
+
+
+class PeerSpec(Record, frozen=True):
+    """Which incarnation of another scope this one deals with; `former` are those before it, which it never deals with again."""
+
+    incarnation: str = ""
+    former: tuple[str, ...] = ()
+    standing: Standing = Standing.MET
+
+
+class Peer(Object, tag="Peer", frozen=True, kw_only=True):
+    metadata: Stamp
+    spec: PeerSpec
+
+
 class LeaseSpec(Record, frozen=True):
     """Who may act in a role, until it stops renewing. Renewals live in the authority's memory; the epoch is what fences."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.model.claims import Apply, Bind, Move, Spawn
+from remit.model.claims import Accept, Apply, Bind, Credit, Move, Recognise, Spawn, Vouch
 from remit.model.records import GrantSpec
-from remit.model.resources import Duration
+from remit.model.resources import Amount, Duration
 from tests.properties.checker import node_limits, sums
-from tests.properties.machines import HOUR, USER, Scope, amounts, workload
+from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, workload
 
 T1 = "tenant/t1"
 
@@ -47,6 +47,32 @@ def moving(scope: Scope, key: str, transition: str) -> tuple[Any, Move]:
 
 def slice_of(cpu: str, holder: str = "scope/r2", ttl: Duration = HOUR, parent: str = T1) -> GrantSpec:
     return GrantSpec(holder=holder, amount=amounts(cpu=cpu), parent=parent, tenant="t1", ttl=ttl)
+
+
+# Letters, addressed to a scope as it is now. The peer that wrote them is in its incarnation `one` unless told.
+
+
+def incarnation(scope: Scope) -> str:
+    return str(scope.row("head")["incarnation"])
+
+
+async def meets(scope: Scope, peer: str, incarnation: str = "one", replaces: str = "") -> None:
+    await scope.must(OPERATOR, Recognise(peer, incarnation, replaces))
+
+
+def offer(scope: Scope, cpu: str = "2", serial: int = 1, ttl: Duration = Duration(60_000), sender: str = "one") -> Accept:
+    spec = GrantSpec(holder="scope/r1", issuer="scope/global", amount=amounts(cpu=cpu), tenant="t1", ttl=ttl)
+    return Accept("s", spec, serial, scope.clock.at_ms, sender, incarnation(scope))
+
+
+def credit(scope: Scope, report: int, cpu: str = "", epoch: int = 1, sender: str = "one") -> Credit:
+    """What is still held of grant `s`; if nothing, it is the final report."""
+    kept = amounts(cpu=cpu) if cpu else Amount()
+    return Credit("s", epoch, report, kept, sender, incarnation(scope), final=not cpu)
+
+
+def vouch(scope: Scope, sender: str = "one", **grants: str) -> Vouch:
+    return Vouch("scope/r2", 7, {name: slice_of(cpu) for name, cpu in grants.items()}, sender, incarnation(scope))
 
 
 def held(scope: Scope, node: str, resource: str = "cpu") -> int:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from remit.model.claims import Accept, Apply, Bind, Close, Code, Credit, DeclareLost, Issue, Renew, Report, Vouch, Yield
+from remit.model.claims import Apply, Bind, Close, Code, DeclareLost, Issue, Renew, Report, Yield
 from remit.model.fields import Metadata
 from remit.model.kinds import Region
 from remit.model.records import GrantSpec, SummarySpec
-from remit.model.resources import Amount, Duration
+from remit.model.resources import Duration
 from tests.properties.machines import OPERATOR, USER, Scope, amounts, story
-from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned
+from tests.unit.commitment.desk import T1, bind, credit, meets, move, offer, slice_of, spawned, vouch
 
 MINUTE = Duration(60_000)
 
 
-async def accepted(scope: Scope, name: str = "s", cpu: str = "2", ttl: Duration = MINUTE, serial: int = 1) -> None:
-    spec = GrantSpec(holder="scope/r1", issuer="scope/global", amount=amounts(cpu=cpu), tenant="t1", ttl=ttl)
-    incarnation = scope.row("head")["incarnation"]
-    await scope.must(scope.actors["budgets"], Accept(name, spec, serial, scope.clock.at_ms, incarnation))
+async def accepted(scope: Scope, cpu: str = "2", ttl: Duration = MINUTE, serial: int = 1) -> None:
+    await meets(scope, "scope/global")
+    await scope.must(scope.actors["budgets"], offer(scope, cpu, serial, ttl))
 
 
 def drawing(scope: Scope, key: str, grant: str) -> Bind:
@@ -97,13 +97,11 @@ async def test_held_grants_are_void_after_a_restore_until_they_are_reissued_to_t
     """F10"""
     await accepted(scope)
     (key,) = await spawned(scope, "w")
-    old = scope.row("head")["incarnation"]
+    late = replace(offer(scope), serial=2)
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     scheduler = scope.actors["scheduler"]
     assert await scope.refused(scheduler, drawing(scope, key, "s")) is Code.GRANT_VOID
-    spec = GrantSpec(holder="scope/r1", issuer="scope/global", amount=amounts(cpu="2"), tenant="t1", ttl=MINUTE)
-    late = Accept("s", spec, 2, scope.clock.at_ms, old)
     assert await scope.refused(scope.actors["budgets"], late) is Code.GRANT_VOID, "made out to the incarnation that ended"
     await accepted(scope, serial=2)
     await scope.must(scheduler, drawing(scope, key, "s"))
@@ -114,8 +112,9 @@ async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_
     """F10: there may be grants that the backup does not even know."""
     budgets = scope.actors["budgets"]
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
+    await meets(scope, "scope/r2")
     await scope.must(budgets, Issue("s", slice_of("4")))
-    await scope.must(budgets, Credit("s", 1, 1, amounts(cpu="1")))
+    await scope.must(budgets, credit(scope, 1, "1"))
     backup = await scope.store.inner.backup()
     await scope.must(budgets, Issue("unknown", slice_of("3")))
     await scope.restore(backup)
@@ -124,12 +123,12 @@ async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_
     assert scope.books.grants[T1].lent == {"cpu": 4000}, "in full, whatever was reported before"
     assert await scope.refused(budgets, Issue("more", slice_of("1"))) is Code.AWAITING_REPORTS
     await scope.must(budgets, Issue("here", slice_of("1", "scheduler"))), "within this scope everything is known"
-    await scope.must(budgets, Vouch("scope/r2", 7, {"s": slice_of("1"), "unknown": slice_of("3")}))
+    await scope.must(budgets, vouch(scope, s="1", unknown="3"))
     assert scope.books.grants[T1].lent == {"cpu": 8000}, "what was unknown is written off; what was known still is, in full"
-    await scope.must(budgets, Credit("s", 7, 1, amounts(cpu="1")))
+    await scope.must(budgets, credit(scope, 1, "1", epoch=7))
     assert scope.books.grants[T1].lent == {"cpu": 5000}, "it comes back by the holder's report, sent again"
     await scope.must(budgets, Issue("more", slice_of("1")))
-    assert await scope.refused(budgets, Vouch("scope/r2", 7, {})) is Code.NOT_FOUND, "each vouches once"
+    assert await scope.refused(budgets, vouch(scope)) is Code.EXISTS, "each vouches once"
 
 
 @story
@@ -150,7 +149,6 @@ async def test_what_is_void_is_not_given_back_before_it_is_known_again(scope: Sc
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     budgets = scope.actors["budgets"]
-    budgets = scope.actors["budgets"]
     assert await scope.refused(budgets, Yield("s", amounts(cpu="2"))) is Code.GRANT_VOID
     await accepted(scope, serial=2)
     await scope.must(budgets, Yield("s", amounts(cpu="2")))
@@ -158,7 +156,7 @@ async def test_what_is_void_is_not_given_back_before_it_is_known_again(scope: Sc
 
 @story
 async def test_nobody_forges_the_record_of_who_is_awaited(scope: Scope) -> None:
-    forged = Report("awaited/scope/r2", SummarySpec(holder="scope/r2", epoch=0, sequence=0))
+    forged = Report("awaited/node/n1", SummarySpec(holder="node/n1", epoch=0, sequence=0))
     assert await scope.refused(USER, forged) is Code.NOT_OWNER
 
 
@@ -166,12 +164,13 @@ async def test_nobody_forges_the_record_of_who_is_awaited(scope: Scope) -> None:
 async def test_reports_count_in_any_order_and_none_takes_back_what_was_given(scope: Scope) -> None:
     """F43: debit before credit; what came back may have been granted on since."""
     budgets = scope.actors["budgets"]
+    await meets(scope, "scope/r2")
     await scope.must(budgets, Issue("s", slice_of("10")))
-    await scope.must(budgets, Credit("s", 1, 2, amounts(cpu="2")))
-    await scope.must(budgets, Credit("s", 1, 1, amounts(cpu="5")))
+    await scope.must(budgets, credit(scope, 2, "2"))
+    await scope.must(budgets, credit(scope, 1, "5"))
     assert scope.books.grants[T1].lent == {"cpu": 2000}
     await scope.must(budgets, Issue("t", slice_of("14")))
-    assert await scope.refused(budgets, Credit("s", 1, 3, amounts(cpu="10"))) is Code.INVALID
+    assert await scope.refused(budgets, credit(scope, 3, "10")) is Code.INVALID
 
 
 @story
@@ -182,7 +181,8 @@ async def test_silence_and_expiry_give_nothing_back(scope: Scope) -> None:
     scope.clock.at_ms += 2_000
     assert await scope.refused(budgets, Close("s")) is Code.AWAITING_REPORTS
     assert scope.books.grants[T1].lent == {"cpu": 4000}
-    await scope.must(budgets, Credit("s", 1, 1, Amount(), final=True), Close("s"))
+    await meets(scope, "scope/r2")
+    await scope.must(budgets, credit(scope, 1), Close("s"))
     assert not scope.books.grants[T1].lent and "grant/s" not in scope.checker.rows
 
 
@@ -224,5 +224,6 @@ async def test_an_offer_on_its_way_is_not_undercut_by_what_its_holder_vouches_fo
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     budgets = scope.actors["budgets"]
-    await scope.must(budgets, Vouch("scope/r2", 7, {"s": slice_of("3")}))
+    await meets(scope, "scope/r2")
+    await scope.must(budgets, vouch(scope, s="3"))
     assert scope.books.grants[T1].lent == {"cpu": 4000}, "the offer of 4 may still be taken up"

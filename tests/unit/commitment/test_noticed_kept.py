@@ -9,12 +9,12 @@ import pytest
 from remit.commitment import authority, declaring
 from remit.commitment import batching as module
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Entry, batch_key, decode_batch
-from remit.model.claims import Apply, Bind, Code, Credit, Delete, Explain, Forget, Issue, Note, Operation, OperationID, Refused
+from remit.model.claims import Apply, Bind, Code, Delete, Explain, Forget, Issue, Note, Operation, OperationID, Refused
 from remit.model.records import DecisionSpec, EventSpec
 from remit.model.resources import Duration
 from remit.store.protocol import Compacted
-from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, story, tenant, workload
-from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned
+from tests.properties.machines import HOUR, OPERATOR, USER, Scope, story, tenant, workload
+from tests.unit.commitment.desk import T1, bind, credit, meets, move, slice_of, spawned
 
 MINUTE = Duration(60_000)
 NOTHING = Delete("Secret", "none", "t1")
@@ -247,7 +247,8 @@ async def test_what_was_sliced_off_for_another_scope_is_not_drawn_here(scope: Sc
     assert await scope.refused(scheduler, Bind(b, scope.at(b), "n1", "s")) is Code.NOT_OWNER, "nor out of the slice itself"
     await scope.take_over()
     assert await scope.refused(scheduler, Bind(b, scope.at(b), "n1", T1)) is Code.OVER_QUOTA
-    await scope.must(budgets, Credit("s", 1, 1, amounts(cpu="2")))
+    await meets(scope, "scope/r2")
+    await scope.must(budgets, credit(scope, 1, "2"))
     await bind(scope, b)
 
 
@@ -278,5 +279,6 @@ async def test_a_quota_that_shrinks_below_its_slices_lists_the_excess(scope: Sco
     assert await scope.refused(scheduler, Bind(b, scope.at(b), "n1", T1)) is Code.OVER_QUOTA
     await scope.take_over()
     assert dict(scope.books.excess()) == {"tenant/t1": "cpu 2"}
-    await scope.must(budgets, Credit("s", 1, 1, amounts(cpu="1")))
+    await meets(scope, "scope/r2")
+    await scope.must(budgets, credit(scope, 1, "1"))
     assert dict(scope.books.excess()) == {}
