@@ -54,7 +54,7 @@ def _subject(claim: AnyClaim) -> str:
     return key_of(claim.kind, claim.name, claim.tenant) if isinstance(claim, Delete) else ""
 
 
-_FIELDS: Final = ("replica", "name", "node", "lease", "workload", "operation", "holder")
+_FIELDS: Final = ("replica", "name", "node", "lease", "workload", "operation", "holder", "peer")
 
 
 def _names(claim: type[Claim]) -> tuple[str, str]:

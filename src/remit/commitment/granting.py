@@ -237,8 +237,12 @@ def vouch(draft: Draft, operation: Operation, claim: Vouch) -> int | Refused:
         if refused is not None:
             return refused
         found = draft.thing(key_of("Grant", name))
-        if claim.holder != spec.holder or (found is not None and found[0].spec.holder != claim.holder):
+        if claim.holder != spec.holder:
             return refuse(Code.NOT_OWNER, f"grants.{name}: not held by {claim.holder}")
+        if found is not None and found[0].spec.holder != claim.holder:
+            return refuse(
+                Code.NOT_OWNER, f"grants.{name}: {found[0].spec.holder} has it here; one of the two must close it first"
+            )
         if found is None and (spec.parent in claim.grants or not _is_parent(draft, spec.parent)):
             return refuse(Code.NOT_FOUND, f"grants.{name}: there is no grant or quota {spec.parent} that it was carved out of")
     for name, spec in sorted(claim.grants.items()):

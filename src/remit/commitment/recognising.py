@@ -49,7 +49,7 @@ def recognise(draft: Draft, operation: Operation, claim: Recognise) -> int | Ref
     if claim.incarnation in known.former:
         return refuse(
             Code.GRANT_VOID,
-            f"incarnation {claim.incarnation} of {claim.peer} was replaced here: look again, ask which it is now",
+            f"incarnation {claim.incarnation} of {claim.peer} is over here: ask it anew; a restore there starts another",
         )
     if claim.replaces != known.incarnation:
         return refuse(Code.REVISION, f"on record for {claim.peer} is {_named(known.incarnation)}, not {_named(claim.replaces)}")

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from remit.commitment import recognising
+from remit.commitment.outcomes import batch_key, decode_batch
 from remit.model.claims import Apply, Close, Code, DeclareLost, Issue, Recognise, Refused, Renew, Yield
 from remit.model.fields import Metadata
 from remit.model.kinds import Region
@@ -42,6 +43,14 @@ async def test_one_incarnation_replaces_another_and_is_answered_with_how_many_ca
     assert await scope.must(budgets, Recognise(R2, "two", "one")) == [1]
     assert await scope.must(budgets, Recognise(R2, "two", "one")) == [1], "to say it again changes nothing"
     assert scope.row("peer/scope/r2")["spec"] == {"incarnation": "two", "former": ["one"]}
+
+
+@story
+async def test_the_audit_says_who_was_recognised(scope: Scope) -> None:
+    await meets(scope, R2)
+    row = await scope.store.inner.get(batch_key(scope.lead.authority.head.sequence))
+    assert row is not None
+    assert [(entry.did, entry.subject, entry.actor) for entry in decode_batch(row.value).entries] == [("recognise", R2, "op")]
 
 
 @story
@@ -252,6 +261,20 @@ async def test_a_scope_that_the_backup_did_not_know_may_still_say_what_it_holds(
     await meets(scope, R2)
     await scope.must(scope.actors["budgets"], vouch(scope, s="10"))
     assert dict(scope.books.excess()) == {T1: "cpu 4"}
+
+
+@story
+async def test_a_voucher_for_what_another_holds_says_who_has_it_and_what_cures_it(scope: Scope) -> None:
+    """F10: the backup remembers the name in other hands, which have given it back since."""
+    await meets(scope, R2)
+    await meets(scope, "scope/r3")
+    await scope.must(scope.actors["budgets"], Issue("s", slice_of("4", "scope/r3")))
+    await restored(scope)
+    budgets = scope.actors["budgets"]
+    assert await scope.refused(budgets, vouch(scope, s="2")) is Code.NOT_OWNER
+    assert "scope/r3" in await said(scope, vouch(scope, s="2"))
+    await scope.must(budgets, credit(scope, 1), Close("s"), vouch(scope, s="2"))
+    assert scope.books.grants[T1].lent == {"cpu": 2000}
 
 
 @story
