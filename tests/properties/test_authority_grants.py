@@ -74,6 +74,8 @@ class GrantsMachine(Asking):
     @initialize(words=WORDS)
     def furnish(self, words: list[tuple[int, int]]) -> None:
         self.do(self._furnish())
+        if words[0][0] % 8:
+            self.do(self._be_introduced())
         self.business_goes_on(words)
 
     async def _furnish(self) -> None:
@@ -83,8 +85,10 @@ class GrantsMachine(Asking):
         await self.g.must(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))), Apply(tenant("t1", "10")))
         await self.region.must(USER, Apply(workload("w", "1", 8)))
         await self.region.must(self.region.actors["workloads"], Spawn("t1", "w", 1, 0, 8))
-        for scope, other in ((self.g, self.region), (self.region, self.g)):
-            await scope.must(OPERATOR, Recognise(f"scope/{other.name}", incarnation(other)))
+
+    async def _be_introduced(self) -> None:
+        await self.g.must(OPERATOR, self.acquaintance(self.g, self.region))
+        await self.region.must(OPERATOR, self.acquaintance(self.region, self.g))
 
     @rule()
     def the_other_scope_is_looked_at(self) -> None:
@@ -105,6 +109,7 @@ class GrantsMachine(Asking):
             self.the_region_draws, self.the_region_draws, self.the_region_frees, self.the_region_gives_back,
             self.a_report_is_posted, self.a_slice_is_renewed, self.the_region_hands_on, self.something_is_closed,
             self.the_region_vouches, self.a_scope_asks_who_the_other_is, self.a_scope_recognises_the_other,
+            self.they_meet_again,
         ]  # fmt: skip
         for n, m in words:
             deeds[m % len(deeds)](n=n)
@@ -165,6 +170,15 @@ class GrantsMachine(Asking):
     def a_scope_recognises_the_other(self, n: int) -> None:
         scope, other = (self.g, self.region) if n % 2 else (self.region, self.g)
         self.ask(scope.actors["budgets"], self.acquaintance(scope, other), scope=scope)
+
+    @rule(n=NUMBER)
+    def they_meet_again(self, n: int) -> None:
+        """As they should after a restore, and without delay, while the mail of before is still under way."""
+        for scope, other in ((self.g, self.region), (self.region, self.g)):
+            self.ask(scope.actors["budgets"], self.acquaintance(scope, other), scope=scope)
+        self.ask(self.g.actors["budgets"], self.voucher(), scope=self.g)
+        if void := [key for key in self.slices() if key in self.held() and self.region.phase(key) == "void"]:
+            self.ask(self.region.actors["budgets"], self.offer(void[n % len(void)]), scope=self.region)
 
     def acquaintance(self, scope: Scope, other: Scope) -> Recognise:
         """Its own record first, then the other's answer."""
@@ -287,18 +301,22 @@ class GrantsMachine(Asking):
                 await scope.must(Actor(actor.name, actor.role), Acquire(lease, HOUR))
 
     async def _meet(self) -> None:
-        """Each recognises the other; who is awaited vouches, or is declared lost; what is void or unheard of is offered."""
+        """Each recognises the other; who is awaited vouches, or is declared lost; every slice is renewed, or offered anew."""
         g, region = self.g, self.region
         await g.must(g.actors["budgets"], self.acquaintance(g, region))
         await region.must(region.actors["budgets"], self.acquaintance(region, g))
+        await g.must(OPERATOR, DeclareLost("scope/r9"))
         if awaited(g, "scope/r1"):
             await g.must(g.actors["budgets"], self.voucher())
         if awaited(region, "scope/global"):
             nothing = Vouch("scope/global", g.row("head")["epoch"], {}, incarnation(g), recognised(g, "scope/r1"))
             await region.must(region.actors["budgets"], nothing)
-        await g.must(OPERATOR, DeclareLost("scope/r9"))
         for key in self.slices():
-            if key not in region.checker.rows or region.phase(key) == "void":
+            void = key not in region.checker.rows or region.phase(key) == "void"
+            ended = "closed" in (g.phase(key), "" if void else region.phase(key))
+            if not ended:
+                await g.must(g.actors["budgets"], Renew(key.removeprefix("grant/")))
+            if void or not ended:
                 await region.must(region.actors["budgets"], self.offer(key))
 
     async def _give_everything_back(self) -> None:
@@ -391,6 +409,7 @@ def told(story: Callable[[GrantsMachine], Coroutine[Any, Any, None]]) -> None:
     machine = GrantsMachine()
     try:
         machine.do(machine._furnish())
+        machine.do(machine._be_introduced())
         machine.do(story(machine))
         machine.nothing_is_in_two_hands()
     finally:
