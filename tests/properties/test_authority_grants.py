@@ -109,22 +109,30 @@ class GrantsMachine(Asking):
             self.the_region_draws, self.the_region_draws, self.the_region_frees, self.the_region_gives_back,
             self.a_report_is_posted, self.a_slice_is_renewed, self.the_region_hands_on, self.something_is_closed,
             self.the_region_vouches, self.a_scope_asks_who_the_other_is, self.a_scope_recognises_the_other,
-            self.they_meet_again,
+            self.they_meet_again, self.a_slice_goes_there_and_some_of_it_back, self.a_slice_goes_there_and_some_of_it_back,
         ]  # fmt: skip
         for n, m in words:
             deeds[m % len(deeds)](n=n)
 
     more_business_goes_on = rule(words=WORDS)(lambda self, words: self.business_goes_on(words))
 
-    @rule(words=WORDS, side=st.booleans())
-    def a_scope_is_set_back(self, words: list[tuple[int, int]], side: bool) -> None:
-        """F10: a backup, then business, then the backup in the store's place."""
+    @rule(words=WORDS, side=st.booleans(), n=NUMBER)
+    def a_scope_is_set_back(self, words: list[tuple[int, int]], side: bool, n: int) -> None:
+        """F10: a backup, then business, then the backup in the store's place. Then much of the mail arrives, or they meet
+        again, or first the one and then the other.
+        """
         if side:
             self.the_other_scope_is_looked_at()
         self.backup = self.do(self._backup())
         self.business_goes_on(words)
         self.do(self._restore())
         self.backup = None
+        if n % 4 < 2:
+            self.much_that_is_under_way_arrives(n=n)
+        if n % 4:
+            self.they_meet_again(n=n)
+        if n % 4 == 2:
+            self.much_that_is_under_way_arrives(n=n)
 
     # -- the global side ---------------------------------------------------------------------------------------------
 
@@ -133,7 +141,8 @@ class GrantsMachine(Asking):
         holder = "scope/r9" if n % 16 == 15 else "scope/r1"
         ttl = Duration((100_000, 3_000_000, 3_000_000)[n % 3])
         spec = GrantSpec(holder=holder, amount=amounts(cpu=1 + n % 5), parent="tenant/t1", tenant="t1", ttl=ttl)
-        self.ask(self.g.actors["budgets"], Issue(f"s{n % 5}", spec), scope=self.g)
+        # What a region has closed it takes up no more: few names, so that they meet, and new ones once all are closed.
+        self.ask(self.g.actors["budgets"], Issue(f"s{n % 7}-{self.peaces}", spec), scope=self.g)
 
     @rule(n=NUMBER)
     def a_slice_is_renewed(self, n: int) -> None:
@@ -177,8 +186,8 @@ class GrantsMachine(Asking):
         for scope, other in ((self.g, self.region), (self.region, self.g)):
             self.ask(scope.actors["budgets"], self.acquaintance(scope, other), scope=scope)
         self.ask(self.g.actors["budgets"], self.voucher(), scope=self.g)
-        if void := [key for key in self.slices() if key in self.held() and self.region.phase(key) == "void"]:
-            self.ask(self.region.actors["budgets"], self.offer(void[n % len(void)]), scope=self.region)
+        for key in self.slices()[n % 2 :]:
+            self.ask(self.region.actors["budgets"], self.offer(key), scope=self.region)
 
     def acquaintance(self, scope: Scope, other: Scope) -> Recognise:
         """Its own record first, then the other's answer."""
@@ -189,11 +198,33 @@ class GrantsMachine(Asking):
     # -- letters -----------------------------------------------------------------------------------------------------
 
     @rule(n=NUMBER)
+    def a_slice_goes_there_and_some_of_it_back(self, n: int) -> None:
+        """The letters arrive at once, but for every other report; and all stay in the bag to come again."""
+        self.a_slice_is_issued(n=n)
+        if slices := self.slices():
+            key = slices[n % len(slices)]
+            self.mail.append((self.region, self.offer(key)))
+            self.ask(self.region.actors["budgets"], self.mail[-1][1], scope=self.region)
+            if n % 2 and key in self.held() and self.region.phase(key) != "void":
+                give = Yield(key.removeprefix("grant/"), amounts(cpu=n % 3 + 1))
+                self.ask(self.region.actors["budgets"], give, scope=self.region)
+                self.mail.append((self.g, self.report(key)))
+                if n % 4 == 1:
+                    self.ask(self.g.actors["budgets"], self.mail[-1][1], scope=self.g)
+
+    @rule(n=NUMBER)
     def a_letter_is_delivered(self, n: int) -> None:
         """Any of those under way; some stay in the bag and come again."""
         if self.mail:
             at = n % len(self.mail)
             scope, claim = self.mail[at] if n % 3 == 0 else self.mail.pop(at)
+            self.ask(scope.actors["budgets"], claim, scope=scope)
+
+    @rule(n=NUMBER)
+    def much_that_is_under_way_arrives(self, n: int) -> None:
+        """And may come again: those that are long out of date are the ones to be afraid of."""
+        at = n % (len(self.mail) or 1)
+        for scope, claim in [*self.mail[at:], *self.mail[:at]][:16]:
             self.ask(scope.actors["budgets"], claim, scope=scope)
 
     @rule(n=NUMBER)

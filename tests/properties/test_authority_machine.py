@@ -415,7 +415,8 @@ class Asking(RuleBasedStateMachine):
         self.backup = self.do(self._backup())
 
     async def _backup(self) -> tuple[Snapshot, int, set[str]]:
-        return await self.r.store.inner.backup(), self.r.row("head")["sequence"], set(self.r.answers)
+        # What was committed by now is in the backup, even if its answer was lost and is asked for again later.
+        return await self.r.store.inner.backup(), self.r.row("head")["sequence"], set(self.r.checker.outcomes)
 
     @precondition(lambda self: self.backup is not None)
     @rule()

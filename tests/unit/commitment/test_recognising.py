@@ -251,6 +251,17 @@ async def test_every_scope_that_was_known_must_vouch_to_the_restored_one_itself(
 
 
 @story
+async def test_to_be_recognised_is_not_to_have_vouched(scope: Scope) -> None:
+    """F10: both were restored."""
+    await meets(scope, R2)
+    await restored(scope)
+    await meets(scope, R2, "two", "one")
+    budgets = scope.actors["budgets"]
+    assert await scope.refused(budgets, Issue("s", slice_of("1"))) is Code.AWAITING_REPORTS
+    await scope.must(budgets, vouch(scope, sender="two"), Issue("s", slice_of("1")))
+
+
+@story
 async def test_a_scope_that_the_backup_did_not_know_may_still_say_what_it_holds(scope: Scope) -> None:
     """F10: nothing waits for it, for nobody knows of it. Once it is met, what it has is written off, and any excess shows."""
     backup = await scope.store.inner.backup()
