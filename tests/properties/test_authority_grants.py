@@ -447,3 +447,26 @@ def told(story: Callable[[GrantsMachine], Coroutine[Any, Any, None]]) -> None:
         for scope in machine.scopes():
             machine.do(scope.close())
         machine.loop.close()
+
+
+def test_closing_from_memory_keeps_nothing_that_the_issuer_has_back() -> None:
+    """F10 F43: drawn when the backup was taken; since then released, given back and reported. The soak found this."""
+
+    async def tell(m: GrantsMachine) -> None:
+        issuer, region, key = m.g, m.region, "replica/t1/w-0"
+        await issuer.must(issuer.actors["budgets"], Issue("s", slice_of(2)))
+        await region.must(region.actors["budgets"], m.offer("grant/s"))
+        await region.must(region.actors["scheduler"], Bind(key, region.at(key), "n1", "s"))
+        backup = await region.store.inner.backup()
+        while phase_of(region.row(key)) != "pending":
+            await region.must(*m.freeing(key))
+        await region.must(region.actors["budgets"], Yield("s", amounts(cpu=2)))
+        await issuer.must(issuer.actors["budgets"], m.report("grant/s"))
+        await region.restore(backup)
+        await region.take_over()
+        await region.ask(region.actors["budgets"], Close("s"))
+        m.nothing_is_in_two_hands()
+        await issuer.must(issuer.actors["budgets"], m.acquaintance(issuer, region))
+        await region.must(region.actors["budgets"], m.offer("grant/s"), Close("s"))
+
+    told(tell)
