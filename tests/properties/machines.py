@@ -358,10 +358,19 @@ class Scope:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     async def operation(self, actor: Actor, claim: AnyClaim, evidence: Evidence = Evidence()) -> Operation:
-        status = await self.lead.authority.status()
-        made = Operation(operation_id(status.incarnation, status.window, self.ids.nonce()), actor, claim, evidence)
+        incarnation, window = await self._window()
+        made = Operation(operation_id(incarnation, window, self.ids.nonce()), actor, claim, evidence)
         self.asked[made.id] = made
         return made
+
+    async def _window(self) -> tuple[str, int]:
+        """As the authority tells it; if it cannot, as it last knew it, which is good enough for an id."""
+        authority = self.lead.authority
+        try:
+            status = await authority.status()
+        except LinkError:
+            return authority.head.incarnation, authority.outcomes.window
+        return status.incarnation, status.window
 
     async def send(self, operations: Sequence[Operation], to: Running | None = None) -> list[Verdict] | LinkError:
         verdicts = await (to or self.lead).ask(operations)
