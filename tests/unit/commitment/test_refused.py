@@ -35,7 +35,7 @@ from remit.model.kinds import Config, DataSpec, Device, DeviceAsk, NodeHealth, R
 from remit.model.records import GrantSpec, Lease, LeaseSpec
 from remit.model.resources import Amount, Duration
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload
-from tests.unit.commitment.desk import T1, bind, move, moving, slice_of, spawned
+from tests.unit.commitment.desk import T1, bind, meets, move, moving, slice_of, spawned
 
 SLICE = slice_of("1", "scheduler")
 BUDGET = GrantSpec(holder="scheduler", amount=amounts(cpu="2"), shares={"t1": amounts(cpu="1")}, purpose="budget", ttl=HOUR)
@@ -91,28 +91,31 @@ def test_a_grant_that_contradicts_itself_or_the_books_is_not_issued(name: str, s
 @story
 async def test_a_grant_from_elsewhere_is_taken_up_only_as_it_was_made_out(scope: Scope) -> None:
     budgets, now, here = scope.actors["budgets"], scope.clock.at_ms, scope.row("head")["incarnation"]
-    await scope.must(budgets, Issue("own", SLICE), Accept("held", HELD, 3, now, here))
+    await meets(scope, "scope/x", "g1")
+    await meets(scope, "scope/global", "g1")
+    await scope.must(budgets, Issue("own", SLICE), Accept("held", HELD, 3, now, "g1", here))
     wrong = {
-        "name, spec.issuer": Accept("g", replace(HELD, issuer=""), 1, now, here),
-        "spec.ttl": Accept("g", replace(HELD, ttl=Duration(0)), 1, now, here),
-        "name": Accept("No Name", HELD, 1, now, here),
-        "spec.amount": Accept("g", replace(HELD, amount=Amount({"cpu": -1})), 1, now, here),
-        "asked_ms": Accept("g", HELD, 1, now + 1, here),
+        "name, spec.issuer": Accept("g", replace(HELD, issuer=""), 1, now, "g1", here),
+        "spec.ttl": Accept("g", replace(HELD, ttl=Duration(0)), 1, now, "g1", here),
+        "name": Accept("No Name", HELD, 1, now, "g1", here),
+        "spec.amount": Accept("g", replace(HELD, amount=Amount({"cpu": -1})), 1, now, "g1", here),
+        "asked_ms": Accept("g", HELD, 1, now + 1, "g1", here),
     }
     for words, claim in wrong.items():
         code, said = await told(scope, budgets, claim)
         assert code is Code.INVALID and words in said
-    assert (await told(scope, budgets, Accept("own", HELD, 9, now, here)))[0] is Code.EXISTS
-    assert (await told(scope, budgets, Accept("held", replace(HELD, issuer="scope/x"), 9, now, here)))[0] is Code.EXISTS
-    assert (await told(scope, budgets, Accept("held", HELD, 3, now, here)))[0] is Code.REVISION
+    assert (await told(scope, budgets, Accept("own", HELD, 9, now, "g1", here)))[0] is Code.EXISTS
+    assert (await told(scope, budgets, Accept("held", replace(HELD, issuer="scope/x"), 9, now, "g1", here)))[0] is Code.EXISTS
+    assert (await told(scope, budgets, Accept("held", HELD, 3, now, "g1", here)))[0] is Code.REVISION
     await scope.must(budgets, Close("held"))
-    assert (await told(scope, budgets, Accept("held", HELD, 9, now, here)))[0] is Code.GRANT_VOID, "closed for good"
+    assert (await told(scope, budgets, Accept("held", HELD, 9, now, "g1", here)))[0] is Code.GRANT_VOID, "closed for good"
 
 
 @story
 async def test_what_is_given_back_is_held_from_elsewhere_and_not_drawn(scope: Scope) -> None:
     budgets, here = scope.actors["budgets"], scope.row("head")["incarnation"]
-    await scope.must(budgets, Issue("own", SLICE), Accept("held", HELD, 1, scope.clock.at_ms, here))
+    await meets(scope, "scope/global", "g1")
+    await scope.must(budgets, Issue("own", SLICE), Accept("held", HELD, 1, scope.clock.at_ms, "g1", here))
     (key,) = await spawned(scope, "w")
     await bind(scope, key, grant="held")
     assert (await told(scope, budgets, Yield("none", amounts(cpu="1"))))[0] is Code.NOT_FOUND
@@ -128,18 +131,22 @@ async def test_what_is_given_back_is_held_from_elsewhere_and_not_drawn(scope: Sc
 @story
 async def test_a_grant_is_ended_by_those_who_may_and_when_they_may(scope: Scope) -> None:
     budgets, repair, here = scope.actors["budgets"], scope.actors["repair"], scope.row("head")["incarnation"]
+    await meets(scope, "scope/global", "g1")
+    await meets(scope, "scope/r2", "r2")
     await scope.must(budgets, Issue("own", slice_of("1", "scheduler", Duration(1_000))), Issue("away", slice_of("1")))
-    await scope.must(budgets, Accept("held", HELD, 1, scope.clock.at_ms, here))
-    for claim in (Close("none"), Renew("none"), Credit("none", 1, 1, Amount())):
+    await scope.must(budgets, Accept("held", HELD, 1, scope.clock.at_ms, "g1", here))
+    for claim in (Close("none"), Renew("none"), Credit("none", 1, 1, Amount(), "r2", here)):
         assert (await told(scope, budgets, claim))[0] is Code.NOT_FOUND
     assert (await told(scope, budgets, Renew("held")))[0] is Code.NOT_OWNER, "its issuer renews it"
-    assert (await told(scope, budgets, Credit("own", 1, 1, Amount())))[0] is Code.INVALID, "no report is needed of it"
+    assert (await told(scope, budgets, Credit("own", 1, 1, Amount(), "r2", here)))[0] is Code.INVALID, (
+        "no report is needed of it"
+    )
     assert (await told(scope, repair, Close("own")))[0] is Code.WAIT
     scope.clock.at_ms += 1_000
     await scope.must(repair, Close("own"))
-    await scope.must(budgets, Credit("away", 1, 1, Amount(), final=True))
+    await scope.must(budgets, Credit("away", 1, 1, Amount(), "r2", here, final=True))
     assert (await told(scope, budgets, Renew("away")))[0] is Code.GRANT_VOID
-    assert await scope.must(budgets, Credit("away", 1, 1, Amount())) == [1], "what was reported is reported"
+    assert await scope.must(budgets, Credit("away", 1, 1, Amount(), "r2", here)) == [1], "what was reported is reported"
 
 
 @story
@@ -163,16 +170,19 @@ async def test_a_holder_vouches_for_its_own_and_for_what_can_be_charged(scope: S
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("4")))
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
+    here = scope.row("head")["incarnation"]
+    for name in ("r2", "r3"):
+        await meets(scope, f"scope/{name}", name)
     budgets = scope.actors["budgets"]
     wrong: list[tuple[Code, Vouch]] = [
-        (Code.INVALID, Vouch("scope/r2", 7, {"s": replace(slice_of("1"), ttl=Duration(0))})),
-        (Code.NOT_OWNER, Vouch("scope/r2", 7, {"new": slice_of("1", "scope/r3")})),
-        (Code.NOT_OWNER, Vouch("scope/r3", 7, {"s": slice_of("1", "scope/r3")})),
-        (Code.NOT_FOUND, Vouch("scope/r2", 7, {"new": slice_of("1", parent="none")})),
+        (Code.INVALID, Vouch("scope/r2", 7, {"s": replace(slice_of("1"), ttl=Duration(0))}, "r2", here)),
+        (Code.NOT_OWNER, Vouch("scope/r2", 7, {"new": slice_of("1", "scope/r3")}, "r2", here)),
+        (Code.NOT_OWNER, Vouch("scope/r3", 7, {"s": slice_of("1", "scope/r3")}, "r3", here)),
+        (Code.NOT_FOUND, Vouch("scope/r2", 7, {"new": slice_of("1", parent="none")}, "r2", here)),
     ]
     for code, claim in wrong:
         assert (await told(scope, budgets, claim))[0] is code, claim
-    await scope.must(budgets, Vouch("scope/r2", 7, {"s": slice_of("5")}))
+    await scope.must(budgets, Vouch("scope/r2", 7, {"s": slice_of("5")}, "r2", here))
     assert scope.books.grants[T1].lent == {"cpu": 5000}, "it knows of more than the backup does"
 
 
