@@ -13,6 +13,9 @@ from remit.model.records import Lease, LeaseSpec
 
 TTL_MS_MIN, TTL_MS_MAX = 100, 3_600_000
 LEASES_MAX = 200_000
+ANY_LEASE = "*"
+"""After a restore this one, which nobody holds, keeps the epoch that leases begin after which are not there yet: they may have
+been there before, at epochs that the backup does not know."""
 
 
 def claimant(draft: Draft, actor: Actor) -> Refused | None:
@@ -55,7 +58,8 @@ def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused
     found = draft.thing(key_of("Lease", claim.lease))
     if found is None and len(draft.books.by_kind.get("lease", ())) + len(draft.things) >= LEASES_MAX:
         return refuse(Code.LIMIT, f"there are {LEASES_MAX} leases already")
-    spec = LeaseSpec() if found is None else found[0].spec
+    first = draft.thing(key_of("Lease", ANY_LEASE)) if found is None else None
+    spec = found[0].spec if found is not None else LeaseSpec(epoch=first[0].spec.epoch if first is not None else 0)
     if spec.holder not in ("", actor.name) and not _lapsed(draft, claim.lease, spec):
         return refuse(Code.LEASE_HELD, f"lease {claim.lease} is held by {spec.holder} at epoch {spec.epoch}")
     taken = LeaseSpec(holder=actor.name, epoch=spec.epoch + 1, ttl=claim.ttl)

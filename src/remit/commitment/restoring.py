@@ -6,7 +6,7 @@ and went. So in its first batches a new incarnation says:
 - every replica that a node may be running becomes `unknown`, until its node reports;
 - every node is `unknown` too, and awaited: a replica that was pending then may be running there now, so nothing that must never
   run twice is placed anywhere until each node is ready again, or lost;
-- every lease is vacant, at an epoch past any that its holders can have had;
+- every lease is vacant, at an epoch past any that its holders can have had, also one that the backup does not know;
 - every grant held from another scope is void, until its issuer recognises this incarnation and reissues it;
 - every grant made to another scope counts as fully used, until its holder reports; and as there may be grants that this
   scope does not even remember, it grants nothing to other scopes until each that it knows has recognised this incarnation and
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
+from remit.commitment.leasing import ANY_LEASE
 from remit.commitment.ledgers import SCOPE
 from remit.commitment.loading import rows
 from remit.commitment.outcomes import BATCH, Entry, batch_key, decode_batch
@@ -28,7 +29,7 @@ from remit.commitment.recognising import PEER, note, on_record
 from remit.law.lifecycle import edge
 from remit.model.fields import Stamp
 from remit.model.kinds import NodeHealth
-from remit.model.records import Grant, GrantPhase, GrantStatus, Phase, Standing, Summary, SummarySpec
+from remit.model.records import Grant, GrantPhase, GrantStatus, Lease, LeaseSpec, Phase, Standing, Summary, SummarySpec
 from remit.store.protocol import Store
 
 LEASE_EPOCHS = 1_000_000
@@ -58,12 +59,15 @@ def vacate(draft: Draft, epoch: int) -> None:
         if found is not None:
             spec = replace(found[0].spec, holder="", epoch=max(found[0].spec.epoch + 1, epoch * LEASE_EPOCHS))
             draft.put(replace(found[0], spec=spec))
+    if epoch > 1:  # else the store is new, and nothing came before
+        draft.put(Lease(metadata=Stamp(name=ANY_LEASE), spec=LeaseSpec(epoch=epoch * LEASE_EPOCHS)))
 
 
 def await_nodes(draft: Draft) -> None:
+    """Those that were lost as well: one may have come back since, and run what nobody here knows of."""
     for name in draft.keys("node/"):
         found = draft.thing(name)
-        if found is None or found[0].status.health is NodeHealth.LOST:
+        if found is None:
             continue
         draft.put(replace(found[0], status=replace(found[0].status, health=NodeHealth.UNKNOWN)))
         note = SummarySpec(holder=name, epoch=0, sequence=0)
