@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 Json = Any
@@ -782,10 +782,10 @@ def chain_digest(old: Json, head: Json, puts: Sequence[tuple[str, bytes]], delet
     before = f"{old['digest']} {head['epoch']} {head['holder']}" if taken else old["digest"]
     rows = [(key, value) for key, value in puts if key != "head"]
     table = [before, [[key, len(value)] for key, value in rows], list(deletes)]
-    hashed = blake2b(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode(), digest_size=16)
+    hashed = sha256(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode())
     for _, value in rows:
         hashed.update(value)
-    return hashed.hexdigest()
+    return hashed.hexdigest()[:32]
 
 
 def across(issuer: Rows, holder: Rows, scope: str) -> Found:

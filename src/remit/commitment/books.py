@@ -97,7 +97,7 @@ class Books:
         self.notes: dict[str, None] = {}
         self.loaded = 0
         self.policy: PolicyRevision | None = None
-        self._asks: dict[GenerationKey, Ask] = {}
+        self.asks: dict[GenerationKey, Ask] = {}
         self._tallies: dict[Index, Tally] = {}
         self._tallied: dict[GenerationKey, tuple[Index, ...]] = {}
         self._eligible: dict[tuple[GenerationKey, str], tuple[str, ...]] = {}
@@ -130,11 +130,11 @@ class Books:
         return sorted(name for name in self.by_kind.get(prefix.split("/", 1)[0], ()) if name.startswith(prefix))
 
     def ask(self, generation: GenerationKey) -> Ask | None:
-        ask = self._asks.get(generation)
+        ask = self.asks.get(generation)
         if ask is None:
             ask = compile_ask(self, generation)
             if ask is not None:
-                self._asks[generation] = ask
+                self.asks[generation] = ask
         return ask
 
     def counts(self, index: Index) -> Tally:
@@ -222,7 +222,7 @@ class Books:
         if draft.policy is not None:
             self.policy = draft.policy
         if draft.policy is not None or draft.reshaped:
-            self._asks.clear()
+            self.asks.clear()
             self._tallied.clear()
         if draft.relabelled:
             # Before the spots: they may lie on nodes that are gone by now, and are counted anew when next asked for.

@@ -307,13 +307,16 @@ class Draft:
     def bind(self, name: str, new: Replica, ask: Ask) -> None:
         """`put_replica` for a pending replica that is bound: nothing is taken back, and nobody waited for it."""
         status = new.status
-        ledger = self._own_node(status.node)
+        ledger = self.nodes[status.node] if status.node in self._my_nodes else self._own_node(status.node)
         if ledger is None:
             raise LookupError(f"{name} is bound to {status.node}, which is not in the books")
         self.replicas[name] = new
         ledger.post(self._on_node(ask, status) if status.devices else ask.resources, 1)
         for grant in status.grants:
-            self._charged(name, grant).draw(ask.charge.pairs, 1)
+            own = self.grants[grant] if grant in self._my_grants else self._own_grant(grant)
+            if own is None:
+                raise LookupError(f"{name} is charged to {grant}, which is not in the books")
+            own.draw(ask.charge.pairs, 1)
         self._spot(ask, status.node, 1)
 
     def put_replica(self, name: str, old: Replica | None, new: Replica | None) -> None:
@@ -409,6 +412,8 @@ class Draft:
         if ask.anti:
             self._carried.setdefault(ask.tenant, {}).update(dict.fromkeys(carried(ask)))
             self._carriers.clear()
+        if not self._moved:
+            return
         for index, moved in self._moved.items():
             if index.tenant == ask.tenant and picks(index, ask):
                 self._move(moved, index, node, sign)

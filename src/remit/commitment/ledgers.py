@@ -69,17 +69,24 @@ class Room(Whole):
 class NodeLedger:
     """One node: what it is, what is left of each resource and device, and how many hold the rest. Satisfies `fit.Site`."""
 
-    __slots__ = ("facts", "free", "held", "open", "ready")
+    __slots__ = ("facts", "free", "held")
 
     def __init__(self, node: Node) -> None:
         self.facts = Facts(node)
-        self.ready, self.open = self.facts.ready, self.facts.open
         self.held = 0
         self.free: dict[str, int] = self.facts.capacity.copy()
 
     @property
     def node(self) -> Node:
         return self.facts.node
+
+    @property
+    def ready(self) -> bool:
+        return self.facts.ready
+
+    @property
+    def open(self) -> bool:
+        return self.facts.open
 
     @property
     def standing(self) -> bytes:
@@ -121,8 +128,7 @@ class NodeLedger:
 
     def copy(self) -> NodeLedger:
         ledger = NodeLedger.__new__(NodeLedger)
-        ledger.facts, ledger.ready, ledger.open = self.facts, self.ready, self.open
-        ledger.free, ledger.held = self.free.copy(), self.held
+        ledger.facts, ledger.free, ledger.held = self.facts, self.free.copy(), self.held
         return ledger
 
     def post(self, pairs: Pairs, sign: int) -> None:

@@ -66,6 +66,7 @@ def make_ask(
     if spec.type == "daemon":
         # One replica per node is what a daemon is: it stays away from its own kind.
         anti = (*anti, term({}, "node"))
+    checks = _checks(bool(wholes), bool(parts), where, bool(anti))
     return Ask(
         tenant=tenant,
         generation=(tenant, workload, generation),
@@ -97,8 +98,16 @@ def make_ask(
         open=open,
         quota=(f"tenant/{tenant}",),
         known={},
-        checks=_checks(bool(wholes), bool(parts), where, bool(anti)),
+        checks=checks,
+        plain=open
+        and not spec.never_twice
+        and not spec.gang
+        and in_force[1] is None
+        and checks == _checks(False, False, _NOWHERE, False),
     )
+
+
+_NOWHERE = Placement()
 
 
 def _checks(wholes: bool, parts: bool, where: Placement, anti: bool) -> tuple[tuple[Callable[..., Truth], Code], ...]:

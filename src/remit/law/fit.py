@@ -107,6 +107,9 @@ class Ask(NamedTuple):
     """Answers of the static rules, by what a node is: most binds ask again what was asked for their like."""
     checks: tuple[tuple[Callable[..., Truth], Code], ...]
     """The rules about what is left that can fail for this ask at all."""
+    plain: bool
+    """Is it asked of a node only what it is, and that it has the resources? Then nobody else needs to be looked at, nor the
+    clock."""
 
 
 class ByModel(Protocol):

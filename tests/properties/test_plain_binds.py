@@ -1,0 +1,92 @@
+"""Is a plain bind that is decided in one go the bind that the rules would have made? Two scopes, the same asks, every row.
+
+In one scope no bind is taken for plain, so each goes through the rules one by one. Heads carry a digest of every row since the
+beginning: if they are equal, everything is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remit.commitment import placing
+from remit.model.claims import Apply, Bind, Code, Evidence, Mark
+from remit.model.kinds import NodeHealth
+from tests.properties.machines import OPERATOR, Scope, node, story
+from tests.properties.test_authority_machine import APART, DEEDS, books, summed
+from tests.properties.test_batches_on_top import SORTS, Twins, one_by_one, plain
+from tests.unit.commitment.desk import T1, bind, spawned
+
+PLAINLY = placing._plainly
+
+
+@settings(max_examples=settings().max_examples // 2 or 1)
+@given(sorts=SORTS, rounds=st.lists(DEEDS, min_size=1, max_size=3))
+def test_a_plain_bind_is_the_same_bind(sorts: set[int], rounds: list[list[tuple[int, int, int]]]) -> None:
+    twins = Twins()
+    twins.do(twins.furnish_both(sorts | {0, 11}))
+    try:
+        for deeds in rounds:
+            asks = twins.collected(deeds)
+            found = twins.do(one_by_one(twins.r, asks))
+            with mock.patch.object(placing, "_plainly", lambda *_: False):
+                expected = twins.do(one_by_one(twins.other, asks))
+            assert plain(found) == plain(expected)
+            assert twins.r.row("head") == twins.other.row("head")
+            assert books(twins.r.books) == books(twins.other.books) == summed(twins.r)
+    finally:
+        twins.teardown()
+
+
+def watched() -> tuple[list[bool], Any]:
+    taken: list[bool] = []
+
+    def plainly(*arguments: Any) -> bool:
+        taken.append(PLAINLY(*arguments))
+        return taken[-1]
+
+    return taken, mock.patch.object(placing, "_plainly", plainly)
+
+
+@story
+async def test_the_second_of_its_kind_is_bound_plainly(scope: Scope) -> None:
+    """The first one asks the rules what the node is; the answer is kept."""
+    taken, watching = watched()
+    with watching:
+        for key in await spawned(scope, "w", 3):
+            await bind(scope, key)
+    assert taken == [False, True, True]
+    assert scope.row("replica/t1/w-2")["status"]["grants"] == [T1]
+
+
+@story
+async def test_what_is_not_plain_is_left_to_the_rules(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(node("n3", "1")))
+    await scope.must(scope.actors["node-lifecycle"], Mark("n3", scope.at("node/n3"), NodeHealth.READY))
+    keys = [*await spawned(scope, "w", 8), *await spawned(scope, "job", 2, type_="job")]
+    keys += await spawned(scope, "apart", 2, labels={"app": "apart"}, placement=APART)
+    for key in ("replica/t1/w-0", "replica/t1/job-0"):
+        await bind(scope, key)
+    await bind(scope, "replica/t1/w-1", "n3")
+    await bind(scope, "replica/t1/apart-0")
+    w, scheduler = "replica/t1/w-2", scope.actors["scheduler"]
+    wrong = [
+        (Bind(w, scope.at(w) - 1, "n1", T1), Code.REVISION),
+        (Bind(w, scope.at(w), "none", T1), Code.NOT_FOUND),
+        (Bind(w, scope.at(w), "n3", T1), Code.NO_ROOM),
+        (Bind(w, scope.at(w), "n1", "none"), Code.NOT_FOUND),
+        (Bind(w, scope.at(w), "n1", "tenant/t2"), Code.NOT_OWNER),
+        (Bind(w, scope.at(w), "n1", T1, {"gpu-0": 1}), Code.DEVICE_MISMATCH),
+        (Bind("replica/t1/w-0", scope.at("replica/t1/w-0"), "n1", T1), Code.PHASE),
+        (Bind("replica/t1/apart-1", scope.at("replica/t1/apart-1"), "n1", T1), Code.ANTI_AFFINITY),
+    ]
+    for claim, code in wrong:
+        assert await scope.refused(scheduler, claim) is code, claim
+    assert await scope.refused(scheduler, Bind(w, scope.at(w), "n1", T1), Evidence(1, 60_001)) is Code.STALE_EVIDENCE
+    await scope.must(OPERATOR, Apply(node("n1", "8", unschedulable=True)))
+    assert await scope.refused(scheduler, Bind(w, scope.at(w), "n1", T1)) is Code.DRAINING
+    await scope.must(scope.actors["node-lifecycle"], Mark("n2", scope.at("node/n2"), NodeHealth.SUSPECT))
+    assert await scope.refused(scheduler, Bind(w, scope.at(w), "n2", T1)) is Code.NODE_UNREADY
