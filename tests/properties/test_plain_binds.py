@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from remit.commitment import placing
 from remit.model.claims import Apply, Bind, Code, Evidence, Mark
-from remit.model.kinds import NodeHealth
+from remit.model.fields import Metadata
+from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyRule, PolicySpec
 from tests.properties.machines import OPERATOR, Scope, node, story
 from tests.properties.test_authority_machine import APART, DEEDS, books, summed
 from tests.properties.test_batches_on_top import SORTS, Twins, one_by_one, plain
@@ -90,3 +91,53 @@ async def test_what_is_not_plain_is_left_to_the_rules(scope: Scope) -> None:
     assert await scope.refused(scheduler, Bind(w, scope.at(w), "n1", T1)) is Code.DRAINING
     await scope.must(scope.actors["node-lifecycle"], Mark("n2", scope.at("node/n2"), NodeHealth.SUSPECT))
     assert await scope.refused(scheduler, Bind(w, scope.at(w), "n2", T1)) is Code.NODE_UNREADY
+
+
+async def more_nodes(scope: Scope, *names: str) -> None:
+    """Of the make of n1: what the rules answered about that one holds for them."""
+    for name in names:
+        await scope.must(OPERATOR, Apply(node(name)))
+        await scope.must(scope.actors["node-lifecycle"], Mark(name, scope.at(f"node/{name}"), NodeHealth.READY))
+
+
+@story
+async def test_a_replica_is_not_bound_twice_in_one_batch(scope: Scope) -> None:
+    """F02"""
+    await more_nodes(scope, "n3")
+    first, second = await spawned(scope, "w", 2)
+    await bind(scope, first)
+    claims = [Bind(second, scope.at(second), name, T1) for name in ("n1", "n3")]
+    verdicts = await scope.ask(scope.actors["scheduler"], *claims)
+    assert [v.code if isinstance(v, Refused) else None for v in verdicts] == [None, Code.REVISION]
+
+
+@story
+async def test_a_node_that_is_suspected_takes_nothing_whatever_its_like_takes(scope: Scope) -> None:
+    await more_nodes(scope, "n3")
+    first, second = await spawned(scope, "w", 2)
+    await bind(scope, first)
+    await scope.must(scope.actors["node-lifecycle"], Mark("n3", scope.at("node/n3"), NodeHealth.SUSPECT))
+    assert await scope.refused(scope.actors["scheduler"], Bind(second, scope.at(second), "n3", T1)) is Code.NODE_UNREADY
+
+
+@story
+async def test_who_is_shunned_is_not_put_beside_those_who_shun_it(scope: Scope) -> None:
+    await more_nodes(scope, "n3")
+    shy = await spawned(scope, "shy", 3, labels={"app": "apart"})
+    (apart,) = await spawned(scope, "apart", labels={"app": "apart"}, placement=APART)
+    await bind(scope, shy[0], "n3")
+    await bind(scope, apart)
+    assert await scope.refused(scope.actors["scheduler"], Bind(shy[1], scope.at(shy[1]), "n1", T1)) is Code.ANTI_AFFINITY
+    await bind(scope, shy[1], "n3")
+
+
+@story
+async def test_a_binding_names_the_policy_that_it_was_judged_by(scope: Scope) -> None:
+    rule = PolicyRule(allow=PolicyAllow(zones=("a",)))
+    await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="p"), spec=PolicySpec(rules=(rule,)))))
+    taken, watching = watched()
+    with watching:
+        for key in await spawned(scope, "w", 2):
+            await bind(scope, key)
+            assert scope.row(key)["status"]["policy"] == 1
+    assert taken == [False, True]
