@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.commitment import placing
-from remit.model.claims import Apply, Bind, Code, Evidence, Mark
+from remit.model.claims import Apply, Bind, Code, Evidence, Mark, Refused
 from remit.model.fields import Metadata
 from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyRule, PolicySpec
 from tests.properties.machines import OPERATOR, Scope, node, story
