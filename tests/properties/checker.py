@@ -552,6 +552,19 @@ def ledgers_never_rise_above_amount(step: Step) -> Found:
             yield key, f"{name} of {ledger} rose from {was} to {n}, of {limit}"
 
 
+def quota_comes_from_quota(step: Step) -> Found:
+    """Invariant 5: draws on a slice are charged to nothing else, so it must be of its tenant's own quota, all the way up."""
+    for key, grant in of_kind(step.after, "grant"):
+        spec = grant["spec"]
+        if spec.get("purpose", "quota") != "quota" or spec.get("issuer"):
+            continue
+        parent, tenant = spec.get("parent", ""), spec.get("tenant", "")
+        above = step.after[f"grant/{parent}"][1]["spec"] if f"grant/{parent}" in step.after else {}
+        of_slice = (above.get("purpose", "quota"), above.get("tenant", "")) == ("quota", tenant) and bool(above)
+        if parent != f"tenant/{tenant}" and not of_slice:
+            yield key, f"a slice of {tenant}'s quota was carved out of {parent or 'nothing'}: {above}"
+
+
 def one_binding_per_attempt(step: Step) -> Found:
     homes = step.checker.homes
     for key, _, new in step.replicas():
@@ -763,6 +776,7 @@ INVARIANTS: tuple[Callable[[Step], Found], ...] = (
     node_sums_never_rise_above_capacity,
     one_binding_per_attempt,
     ledgers_never_rise_above_amount,
+    quota_comes_from_quota,
     hard_constraints_hold_at_the_bind,
     policy_in_force_is_recorded_and_alive,
     phases_move_along_edges_by_their_owners,

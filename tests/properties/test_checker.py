@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import decide, draft, ledgers, moving, outcomes, placing
+from remit.commitment import decide, draft, granting, ledgers, moving, outcomes, placing
 from remit.commitment.rulings import RULINGS
 from remit.law.lifecycle import OWNER, TABLE
 from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, OperationID, Refused, Reserve, Role
 from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
+from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from tests.properties.checker import Checker, Violation, across
-from tests.properties.machines import OPERATOR, TAINTED, Scope, amounts, furnished, node, run
+from tests.properties.machines import HOUR, OPERATOR, TAINTED, Scope, amounts, furnished, node, run
 from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -41,6 +42,12 @@ async def over_quota(scope: Scope) -> None:
     (key,) = await spawned(scope, "w", cpu="17")
     await scope.must(OPERATOR, Apply(node("n1", "32")))
     await bind(scope, key)
+
+
+async def quota_of_an_offer(scope: Scope) -> None:
+    offered = GrantSpec(holder="scheduler", amount=amounts(cpu=100), tenant="t1", purpose="offer", ttl=HOUR)
+    slice_ = GrantSpec(holder="scheduler", amount=amounts(cpu=50), parent="o", tenant="t1", ttl=HOUR)
+    await scope.must(scope.actors["budgets"], Issue("o", offered), Issue("q", slice_))
 
 
 async def over_granted(scope: Scope) -> None:
@@ -180,6 +187,7 @@ BUGS: list[tuple[Tale, str, str, Any]] = [
     (one_device_twice, "exclusive_device_has_one_owner", "placing._check_devices", lambda *_: None),
     (over_quota, "ledgers_never_rise_above_amount", "GrantLedger.short_of", lambda *_: None),
     (over_granted, "ledgers_never_rise_above_amount", "GrantLedger.short_of", lambda *_: None),
+    (quota_of_an_offer, "quota_comes_from_quota", "granting._orphan", lambda *_: None),
     (out_of_phase, "phases_move_along_edges", "moving.edge", lambda name, *_: next(r for r in TABLE if r.name == name)),
     (by_another_role, "phases_move_along_edges", "moving.OWNER", {**OWNER, "serve": Role.REPAIR}),
     (with_a_stale_epoch, "accepted_entries_held_their_lease", "decide.claimant", lambda *_: None),
@@ -201,7 +209,8 @@ BUGS: list[tuple[Tale, str, str, Any]] = [
     (refused_and_done, "refusals_change_nothing", "RULINGS", {Bind: _written_then_refused}),
 ]
 PLACES: dict[str, Any] = {
-    "placing": placing, "moving": moving, "decide": decide, "Draft": draft.Draft, "GrantLedger": ledgers.GrantLedger,
+    "granting": granting, "placing": placing, "moving": moving, "decide": decide,
+    "Draft": draft.Draft, "GrantLedger": ledgers.GrantLedger,
     "Outcomes": outcomes.Outcomes,
 }  # fmt: skip
 

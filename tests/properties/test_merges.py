@@ -348,7 +348,8 @@ def declare_lost_and_issue(branch: Branch) -> None:
 
 
 def awaiting_eu() -> Rows:
-    return scope(peer("scope/eu", Standing.AWAITED), quota=cpu(8))
+    restored = Lease(metadata=Stamp(name="*"), spec=LeaseSpec(epoch=2_000_000))
+    return scope(restored, peer("scope/eu", Standing.AWAITED), quota=cpu(8))
 
 
 def peer(name: str, standing: Standing = Standing.MET) -> Peer:

@@ -8,18 +8,31 @@ from msgspec.structs import replace
 
 from remit.commitment.decide import tag
 from remit.commitment.outcomes import Entry
-from remit.model.claims import CLAIMS, AnyClaim, Apply, Claim, Delete, Move, Operation, Refused
+from remit.model.claims import CLAIMS, AnyClaim, Apply, Claim, Delete, Move, Operation, Refused, Role
 from remit.model.objects import key, key_of
 
 
-def entry_of(operation: Operation, taken: str, ruled: int | Refused) -> Entry:
-    """One operation as the audit keeps it."""
+def deed_of(operation: Operation) -> tuple[str, str]:
+    """What is asked, and of which object, as the audit calls them. Raises if this is no operation: what came over a wire was
+    checked, but what was given by reference was checked by nobody, and its words are written where a successor must read them.
+    """
     actor, evidence, claim = operation.actor, operation.evidence, operation.claim
     did, field = _NAMES[type(claim)]
     subject = getattr(claim, field) if field else _subject(claim)
+    texts = type(operation.id) is type(operation.trace) is type(actor.name) is type(actor.lease) is type(subject) is str
+    if not texts or not (type(evidence.revision) is type(evidence.age_ms) is type(actor.epoch) is int):
+        raise TypeError("id, trace, actor and subject are text, and epoch, revision and age whole numbers")
+    if type(actor.role) is not Role:
+        raise TypeError(f"{actor.role!r} is no role")
+    return did or _deed(claim), subject
+
+
+def entry_of(operation: Operation, deed: tuple[str, str], taken: str, ruled: int | Refused) -> Entry:
+    """One operation as the audit keeps it."""
+    actor, evidence, (did, subject) = operation.actor, operation.evidence, deed
     number, code, detail = (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", "")
     entry = Entry(
-        operation.id, taken, did or _deed(claim), subject, actor.name, actor.role, actor.lease, actor.epoch,
+        operation.id, taken, did, subject, actor.name, actor.role, actor.lease, actor.epoch,
         evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
     )  # fmt: skip
     texts = len(operation.id) + len(subject) + len(actor.name) + len(actor.lease) + len(detail) + len(operation.trace)

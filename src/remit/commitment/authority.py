@@ -117,6 +117,7 @@ class Authority:
         """One verdict an operation, in order, once they are durable."""
         if self._ended is not None:
             raise self._turned()
+        operations = tuple(operations)  # the asker's own list is the asker's to change
         if not operations:
             return []
         if self._queue and self._queue.count + len(operations) > QUEUE_MAX:

@@ -14,6 +14,7 @@ from remit.commitment.books import Books, generation_of
 from remit.commitment.ledgers import DEVICE
 from remit.law.lifecycle import HOLDS
 from remit.model.kinds import Tenant
+from remit.model.objects import key_of
 from remit.model.records import Grant, GrantPhase, Phase, Replica
 from remit.model.resources import WHOLE, Amount
 
@@ -110,7 +111,9 @@ def grants_cover(books: Books) -> Iterator[str]:
 
 
 def quota_covers(books: Books) -> Iterator[str]:
-    """The limits that draws are checked against are the quota and emergency quota that each tenant's row declares."""
+    """The limits that draws are checked against are the quota and emergency quota that each tenant's row declares, and every
+    slice is of quota.
+    """
     for name in books.keys("tenant/"):
         tenant: Tenant = books.things[name][0]
         limits = {"": tenant.spec.quota, "/emergency": tenant.spec.emergency_quota}
@@ -119,6 +122,11 @@ def quota_covers(books: Books) -> Iterator[str]:
             if ledger is None or Amount(ledger.amount) != declared:
                 there = "no ledger" if ledger is None else str(Amount(ledger.amount))
                 yield f"{name}{suffix}: declared {declared}, checked against {there}"
+    for grant in _issued(books):
+        above = books.things.get(key_of("Grant", grant.spec.parent))
+        slice_ = above is not None and (above[0].spec.purpose, above[0].spec.tenant) == ("quota", grant.spec.tenant)
+        if grant.spec.purpose == "quota" and grant.spec.parent != f"tenant/{grant.spec.tenant}" and not slice_:
+            yield f"grant/{grant.metadata.name}: a slice of quota that was carved out of {grant.spec.parent or 'nothing'}"
 
 
 def _issued(books: Books) -> Iterator[Grant]:

@@ -13,14 +13,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from remit.commitment.auditing import entry_of
+from remit.commitment.auditing import deed_of, entry_of
 from remit.commitment.books import NOTES_MAX, Books, Moment
 from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
 from remit.commitment.leasing import claimant
 from remit.commitment.outcomes import Batch, Entry, Outcomes, batch_key, digest, encode_batch
+from remit.commitment.rulings import refuse
 from remit.model.claims import Abandon, Accepted, Code, Operation, Refused, Role, Verdict, window_of
 from remit.model.objects import decode, encode
+from remit.model.records import ReplicaStatus
 from remit.store import chain
 from remit.store.protocol import Head, Invalid
 
@@ -90,11 +92,14 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
     for operation in operations:
         if len(draft.replicas) > most:
             break
-        id_ = operation.id
         try:
+            id_, deed = operation.id, deed_of(operation)
             taken, size = digest(operation)
         except UnicodeEncodeError as error:
             answers.append(Refused(Code.INVALID, f"it has text that is not Unicode: {error.reason}"))
+            continue
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is the asker's)
+            answers.append(refuse(Code.INVALID, f"this is no operation: {type(error).__name__}: {error}"))
             continue
         before = entries.get(id_) or below.get(id_)
         if before is not None and before.digest in ("", taken):
@@ -104,7 +109,7 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
         if known is not None:
             answers.append(known)
             if isinstance(known, Refused) and not known.revision:
-                audited.append(entry_of(operation, taken, known))
+                audited.append(entry_of(operation, deed, taken, known))
             continue
         if size > OPERATION_BYTES_MAX:
             ruled: int | Refused = Refused(Code.LIMIT, f"the operation has {size} bytes; {OPERATION_BYTES_MAX} at most")
@@ -118,7 +123,7 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
             except Exception as fault:  # noqa: BLE001  (whatever it is, it must not take the authority with it)
                 # Our own bug. The draft may be half written: it is thrown away, and the batch decided without this one.
                 return prepare(ground, operations, {**faults, id_: f"{type(fault).__name__}: {fault}"})
-        entry = entry_of(operation, taken, ruled)
+        entry = entry_of(operation, deed, taken, ruled)
         entries[id_] = entry
         answers.append(entry)
     return written_out(ground, draft, answers, entries, audited)
@@ -174,12 +179,18 @@ def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
 
 def _check_readable(draft: Draft) -> None:
     """Every row must be readable for whoever takes over; a claim that was given by reference was checked by nobody."""
-    for name, thing in (*draft.things.items(), *draft.notes.items()):
+    told = ((name, one) for name, one in draft.replicas.items() if one is not None and _tells(one.status))
+    for name, thing in (*draft.things.items(), *draft.notes.items(), *told):
         if thing is not None:
             try:
                 decode(encode(thing))
             except (msgspec.MsgspecError, ValueError) as error:
                 raise Invalid(f"{name} would not be readable: {error}") from None
+
+
+def _tells(status: ReplicaStatus) -> bool:
+    """Has a claim put words of its own into it?"""
+    return bool(status.result or status.reason or status.devices or status.victims)
 
 
 def _batch(ground: Ground, entries: tuple[Entry, ...]) -> Batch:

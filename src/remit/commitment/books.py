@@ -21,7 +21,7 @@ from remit.law.fit import Ask, Index, carried, static_misfit
 from remit.law.labels import selects
 from remit.law.lifecycle import WAITS
 from remit.model.objects import dec_hook, key_of
-from remit.model.records import PolicyRevision, Replica
+from remit.model.records import Peer, PolicyRevision, Replica, Standing
 
 if TYPE_CHECKING:
     from remit.commitment.draft import Draft
@@ -35,6 +35,7 @@ AWAITED_NODE = "awaited/node/"
 """After a restore, one such record stands for each node that has not yet reported."""
 
 _AWAITED = key_of("Summary", AWAITED_NODE)
+_PEER = key_of("Peer", "")
 TIMES_EVERY_MS = 250
 LIMIT_MS_MAX = max(wait.limit_ms for wait in WAITS.values())
 
@@ -84,6 +85,7 @@ class Books:
         self.things: dict[str, tuple[Any, int]] = {}
         self.by_kind: dict[str, dict[str, None]] = {}
         self.awaited: set[str] = set()
+        self.peers_awaited: set[str] = set()
         self.nodes: dict[str, NodeLedger] = {}
         self.grants: dict[str, GrantLedger] = {}
         self.spots: dict[GenerationKey, dict[str, int]] = {}
@@ -210,6 +212,9 @@ class Books:
                 kind[name] = None
             if name.startswith(_AWAITED):
                 (self.awaited.discard if thing is None else self.awaited.add)(name)
+            elif name.startswith(_PEER):
+                awaited = isinstance(thing, Peer) and thing.spec.standing is Standing.AWAITED
+                (self.peers_awaited.add if awaited else self.peers_awaited.discard)(name)
         for name, note in draft.notes.items():
             self.notes.pop(name, None)
             if note is not None:

@@ -462,8 +462,9 @@ class Draft:
                     emergency.lend(share.pairs, sign)
 
     def _deadline(self, grant: Grant) -> int | None:
-        """On this authority's clock. At a takeover, what was issued here gets a full new term, as every lease does; what is
-        held from elsewhere keeps its instant if this is the same boot, and has otherwise lapsed until it is renewed.
+        """On this authority's clock. At a takeover, what was issued here gets a full new term, as every lease does: nobody
+        could renew it while nobody led. What is held from elsewhere keeps its instant if this is the same boot, and has
+        otherwise lapsed until it is renewed.
         """
         deadline = grant.status.deadline
         if deadline is None:

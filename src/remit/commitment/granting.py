@@ -20,9 +20,10 @@ import re
 from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
+from remit.commitment.leasing import restored
 from remit.commitment.ledgers import SCOPE, GrantLedger, outstanding
 from remit.commitment.placing import lifeless
-from remit.commitment.recognising import PEER, awaited_peers, misaddressed, note, on_record, parted
+from remit.commitment.recognising import PEER, awaited_peers, forgetful, lenders, misaddressed, note, on_record, parted
 from remit.commitment.rulings import BUDGETEERS, Coordination, refuse, ruling
 from remit.model.claims import (
     Accept,
@@ -57,15 +58,14 @@ def issue(draft: Draft, operation: Operation, claim: Issue) -> int | Refused:
         return refuse(Code.EXISTS, f"there is a grant {claim.name} already")
     if operation.actor.role is Role.SCHEDULER and (spec.shares or not _held_by_asker(draft, operation, spec.parent)):
         return refuse(Code.NOT_OWNER, "spec.parent: a scheduler hands on only what it was granted itself, and makes no budgets")
-    if not _is_parent(draft, spec.parent):
-        return refuse(Code.NOT_FOUND, f"spec.parent: there is no grant or quota {spec.parent} to carve it out of")
+    refused = _orphan(draft, spec)
+    if refused is not None:
+        return refused
     deadline = _term(draft, spec)
     for ledger_name, amount in _debits(spec):
         ledger = draft.grant(ledger_name)
         if ledger is None:
             return refuse(Code.NOT_FOUND, f"spec.parent: there is no grant {ledger_name}")
-        if spec.purpose == "quota" and ledger.tenant != spec.tenant:
-            return refuse(Code.NOT_OWNER, f"spec.parent: {ledger_name} is not of tenant {spec.tenant}")
         short = _covers(draft, ledger, amount)
         if short is not None:
             return short
@@ -206,6 +206,8 @@ def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
     if (claim.epoch, claim.report) <= (grant.status.epoch, grant.status.report):
         return grant.status.report
     left = Amount(outstanding(grant))
+    if any(count < 0 for _, count in claim.remaining):
+        return refuse(Code.INVALID, "remaining: nobody has less than nothing left")
     if not claim.remaining <= left:
         return refuse(Code.INVALID, f"remaining: {claim.remaining} is more than {left}, which is all that was not given back")
     status = replace(
@@ -243,8 +245,11 @@ def vouch(draft: Draft, operation: Operation, claim: Vouch) -> int | Refused:
             return refuse(
                 Code.NOT_OWNER, f"grants.{name}: {found[0].spec.holder} has it here; one of the two must close it first"
             )
-        if found is None and (spec.parent in claim.grants or not _is_parent(draft, spec.parent)):
-            return refuse(Code.NOT_FOUND, f"grants.{name}: there is no grant or quota {spec.parent} that it was carved out of")
+        orphan = _orphan(draft, spec) if found is None else None
+        if orphan is not None:
+            return replace(orphan, detail=f"grants.{name}.{orphan.detail}")
+        if not restored(draft) and (found is None or not spec.amount <= found[0].spec.amount):
+            return refuse(Code.NOT_FOUND, f"grants.{name}: not lent by this scope, which was never restored; ask for a grant")
     for name, spec in sorted(claim.grants.items()):
         found = draft.thing(key_of("Grant", name))
         if found is None:
@@ -293,15 +298,8 @@ def _well_formed(name: str, spec: GrantSpec) -> Refused | None:
 
 
 def _unheard_of(draft: Draft, spec: GrantSpec) -> Refused | None:
-    """After a restore this scope may have granted what it no longer remembers; it grants nothing away until all have said."""
-    unheard = awaited_peers(draft) if spec.holder.startswith(SCOPE) else []
-    if not unheard:
-        return None
-    own = draft.moment.incarnation
-    return refuse(
-        Code.AWAITING_REPORTS,
-        f"restored: first {', '.join(unheard)} recognise incarnation {own} and vouch for what they hold, or are declared lost",
-    )
+    """After a restore this scope may have granted what it no longer remembers; it grants nothing on until all have said."""
+    return forgetful(draft, awaited_peers(draft) if spec.holder.startswith(SCOPE) else lenders(draft))
 
 
 def _held_by_asker(draft: Draft, operation: Operation, parent: str) -> bool:
@@ -319,11 +317,24 @@ def _debits(spec: GrantSpec) -> list[tuple[str, Amount]]:
     return list(debits.items())
 
 
-def _is_parent(draft: Draft, name: str) -> bool:
-    """Nothing, a grant, or a tenant's quota; a tenant's share of a budget is a limit inside it, and cannot be handed on."""
-    if not name or draft.thing(key_of("Grant", name)) is not None:
-        return True
-    return name.startswith("tenant/") and draft.grant(name) is not None
+def _orphan(draft: Draft, spec: GrantSpec) -> Refused | None:
+    """A grant is carved out of nothing, another grant, or a tenant's quota. A share of a budget, and the emergency quota that
+    shares burden, are limits, and are not handed on. A slice of quota is carved out of quota of the same tenant: draws on it
+    are charged to nothing else, so out of an offer or a budget it would be new quota.
+    """
+    name = spec.parent
+    found = draft.thing(key_of("Grant", name)) if name else None
+    home = name.startswith("tenant/") and not name.endswith("/emergency") and draft.grant(name) is not None
+    if name and found is None and not home:
+        return refuse(Code.NOT_FOUND, f"spec.parent: there is no grant or quota {name} to carve it out of")
+    if spec.purpose != "quota":
+        return None
+    tenant = name.removeprefix("tenant/") if found is None else found[0].spec.tenant
+    if tenant != spec.tenant:
+        return refuse(Code.NOT_OWNER, f"spec.parent: {name} is not of tenant {spec.tenant}")
+    if found is not None and found[0].spec.purpose != "quota":
+        return refuse(Code.INVALID, f"spec.parent: {name} is {found[0].spec.purpose}; a slice of quota is carved out of quota")
+    return None
 
 
 def _may_end(draft: Draft, operation: Operation, grant: Grant) -> bool:

@@ -18,6 +18,11 @@ ANY_LEASE = "*"
 been there before, at epochs that the backup does not know."""
 
 
+def restored(draft: Draft) -> bool:
+    """Has this scope ever been put back to a backup?"""
+    return draft.thing(key_of("Lease", ANY_LEASE)) is not None
+
+
 def claimant(draft: Draft, actor: Actor) -> Refused | None:
     """Does the actor hold its role's lease at the current epoch? This is the fence that every leased claim passes."""
     if actor.role in UNLEASED:
@@ -49,9 +54,9 @@ def _claimant(draft: Draft, actor: Actor) -> Refused | None:
 @ruling(Acquire, EVERYONE - UNLEASED, Coordination.HARD, "one holder per lease and epoch")
 def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused:
     actor = operation.actor
-    if not _of_role(actor, claim.lease) or len(claim.lease) > 253:
+    if not _of_role(actor, claim.lease) or len(claim.lease.encode()) > 253:
         return refuse(Code.NOT_OWNER, f"lease {claim.lease} is not one of role {actor.role}")
-    if not 0 < len(actor.name) <= 253:
+    if not 0 < len(actor.name) <= 253:  # it stands in the row, not in the key
         return refuse(Code.INVALID, f"actor.name: has {len(actor.name)} characters; 1 to 253 for who holds a lease")
     if not TTL_MS_MIN <= claim.ttl <= TTL_MS_MAX:
         return refuse(Code.INVALID, f"ttl: between {TTL_MS_MIN} ms and {TTL_MS_MAX} ms")

@@ -13,7 +13,7 @@ import msgspec
 
 from remit.commitment.books import Books, Moment
 from remit.commitment.draft import Draft
-from remit.commitment.outcomes import BATCH, Outcomes, batch_key, decode_batch
+from remit.commitment.outcomes import BATCH, Batch, Outcomes, batch_key, decode_batch
 from remit.model.objects import AnyObject, decode
 from remit.model.records import Grant, Phase, Replica
 from remit.store.chain import Place
@@ -111,11 +111,18 @@ async def _load_outcomes(store: Store, place: Place) -> Outcomes:
     for sequence in range(head.sequence, 0, -1):
         row = await store.get(batch_key(sequence))
         if row is not None:
-            last = decode_batch(row.value)
+            last = _read_batch(row)
             break
     if last is None:
         return Outcomes(head.incarnation, 1, 1)
     outcomes = Outcomes(head.incarnation, last.window, last.horizon)
     async for row in rows(store, BATCH, place.revision, after=batch_key(last.first - 1)):
-        outcomes.record(int(row.key.removeprefix(BATCH)), decode_batch(row.value), row.revision)
+        outcomes.record(int(row.key.removeprefix(BATCH)), _read_batch(row), row.revision)
     return outcomes
+
+
+def _read_batch(row: Row) -> Batch:
+    try:
+        return decode_batch(row.value)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Corrupt(f"row {row.key} does not decode ({error}); restore a backup") from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import EVERYONE, Coordination, refuse, ruling
 from remit.model.claims import Code, Explain, Note, Observe, Operation, Refused, Report
-from remit.model.fields import Condition, Stamp
+from remit.model.fields import DNS_LABEL, Condition, Stamp
 from remit.model.objects import key_of
 from remit.model.records import Decision, Event, Summary
 
@@ -29,9 +31,11 @@ def note(draft: Draft, operation: Operation, claim: Note) -> int | Refused:
 
 @ruling(Explain, EVERYONE, Coordination.BOUNDED, "decisions are a set; they are evidence of a choice, and bind nobody")
 def explain(draft: Draft, operation: Operation, claim: Explain) -> int | Refused:
-    unnamed = _unnamed(claim.name) or _unnamed(claim.tenant, "tenant")
+    unnamed = _unnamed(claim.name)
     if unnamed is not None:
         return unnamed
+    if re.fullmatch(DNS_LABEL, claim.tenant) is None:
+        return refuse(Code.INVALID, f"tenant: {claim.tenant!r} is not a DNS label")
     draft.note(Decision(metadata=Stamp(name=claim.name, tenant=claim.tenant), spec=claim.decision))
     return 0
 
@@ -69,10 +73,10 @@ def observe(draft: Draft, operation: Operation, claim: Observe) -> int | Refused
     return 0
 
 
-def _unnamed(name: str, field: str = "name") -> Refused | None:
+def _unnamed(name: str) -> Refused | None:
     """A name becomes part of a key, which has its bounds."""
     size = len(name.encode())
-    return None if 0 < size <= NAME_BYTES_MAX else refuse(Code.INVALID, f"{field}: has {size} bytes; 1 to {NAME_BYTES_MAX}")
+    return None if 0 < size <= NAME_BYTES_MAX else refuse(Code.INVALID, f"name: has {size} bytes; 1 to {NAME_BYTES_MAX}")
 
 
 def merge_summaries(one: Summary, other: Summary) -> Summary:

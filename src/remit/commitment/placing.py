@@ -11,6 +11,7 @@ from remit.commitment.books import AWAITED_NODE, decode_replica, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.holding import held_by
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger
+from remit.commitment.recognising import forgetful, lenders
 from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit
 from remit.law.fit import devices as fit_devices
@@ -55,7 +56,9 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
     """
     books = draft.books
     kept = books.replicas.get(claim.replica)
-    if kept is None or kept[0] != claim.at or claim.devices or claim.replica in draft.replicas or draft.reshaped:
+    if kept is None or kept[0] != claim.at or claim.replica in draft.replicas or claim.devices:
+        return False
+    if draft.reshaped or books.peers_awaited:
         return False
     replica = decode_replica(kept[1])
     meta, spec, status = replica.metadata, replica.spec, replica.status
@@ -287,8 +290,6 @@ def charge(draft: Draft, operation: Operation, ask: Ask, name: str, *, drawn: bo
     if ledger.grant is None:
         if name != ask.quota[0]:
             return refuse(Code.NOT_OWNER, f"{name} is not the quota of tenant {ask.tenant}")
-        if ledger.short_of(ask.charge.pairs) is None:
-            return ask.quota
         charged = ask.quota
     else:
         ruled = _drawn(draft, operation, ask, ledger)
@@ -300,6 +301,8 @@ def charge(draft: Draft, operation: Operation, ask: Ask, name: str, *, drawn: bo
         if own is None:
             return refuse(Code.NOT_FOUND, f"there is no grant {one}")
         dead = lifeless(draft, own) if own.grant is not None and not drawn else None
+        if dead is None and not drawn and draft.books.peers_awaited and (own.grant is None or not own.grant.spec.issuer):
+            dead = forgetful(draft, lenders(draft))
         if dead is not None:
             return dead
         short = own.short_of(ask.charge.pairs)

@@ -19,6 +19,7 @@ Nobody is trusted at first sight: the first contact is a `recognise` too.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -83,6 +84,24 @@ def awaited_peers(draft: Draft) -> list[str]:
     """The peers that have not vouched since this scope was restored."""
     peers = [name.removeprefix(PEER) for name in draft.keys(PEER)]
     return [peer for peer in peers if on_record(draft, peer).standing is Standing.AWAITED]
+
+
+def lenders(draft: Draft) -> list[str]:
+    """Those of them that this scope has dealt with, so that they may hold of it what it does not remember."""
+    if not draft.books.peers_awaited:
+        return []
+    return [peer for peer in awaited_peers(draft) if on_record(draft, peer).incarnation or on_record(draft, peer).former]
+
+
+def forgetful(draft: Draft, unheard: Sequence[str]) -> Refused | None:
+    """Until these have been heard of, what is still there to be given or drawn is not known."""
+    if not unheard:
+        return None
+    own = draft.moment.incarnation
+    return refuse(
+        Code.AWAITING_REPORTS,
+        f"restored: first {', '.join(unheard)} recognise incarnation {own} and vouch for what they hold, or are declared lost",
+    )
 
 
 def on_record(draft: Draft, peer: str) -> PeerSpec:

@@ -95,7 +95,8 @@ async def test_what_is_said_has_a_name_that_can_be_kept(scope: Scope) -> None:
         for claim in (Note(name, said), Report(name, summed), Explain(name, "t1", explained), Explain("d", name, explained)):
             assert await scope.refused(USER, claim) is Code.INVALID, claim
     longest = "ü" * 120
-    await scope.must(USER, Note(longest, said), Report(longest, summed), Explain(longest, longest, explained))
+    await scope.must(USER, Note(longest, said), Report(longest, summed), Explain(longest, "t1", explained))
+    assert await scope.refused(USER, Explain("c", "a/b", explained)) is Code.INVALID, "it would be b/c of tenant a"
 
 
 @story

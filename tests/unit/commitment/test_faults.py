@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from remit.commitment.authority import Authority
 from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
 from remit.commitment.outcomes import batch_key, decode_batch
 from remit.model.claims import (
+    Abandon,
     Accepted,
     Acquire,
     Actor,
@@ -19,7 +23,9 @@ from remit.model.claims import (
     Bind,
     Code,
     Delete,
+    Evidence,
     Explain,
+    Move,
     Note,
     Operation,
     OperationID,
@@ -30,9 +36,10 @@ from remit.model.fields import Metadata
 from remit.model.kinds import Config, DataSpec, Placement
 from remit.model.records import DecisionSpec, EventSpec
 from remit.model.resources import Duration
-from remit.store.protocol import VALUE_BYTES_MAX
-from tests.properties.machines import OPERATOR, USER, Scope, node, story, workload
-from tests.unit.commitment.desk import T1, bind, spawned
+from remit.store import chain
+from remit.store.protocol import VALUE_BYTES_MAX, Corrupt
+from tests.properties.machines import OPERATOR, USER, Scope, furnished, node, run, story, workload
+from tests.unit.commitment.desk import T1, bind, move, spawned
 
 
 def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,3 +232,100 @@ async def test_nobody_is_told_that_something_is_done_which_its_own_role_may_not_
     assert await scope.refused(Actor("a1", Role.AUTHORITY), Apply(workload("w"))) is Code.ROLE
     assert await scope.refused(USER, Apply(node("n3"))) is Code.ROLE
     assert await scope.refused(scope.actors["repair"], Acquire("scheduler/x", Duration(60_000))) is Code.NOT_OWNER
+
+
+# -- what was given by reference, and is no operation -------------------------------------------------------------------------
+
+GOOD = Delete("Secret", "none", "t1")
+
+
+def ill_formed(good: Operation) -> dict[str, Any]:
+    looped: dict[str, Any] = {}
+    looped["itself"] = looped
+    return {
+        "nothing": None,
+        "a number": 7,
+        "id": replace(good, id=None),
+        "claim": replace(good, claim=None),
+        "a claim of no kind": replace(good, claim=good.actor),
+        "actor": replace(good, actor=None),
+        "name": replace(good, actor=replace(USER, name=7)),
+        "role": replace(good, actor=replace(USER, role=None)),
+        "a word for a role": replace(good, actor=replace(USER, role="user")),
+        "epoch": replace(good, actor=replace(USER, epoch="x")),
+        "half an epoch": replace(good, actor=replace(USER, epoch=1.5)),
+        "evidence": replace(good, evidence=None),
+        "revision": replace(good, evidence=Evidence(1.5, 0)),  # type: ignore[arg-type]
+        "age": replace(good, evidence=Evidence(0, None)),  # type: ignore[arg-type]
+        "trace": replace(good, trace=None),
+        "subject": replace(good, claim=Note(["a"], EventSpec(regarding="x"))),  # type: ignore[arg-type]
+        "target": replace(good, claim=Abandon(7)),  # type: ignore[arg-type]
+        "thing": replace(good, claim=Apply(None)),  # type: ignore[arg-type]
+        "kind": replace(good, claim=Delete([], "x")),  # type: ignore[arg-type]
+        "what cannot be written": replace(good, claim=Note("e", object())),  # type: ignore[arg-type]
+        "what has no end": replace(good, claim=Note("e", looped)),  # type: ignore[arg-type]
+    }
+
+
+@story
+async def test_what_is_no_operation_is_refused_and_harms_nobody(scope: Scope) -> None:
+    good = await scope.operation(USER, GOOD)
+    for name, bad in ill_formed(good).items():
+        other = await scope.operation(USER, Apply(workload(name.replace(" ", "-"))))
+        refused, accepted = await scope.lead.authority.ask([bad, other])
+        assert isinstance(refused, Refused) and refused.code is Code.INVALID, (name, refused)
+        assert isinstance(accepted, Accepted), name
+    await scope.take_over()
+    assert await scope.refused(USER, GOOD) is Code.NOT_FOUND, "a successor can read everything"
+
+
+@story
+async def test_a_result_that_is_no_text_is_not_written(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w", type_="job")
+    await bind(scope, key)
+    await move(scope, key, "start", "run")
+    agent = scope.actors["agent/n1"]
+    claim = Move(key, scope.at(key), "finish", 1, ["done"])  # type: ignore[arg-type]
+    (verdict,) = await scope.ask(agent, claim)
+    assert isinstance(verdict, Refused), verdict
+    await scope.take_over()
+    assert scope.phase(key) == "running"
+
+
+@pytest.mark.parametrize("change", [lambda asked: asked.append(asked[0]), lambda asked: asked.clear()])
+def test_a_list_that_is_changed_after_asking_is_answered_as_it_was(change: Any) -> None:
+    @story
+    async def told(scope: Scope) -> None:
+        asked = [await scope.operation(USER, GOOD) for _ in range(300)]
+        asking = asyncio.create_task(scope.lead.authority.ask(asked))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        change(asked)
+        assert len(await asyncio.wait_for(asking, 5)) == 300
+        assert scope.lead.authority._queue.count == 0
+
+    told()
+
+
+@story
+async def test_whatever_can_be_gone_through_may_be_asked(scope: Scope) -> None:
+    operations = [await scope.operation(USER, GOOD) for _ in range(3)]
+    asked: Any = (operation for operation in operations)
+    assert len(await scope.lead.authority.ask(asked)) == 3
+
+
+def test_a_batch_that_does_not_decode_is_told_with_a_cure() -> None:
+    """F13"""
+
+    async def tell() -> None:
+        scope = await furnished(checked=False)
+        await scope.must(USER, Apply(workload("w")))
+        place = await chain.read_place(scope.store)
+        assert place is not None
+        puts = [(batch_key(place.head.sequence), b"{}")]
+        await scope.store.inner.commit(chain.batch(place, chain.advance(place.head, puts, ()), puts))
+        with pytest.raises(Corrupt, match=r"does not decode .* restore a backup"):
+            await Authority.take_over(scope.store, scope="r1", holder="b", clock=scope.clock, ids=scope.ids)
+        await scope.close()
+
+    run(tell())

@@ -9,8 +9,8 @@ from remit.model.claims import Apply, Bind, Close, Code, DeclareLost, Issue, Ren
 from remit.model.fields import Metadata
 from remit.model.kinds import Region
 from remit.model.records import GrantSpec, SummarySpec
-from remit.model.resources import Duration
-from tests.properties.machines import OPERATOR, USER, Scope, amounts, story
+from remit.model.resources import Amount, Duration
+from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, story
 from tests.unit.commitment.desk import T1, bind, credit, meets, move, offer, slice_of, spawned, vouch
 
 MINUTE = Duration(60_000)
@@ -122,13 +122,63 @@ async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_
     budgets = scope.actors["budgets"]
     assert scope.books.grants[T1].lent == {"cpu": 4000}, "in full, whatever was reported before"
     assert await scope.refused(budgets, Issue("more", slice_of("1"))) is Code.AWAITING_REPORTS
-    await scope.must(budgets, Issue("here", slice_of("1", "scheduler"))), "within this scope everything is known"
+    assert await scope.refused(budgets, Issue("here", slice_of("1", "scheduler"))) is Code.AWAITING_REPORTS, "nor here"
+    (key,) = await spawned(scope, "w")
+    assert await scope.refused(scope.actors["scheduler"], drawing(scope, key, T1)) is Code.AWAITING_REPORTS
     await scope.must(budgets, vouch(scope, s="1", unknown="3"))
-    assert scope.books.grants[T1].lent == {"cpu": 8000}, "what was unknown is written off; what was known still is, in full"
+    assert scope.books.grants[T1].lent == {"cpu": 7000}, "what was unknown is written off; what was known still is, in full"
     await scope.must(budgets, credit(scope, 1, "1", epoch=7))
-    assert scope.books.grants[T1].lent == {"cpu": 5000}, "it comes back by the holder's report, sent again"
+    assert scope.books.grants[T1].lent == {"cpu": 4000}, "it comes back by the holder's report, sent again"
     await scope.must(budgets, Issue("more", slice_of("1")))
+    await bind(scope, key)
     assert await scope.refused(budgets, vouch(scope)) is Code.EXISTS, "each vouches once"
+
+
+@story
+async def test_who_was_only_declared_holds_up_no_work_here(scope: Scope) -> None:
+    """A region that this scope has never dealt with holds nothing of it; lending waits for its word all the same."""
+    await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
+    (key,) = await spawned(scope, "w")
+    await scope.restore(await scope.store.inner.backup())
+    await scope.take_over()
+    assert await scope.refused(scope.actors["budgets"], Issue("s", slice_of("1"))) is Code.AWAITING_REPORTS
+    await bind(scope, key)
+
+
+@story
+async def test_a_scope_that_was_never_restored_knows_what_it_has_lent(scope: Scope) -> None:
+    await meets(scope, "scope/r2")
+    await scope.must(scope.actors["budgets"], Issue("s", slice_of("2")))
+    assert await scope.refused(scope.actors["budgets"], vouch(scope, new="1")) is Code.NOT_FOUND
+    assert await scope.refused(scope.actors["budgets"], vouch(scope, s="3")) is Code.NOT_FOUND
+    await scope.must(scope.actors["budgets"], vouch(scope, s="2"))
+    assert scope.books.grants[T1].lent == {"cpu": 2000}
+
+
+@story
+async def test_nobody_has_less_than_nothing_left(scope: Scope) -> None:
+    await meets(scope, "scope/r2")
+    await scope.must(scope.actors["budgets"], Issue("s", slice_of("2")))
+    claim = replace(credit(scope, 1, "1"), remaining=Amount({"cpu": -1000}))
+    assert await scope.refused(scope.actors["budgets"], claim) is Code.INVALID
+
+
+@story
+async def test_quota_is_carved_out_of_quota_alone(scope: Scope) -> None:
+    """Draws on an offer are charged to the tenant's quota as well, and those on a budget to its share; on a slice to nothing
+    else. So a slice of an offer or a budget would be quota that nobody has granted.
+    """
+    budgets, scheduler = scope.actors["budgets"], scope.actors["scheduler"]
+    offered = GrantSpec(holder="scheduler", amount=amounts(cpu=100), tenant="t1", purpose="offer", ttl=HOUR)
+    share = {"t1": amounts(cpu=1)}
+    budget = GrantSpec(holder="scheduler", amount=amounts(cpu=100), tenant="t1", purpose="budget", shares=share, ttl=HOUR)
+    await scope.must(budgets, Issue("offer", offered), Issue("budget", budget), Issue("slice", slice_of("4", "scheduler")))
+    for actor, parent in ((scheduler, "offer"), (budgets, "budget")):
+        code = await scope.refused(actor, Issue("quota", slice_of("20", "scheduler", parent=parent)))
+        assert code is Code.INVALID, parent
+    emergency = slice_of("1", "scheduler", parent="tenant/t1/emergency")
+    assert await scope.refused(budgets, Issue("quota", emergency)) is Code.NOT_FOUND
+    await scope.must(scheduler, Issue("quota", slice_of("2", "scheduler", parent="slice")))
 
 
 @story
