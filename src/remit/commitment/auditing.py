@@ -19,7 +19,8 @@ def deed_of(operation: Operation) -> tuple[str, str]:
     actor, evidence, claim = operation.actor, operation.evidence, operation.claim
     did, field = _NAMES[type(claim)]
     subject = getattr(claim, field) if field else _subject(claim)
-    texts = type(operation.id) is type(operation.trace) is type(actor.name) is type(actor.lease) is type(subject) is str
+    plain = type(operation.id) is type(operation.trace) is type(actor.name) is type(actor.lease) is type(subject) is str
+    texts = plain or all(isinstance(one, str) for one in (operation.id, operation.trace, actor.name, actor.lease, subject))
     if not texts or not (type(evidence.revision) is type(evidence.age_ms) is type(actor.epoch) is int):
         raise TypeError("id, trace, actor and subject are text, and epoch, revision and age whole numbers")
     if type(actor.role) is not Role:

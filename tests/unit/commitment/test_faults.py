@@ -280,6 +280,16 @@ async def test_what_is_no_operation_is_refused_and_harms_nobody(scope: Scope) ->
 
 
 @story
+async def test_a_role_may_name_the_lease_of_its_own_name(scope: Scope) -> None:
+    """It is a text, and more than that."""
+    actor = Actor("x", Role.AUTOSCALER)
+    scope.clock.at_ms += 24 * 3_600_000
+    (epoch,) = await scope.must(actor, Acquire(Role.AUTOSCALER, Duration(60_000)))
+    await scope.must(Actor("x", Role.AUTOSCALER, Role.AUTOSCALER, epoch), Note("e", EventSpec(regarding="node/n1")))
+    await scope.take_over()
+
+
+@story
 async def test_a_result_that_is_no_text_is_not_written(scope: Scope) -> None:
     (key,) = await spawned(scope, "w", type_="job")
     await bind(scope, key)
