@@ -196,7 +196,7 @@ class Asker:
     async def lease(self) -> Asker:
         if self.actor.role is not Role.OPERATOR:
             (answer,) = await self.ask([Acquire(self.actor.role, Duration(3_600_000))])
-            self.actor = Actor(self.actor.name, self.actor.role, self.actor.role, accepted(answer))
+            self.actor = Actor(self.actor.name, self.actor.role, self.actor.role.value, accepted(answer))
         return self
 
     async def operations(self, claims: Iterable[Any], seen: int = 0) -> list[Operation]:

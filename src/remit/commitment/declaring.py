@@ -14,11 +14,12 @@ from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, R
 from remit.model.fields import Deadline, Metadata, Stamp
 from remit.model.judging import judge
 from remit.model.kinds import Node, Policy, PolicySpec, Workload
-from remit.model.objects import DECLARED, TENANTED, AnyObject, key, key_of
+from remit.model.objects import DECLARED, TENANTED, AnyObject, encode, key, key_of
 from remit.model.records import Generation, GenerationSpec, PolicyRevision, PolicyRevisionSpec
 
 GENERATIONS_KEPT = 10
 POLICY_REVISIONS_KEPT = 256
+POLICIES_BYTES_MAX = 4 << 20
 
 PEOPLE = frozenset({Role.USER, Role.OPERATOR})
 DECLARERS: dict[str, frozenset[Role]] = {
@@ -54,6 +55,9 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     refused = _expected(key(thing), claim.expect, found) or _allowed(draft, operation, thing, found)
     if refused is not None:
         return refused
+    refused = _room_for(draft, thing) if isinstance(thing, Policy) else None
+    if refused is not None:
+        return refused
     before = None if found is None else found[0]
     changed = before is None or before.spec != thing.spec or before.metadata.labels != meta.labels
     generation = 1 if before is None else before.metadata.generation + changed
@@ -72,6 +76,14 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     elif isinstance(stamped, Policy):
         _publish(draft, {**_policies(draft), stamped.metadata.name: stamped.spec})
     return generation
+
+
+def _room_for(draft: Draft, policy: Policy) -> Refused | None:
+    """All policies stand in one row, so that a number stands for all of them; and a row has its bounds."""
+    size = len(encode({**_policies(draft), policy.metadata.name: policy.spec}))
+    if size <= POLICIES_BYTES_MAX:
+        return None
+    return refuse(Code.LIMIT, f"with it all policies have {size} bytes, {POLICIES_BYTES_MAX} at most: shorten or delete some")
 
 
 def _expected(name: str, expect: int | None, found: tuple[Any, int] | None) -> Refused | None:

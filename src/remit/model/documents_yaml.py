@@ -51,7 +51,7 @@ def read_yaml(text: str, problems: Problems) -> list[Node]:
         pass
     if not composer.documents and not problems:
         cure = "write at least one manifest, beginning with apiVersion and kind"
-        problems.add((1, 1), (), "the file has no document in it, only comments", cure)
+        problems.add((1, 1), (), "the file has no document in it", cure)
     return composer.documents
 
 

@@ -19,7 +19,7 @@ from remit.model.problems import Path, Problems, did_you_mean, meant, one_of, sh
 from remit.model.resources import DEVICES, Amount, Duration
 from remit.model.spellings import Fields, cure_for_field
 
-_LEAVE_OUT = "write a value, or leave the field out"
+_LEAVE_OUT = "write a value, or leave the field out if it may be missing"
 _LABEL_RULE = "use letters, digits, -, _ and . with a letter or digit at both ends, at most 63"
 _PATTERNS: dict[str, tuple[str, str]] = {
     fields.DNS_LABEL: ("is not a DNS label", "use a-z, 0-9 and -, with a letter or digit at both ends, at most 63 characters"),

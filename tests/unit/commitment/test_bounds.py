@@ -203,6 +203,19 @@ def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.Monkey
     told()
 
 
+def test_all_policies_together_fit_into_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    @story
+    async def told(scope: Scope) -> None:
+        monkeypatch.setattr(declaring, "POLICIES_BYTES_MAX", 300)
+        rule = PolicyRule(allow=PolicyAllow(zones=("a",)), reason="x" * 60)
+        policies = [Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,))) for name in "abc"]
+        await scope.must(OPERATOR, *(Apply(policy) for policy in policies[:2]))
+        assert await scope.refused(OPERATOR, Apply(policies[2])) is Code.LIMIT
+        await scope.must(OPERATOR, Delete("Policy", "a"), Apply(policies[2]))
+
+    told()
+
+
 @story
 async def test_a_refusal_quotes_no_more_of_the_asker_than_it_can_keep(scope: Scope) -> None:
     (verdict,) = await scope.ask(USER, Delete("Secret", "x" * 512, "t" * 512))
