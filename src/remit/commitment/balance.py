@@ -111,9 +111,7 @@ def grants_cover(books: Books) -> Iterator[str]:
 
 
 def quota_covers(books: Books) -> Iterator[str]:
-    """The limits that draws are checked against are the quota and emergency quota that each tenant's row declares, and every
-    slice is of quota.
-    """
+    """Draws are checked against the quota and emergency quota that each tenant's row declares, and every slice is of quota."""
     for name in books.keys("tenant/"):
         tenant: Tenant = books.things[name][0]
         limits = {"": tenant.spec.quota, "/emergency": tenant.spec.emergency_quota}
