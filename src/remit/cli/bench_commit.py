@@ -201,11 +201,11 @@ class Asker:
 
     async def operations(self, claims: Iterable[Any], seen: int = 0) -> list[Operation]:
         status = await self.authority.status()
-        operations = []
+        operations, nonce, evidence = [], self.actor.role.value, Evidence(seen, 5)
         for claim in claims:
             self.asked += 1
-            name = operation_id(status.incarnation, status.window, f"{self.actor.role}{self.asked}")
-            operations.append(Operation(name, self.actor, claim, Evidence(seen, 5)))
+            name = operation_id(status.incarnation, status.window, f"{nonce}{self.asked}")
+            operations.append(Operation(name, self.actor, claim, evidence))
         return operations
 
     async def ask(self, claims: Iterable[Any]) -> list[Verdict]:
