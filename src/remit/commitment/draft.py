@@ -313,10 +313,7 @@ class Draft:
         self.replicas[name] = new
         ledger.post(self._on_node(ask, status) if status.devices else ask.resources, 1)
         for grant in status.grants:
-            own = self.grants[grant] if grant in self._my_grants else self._own_grant(grant)
-            if own is None:
-                raise LookupError(f"{name} is charged to {grant}, which is not in the books")
-            own.draw(ask.charge.pairs, 1)
+            self._charged(name, grant).draw(ask.charge.pairs, 1)
         self._spot(ask, status.node, 1)
 
     def put_replica(self, name: str, old: Replica | None, new: Replica | None) -> None:

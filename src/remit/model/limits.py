@@ -7,6 +7,7 @@ The decoder does not know them: an object stored before a limit was made stays r
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -32,17 +33,17 @@ class Breach(NamedTuple):
     cure: str
 
 
-class Limit:
+class Limit(ABC):
     """`breaches` passes over what has the wrong form, which its type has told; `schema` refuses nothing that it lets by."""
 
     people_only = False
     """Is what Remit itself writes exempt?"""
 
-    def breaches(self, node: Node, path: Path) -> Iterator[Breach]:
-        raise NotImplementedError
+    @abstractmethod
+    def breaches(self, node: Node, path: Path) -> Iterator[Breach]: ...
 
-    def schema(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def schema(self) -> dict[str, Any]: ...
 
 
 def limited(*limits: Limit, **bounds: Any) -> Meta:

@@ -50,6 +50,8 @@ async def test_a_write_that_lands_long_after_is_refused_by_the_store(scope: Scop
 async def test_settling_goes_on_through_lost_and_unavailable_answers(scope: Scope) -> None:
     scope.store.plan.extend(["lost", "unavailable", "lost", "landed"])
     await scope.must(USER, Apply(workload("w")))
+    assert not scope.store.plan, "each of these was met on the way"
+    assert len(scope.checker.stories["workload/t1/w"]) == 1
 
 
 @story

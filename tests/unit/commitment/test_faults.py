@@ -32,14 +32,15 @@ from remit.model.claims import (
     Refused,
     Role,
 )
-from remit.model.fields import Metadata
+from remit.model.fields import Metadata, Stamp
 from remit.model.kinds import Config, DataSpec, Placement
-from remit.model.records import DecisionSpec, EventSpec
+from remit.model.objects import encode
+from remit.model.records import DecisionSpec, EventSpec, Grant, Lease, LeaseSpec
 from remit.model.resources import Duration
 from remit.store import chain
 from remit.store.protocol import VALUE_BYTES_MAX, Corrupt
 from tests.properties.machines import OPERATOR, USER, Scope, furnished, node, run, story, workload
-from tests.unit.commitment.desk import T1, bind, move, spawned
+from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned
 
 
 def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +323,35 @@ async def test_whatever_can_be_gone_through_may_be_asked(scope: Scope) -> None:
     operations = [await scope.operation(USER, GOOD) for _ in range(3)]
     asked: Any = (operation for operation in operations)
     assert len(await scope.lead.authority.ask(asked)) == 3
+
+
+def cycle() -> list[tuple[str, bytes]]:
+    made = [Grant(metadata=Stamp(name=name), spec=slice_of("1", "x", parent=other)) for name, other in (("a", "b"), ("b", "a"))]
+    return [(f"grant/{grant.metadata.name}", encode(grant)) for grant in made]
+
+
+DAMAGE = {
+    "does not decode": [("node/n1", b"{")],
+    "is a Lease": [("replica/t1/w-0", encode(Lease(metadata=Stamp(name="w-0"), spec=LeaseSpec())))],
+    "carved out of each other": cycle(),
+}
+
+
+@pytest.mark.parametrize("told", DAMAGE)
+def test_rows_that_make_no_sense_are_told_with_a_cure(told: str) -> None:
+    """F13: nobody leads on books that cannot be read."""
+
+    async def tell() -> None:
+        scope = await furnished(checked=False)
+        place = await chain.read_place(scope.store)
+        assert place is not None
+        puts = DAMAGE[told]
+        await scope.store.inner.commit(chain.batch(place, chain.advance(place.head, puts, ()), puts))
+        with pytest.raises(Corrupt, match=rf"{told}.*restore a backup"):
+            await Authority.take_over(scope.store, scope="r1", holder="b", clock=scope.clock, ids=scope.ids)
+        await scope.close()
+
+    run(tell())
 
 
 def test_a_batch_that_does_not_decode_is_told_with_a_cure() -> None:

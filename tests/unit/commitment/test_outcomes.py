@@ -26,7 +26,9 @@ def code(answer: object) -> Code | None:
 async def test_after_a_quiet_time_the_first_id_of_the_new_window_is_taken(scope: Scope) -> None:
     """Status counts windows by the clock; the books learn of one only from a batch."""
     scope.clock.at_ms += 3 * WINDOW_MS
-    await scope.must(USER, Apply(workload("w")))
+    operation = await scope.operation(USER, Apply(workload("w")))
+    assert operation.id.split(".")[1] == "4"
+    assert code(await scope.send([operation])) is None
 
 
 @story
