@@ -7,11 +7,11 @@ and its cure), and our own bugs (`ValueError` and the like).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -128,6 +128,74 @@ class Offload(Protocol):
         ...
 
 
+class Service(Protocol):
+    """What a process answers to others. It is asked for several things at once, each in its own time."""
+
+    async def request(self, body: bytes, /) -> bytes: ...
+
+    def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]: ...
+
+
+class Link(Protocol):
+    """How bytes reach another process, by its name. Nothing is tried twice here, and no body is looked at.
+
+    Two failures must never be confused: after `Unreached` nobody has heard it; after `Unheard` somebody may have, or may still.
+    A request may be cancelled at any time, which says the same as `Unheard`.
+    """
+
+    async def request(self, to: str, body: bytes, /) -> bytes:
+        """The reply to one request."""
+        ...
+
+    def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
+        """What the far side sends until it ends, in order and without a gap; close it to leave. Raises as `request` does."""
+        ...
+
+    def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
+        """Answer what is sent to `at` as long as this lasts. A service that raises breaks off that one call."""
+        ...
+
+
+class Order(NamedTuple):
+    """What is to run: never through a shell. `env` is all that it gets."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    directory: Path | None = None
+
+
+class Running(NamedTuple):
+    """One process that was started: a pid is used again one day, a pid and a beginning are not."""
+
+    pid: int
+    began: str
+
+
+class Ended(NamedTuple):
+    """How it ended: `code` as it exited, or the `signal` that killed it. Neither, if it was not our child and is gone."""
+
+    code: int | None = None
+    signal: int | None = None
+
+
+class Runner(Protocol):
+    """Runs work on this machine, each in a group of its own. What runs goes on when its starter dies."""
+
+    async def start(self, order: Order, /) -> Running:
+        """Raises `NotStarted`; then nothing runs."""
+        ...
+
+    async def wait(self, running: Running, /) -> Ended:
+        """Returns when it has ended; also for one that an earlier process has started."""
+        ...
+
+    def alive(self, running: Running, /) -> bool: ...
+
+    async def stop(self, running: Running, /, *, grace_ms: int) -> None:
+        """Ask it to end, and after `grace_ms` make it. Returns when nothing of its group is left; at once if it was gone."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """All that a component is given of the outside. `dataclasses.replace` changes one promise, say another offload."""
@@ -137,6 +205,8 @@ class World:
     ids: Ids
     disk: Disk
     offload: Offload
+    link: Link
+    runner: Runner
 
 
 class WorldError(Exception):
@@ -181,3 +251,19 @@ class Busy(DiskError):
 
 class Unsettled(DiskError):
     """The change is visible, but may not survive a crash of the machine. Write it again before relying on it."""
+
+
+class LinkError(WorldError):
+    """There is no reply."""
+
+
+class Unreached(LinkError):
+    """Nobody has heard it."""
+
+
+class Unheard(LinkError):
+    """It may have been heard, or may be heard still; the reply was not."""
+
+
+class NotStarted(WorldError):
+    """Nothing runs: there is no such program, or the machine refused."""
