@@ -1,0 +1,357 @@
+"""In what order do things happen? An event loop of virtual time, where one seed is one order. No fault is injected here.
+
+Every callback belongs to a **process** (by its context), and four rules make a run repeatable and still adversarial:
+
+1. Time is a number. When nothing is ready it jumps to the next timer, so an hour of waiting costs nothing.
+2. Among processes that have something ready a seeded lot chooses; within one process callbacks run in the order in which they
+   were scheduled, as asyncio promises. Anything else would try orders that no real process can have.
+3. A dead process runs nothing any more: what was scheduled is dropped, its tasks are never resumed, and so no `finally` of
+   theirs runs while the world exists. A frozen one keeps what comes due until it is thawed; its clock goes on.
+4. Nothing depends on an address: tasks and futures are hashed by a counter, so that sets of them have the same order in every
+   run (`asyncio.TaskGroup` cancels in the order of a set).
+
+Threads, executors and real sleeping are refused. If nothing is ready and no timer is left, everybody waits for somebody: that
+is a `Deadlock`, and it says who waits for what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import struct
+from collections import deque
+from collections.abc import Callable, Coroutine
+from hashlib import sha256
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final
+
+_DIGEST_EVERY: Final = 2_048
+_event = struct.Struct("<dI").pack
+
+CURRENT: contextvars.ContextVar[Unit] = contextvars.ContextVar("process")
+
+
+class Deadlock(Exception):
+    """Nothing is ready and no timer is left."""
+
+
+class Unit:
+    """What lives and dies together: the callbacks of one process. `process.py` builds a process around it."""
+
+    __slots__ = ("context", "dead", "frozen", "name", "number", "queued", "ready")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.ready: deque[Handle] = deque()
+        self.queued = False
+        """Is it in the loop's list of those with something ready?"""
+        self.dead = False
+        self.frozen = False
+        self.context = contextvars.copy_context()
+        self.context.run(CURRENT.set, self)
+
+
+class Handle:
+    """One callback to come. As much of `asyncio.Handle` as asyncio asks of one."""
+
+    __slots__ = ("args", "callback", "cancelled_", "context", "unit", "when_s")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context, unit: Unit) -> None:
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = context
+        self.unit = unit
+        self.cancelled_ = False
+        self.when_s = 0.0
+
+    def cancel(self) -> None:
+        self.cancelled_ = True
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.cancelled_
+
+    def when(self) -> float:
+        return self.when_s
+
+
+class CountedTask(asyncio.Task[Any]):
+    """Hashed by its number: the same in every run."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, unit: Unit, **more: Any) -> None:
+        self.number = loop.count()
+        self.unit = unit
+        super().__init__(coro, loop=loop, **more)
+        self._log_destroy_pending = False
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class CountedFuture(asyncio.Future[Any]):
+    __slots__ = ("number",)
+
+    def __hash__(self) -> int:
+        try:
+            return self.number
+        except AttributeError:
+            loop = self.get_loop()
+            assert isinstance(loop, SimLoop)
+            self.number: int = loop.count()
+            return self.number
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """Made for one run: `run` until the virtual time `until_s` or until `stop`; `finish` ends everything that is left."""
+
+    def __init__(self, seed: str) -> None:
+        self.events = 0
+        self.failures: list[tuple[Unit, BaseException | None, str]] = []
+        """What nobody caught: by which process, and what."""
+        self.on_failure: Callable[[Unit, BaseException | None, str], None] | None = None
+        self._now_s = 0.0
+        self._numbers = 0
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._runnable: list[Unit] = []
+        self._lots = Random(f"{seed}/order").random  # noqa: S311 - no secret is drawn from it
+        self._stopping = False
+        self._closed = False
+        self._hash = sha256()
+        self._unhashed: list[bytes] = []
+        self._buried: list[CountedTask] = []
+        self._units: list[Unit] = []
+        self.root = self.unit("world")
+
+    # -- processes -------------------------------------------------------------------------------------------------------
+
+    def unit(self, name: str) -> Unit:
+        unit = Unit(name, len(self._units))
+        self._units.append(unit)
+        return unit
+
+    def kill(self, unit: Unit) -> None:
+        """Nothing of it runs from here on. Its tasks are kept, so that nothing of them is cleaned up either."""
+        unit.dead = True
+        unit.ready.clear()
+        self._buried += self._tasks_of(unit)
+
+    def freeze(self, unit: Unit) -> None:
+        unit.frozen = True
+
+    def thaw(self, unit: Unit) -> None:
+        unit.frozen = False
+        self._queue(unit)
+
+    def waits(self, unit: Unit | None = None) -> str:
+        """Who waits for what: a line for each task that has not ended."""
+        lines = []
+        for task in sorted(asyncio.all_tasks(self), key=_number):
+            assert isinstance(task, CountedTask)
+            if (unit is None or task.unit is unit) and not task.unit.dead:
+                lines.append(f"  {task.unit.name}: {task.get_name()} waits at {_where(task)}")
+        return "\n".join(lines)
+
+    def _tasks_of(self, unit: Unit) -> list[CountedTask]:
+        found = [task for task in asyncio.all_tasks(self) if isinstance(task, CountedTask) and task.unit is unit]
+        return sorted(found, key=_number)
+
+    # -- running ---------------------------------------------------------------------------------------------------------
+
+    def run(self, until_s: float) -> None:
+        """Run what happens before `until_s`, and stand there; or stop earlier if `stop` is called."""
+        self._stopping = False
+        asyncio._set_running_loop(self)
+        try:
+            runnable, timers = self._runnable, self._timers
+            while not self._stopping:
+                if not runnable:
+                    if not timers:
+                        raise Deadlock(f"at {self._now_s:.3f} s nothing is ready and no timer is left:\n{self.waits()}")
+                    if timers[0][0] >= until_s:
+                        break
+                    self._jump()
+                    continue
+                self._step(runnable)
+        finally:
+            asyncio._set_running_loop(None)
+        if not self._stopping:
+            self._now_s = max(self._now_s, until_s)
+
+    def _jump(self) -> None:
+        """To the next timer, and make ready all that are due then."""
+        timers = self._timers
+        when_s = timers[0][0]
+        if when_s > self._now_s:
+            self._now_s = when_s
+        while timers and timers[0][0] <= self._now_s:
+            handle = heappop(timers)[2]
+            unit = handle.unit
+            if not handle.cancelled_ and not unit.dead:
+                unit.ready.append(handle)
+                self._queue(unit)
+
+    def _step(self, runnable: list[Unit]) -> None:
+        many = len(runnable)
+        index = int(self._lots() * many) if many > 1 else 0
+        unit = runnable[index]
+        if unit.frozen or not unit.ready:
+            runnable[index] = runnable[-1]
+            runnable.pop()
+            unit.queued = False
+            return
+        handle = unit.ready.popleft()
+        callback = handle.callback
+        if callback is None:
+            return
+        self.events += 1
+        self._unhashed.append(_event(self._now_s, unit.number))
+        if len(self._unhashed) >= _DIGEST_EVERY:
+            self._fold()
+        try:
+            handle.context.run(callback, *handle.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a callback that fails is its process's failure, and is told
+            self._failed(unit, error, "a callback failed")
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def finish(self) -> None:
+        """End all that is left, without a trace: every process is dead first, so nothing reaches anything."""
+        for unit in self._units:
+            unit.dead = True
+        left = sorted({*asyncio.all_tasks(self), *self._buried}, key=_number)
+        self._timers.clear()
+        self._runnable.clear()
+        for task in left:
+            coroutine = task.get_coro()
+            try:
+                if coroutine is not None:
+                    coroutine.close()
+            except BaseException:  # noqa: BLE001, S110 - whatever the dead still want to say
+                pass
+        self._buried.clear()
+        self._closed = True
+
+    # -- the record ------------------------------------------------------------------------------------------------------
+
+    def note(self, what: bytes) -> None:
+        """Add to the digest something that happened now: a delivery, a commit, a fault."""
+        self._unhashed.append(_event(self._now_s, len(what)))
+        self._unhashed.append(what)
+
+    def digest(self) -> str:
+        self._fold()
+        return self._hash.hexdigest()
+
+    def _fold(self) -> None:
+        self._hash.update(b"".join(self._unhashed))
+        self._unhashed.clear()
+
+    # -- what asyncio asks of a loop -------------------------------------------------------------------------------------
+
+    def count(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def time(self) -> float:
+        return self._now_s
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None) -> Any:
+        context = contextvars.copy_context() if context is None else context
+        unit = context.get(CURRENT) or self.root
+        handle = Handle(callback, args, context, unit)
+        if not unit.dead:
+            unit.ready.append(handle)
+            if not unit.queued:
+                self._queue(unit)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
+        return self.call_at(self._now_s + max(0.0, delay), callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
+        context = contextvars.copy_context() if context is None else context
+        handle = Handle(callback, args, context, context.get(CURRENT) or self.root)
+        handle.when_s = when
+        heappush(self._timers, (when, self.count(), handle))
+        return handle
+
+    def _queue(self, unit: Unit) -> None:
+        if not unit.queued and not unit.frozen and unit.ready:
+            unit.queued = True
+            self._runnable.append(unit)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return CountedFuture(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None, **more: Any
+    ) -> asyncio.Task[Any]:
+        context = contextvars.copy_context() if context is None else context
+        unit = context.get(CURRENT) or self.root
+        name = name or getattr(coro, "__qualname__", "task")
+        task = CountedTask(coro, loop=self, unit=unit, name=name, context=context, **more)
+        if unit.dead:
+            self._buried.append(task)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._closed:
+            self._failed(CURRENT.get(self.root), context.get("exception"), str(context.get("message", "")))
+
+    def _failed(self, unit: Unit, error: BaseException | None, message: str) -> None:
+        self.failures.append((unit, error, message))
+        if self.on_failure is not None:
+            self.on_failure(unit, error, message)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._closed
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        raise RuntimeError("there are no threads in a simulated world")
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        raise RuntimeError("there are no threads in a simulated world: use world.offload")
+
+    async def shutdown_asyncgens(self) -> None:
+        return
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's own name
+        return
+
+
+def _number(task: asyncio.Task[Any]) -> int:
+    assert isinstance(task, CountedTask)
+    return task.number
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """The innermost line that it stands at, and through which calls it came there."""
+    places = []
+    inner: Any = task.get_coro()
+    while inner is not None:
+        frame = getattr(inner, "cr_frame", None) or getattr(inner, "ag_frame", None) or getattr(inner, "gi_frame", None)
+        if frame is not None:
+            places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        following = getattr(inner, "cr_await", None) or getattr(inner, "ag_await", None) or getattr(inner, "gi_yieldfrom", None)
+        if following is None or following is inner:
+            break
+        inner = following
+    return " > ".join(places[-4:]) or "its beginning"

@@ -1,0 +1,341 @@
+"""What does a store do to those who rely on it? The real store protocol over the simulated network, and the ways it may lie.
+
+One `StoreService` is a scope's store: a `MemoryStore` that outlives every process. A process reaches it through a port of its
+own, over the network, so a partition between a process and its store is a cut like any other. The service is told which faults
+are on (`Trouble`); each keeps to the letter of the protocol, because a real store does just that:
+
+    commit    applied, and the answer lost · lost now, and applied later if its guards still hold · slow · refused
+    read      for authorities linearizable, always; for observers, who may ask any member, from a member that lags
+    watch     events lost, late, repeated, or from a member that lags; the history compacted away under it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from random import Random
+from typing import Any, Final, Protocol, TypeVar
+
+from msgspec import Struct
+
+from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.network import Network
+from remit.store.memory import MemoryStore, Snapshot
+from remit.store.protocol import (
+    Closed,
+    Commit,
+    Committed,
+    Conflict,
+    Event,
+    Invalid,
+    NoSpace,
+    Page,
+    Row,
+    StoreError,
+    Unanswered,
+    Unavailable,
+    Watch,
+)
+
+T = TypeVar("T")
+
+ANSWER_S_MAX: Final = 4.0
+"""After so long without an answer a port gives a request up."""
+
+_LATE_S: Final = 6.0
+
+
+class Trouble(Struct):
+    """Which faults are on. Chances are of each request or event."""
+
+    lost_after: float = 0.0
+    """Applied, then the answer is lost."""
+    lost_before: float = 0.0
+    """Lost, and never applied."""
+    applied_late: float = 0.0
+    """Told to be lost, and applied some seconds later."""
+    slow_s: float = 0.0
+    no_space: bool = False
+    away: bool = False
+    """No leader, or no quorum: nothing is served."""
+    lag_s: float = 0.0
+    """How far behind the member is that observers read from."""
+    events_lost: float = 0.0
+    events_late: float = 0.0
+    events_repeated: float = 0.0
+
+
+class Sent(Struct, frozen=True):
+    """Who sent a commit and when: on the sender's own clock, and by the world's."""
+
+    process: str
+    boot: str
+    clock_ms: int
+    rate: float
+    at_s: float
+
+
+class Witness(Protocol):
+    """Who hears of every commit that was applied, in order."""
+
+    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None: ...
+
+    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None: ...
+
+
+class StoreService:
+    """The store of one scope. `store` is replaced when an old backup is restored."""
+
+    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, witness: Witness) -> None:
+        self.loop = loop
+        self.network = network
+        self.scope = scope
+        self.name = f"store/{scope}"
+        self.unit = loop.unit(self.name)
+        self.store = MemoryStore()
+        self.trouble = Trouble()
+        self.lots = Random(f"{seed}/{self.name}")  # noqa: S311, TID251 - no secret is drawn from it
+        self.counts: dict[str, int] = {}
+        self._witness = witness
+        self._lagging: list[tuple[float, int]] = []
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def check(self, *, writing: bool) -> None:
+        if self.trouble.away:
+            raise Unavailable("the store has no leader just now; try again")
+        if writing and self.trouble.no_space:
+            self.count("no-space")
+            raise NoSpace("the store is full; nothing was applied: free space there, or compact")
+
+    def apply(self, commit: Commit, sent: Sent | None) -> Committed | Conflict:
+        self.check(writing=True)
+        answer = at_once(self.store.commit(commit))
+        if isinstance(answer, Committed):
+            self._lagging.append((self.loop.time(), answer.revision))
+            if len(self._lagging) > 4_000:
+                del self._lagging[:2_000]
+            self._witness.applied(self.scope, commit, answer.revision, sent)
+        return answer
+
+    def lagging_revision(self) -> int:
+        """Where a member stands that is `lag_s` behind; 0 if that is the present."""
+        if not self.trouble.lag_s:
+            return 0
+        until_s = self.loop.time() - self.trouble.lag_s
+        behind = [revision for at_s, revision in self._lagging if at_s <= until_s]
+        return behind[-1] if behind else 0
+
+    def restore(self, backup: Snapshot, incarnation: str) -> None:
+        """Put an old backup in the store's place. Whoever writes to it must have been ended before."""
+        old = self.store
+        self.store, _ = MemoryStore.restore(backup, incarnation=incarnation, replacing=old)
+        at_once(old.close())
+        self._lagging.clear()
+        self._witness.restored(self.scope, self.store, backup)
+
+
+class StorePort:
+    """One process's way to a store: satisfies `store.protocol.Store`. An `observer` may be served by a member that lags."""
+
+    def __init__(
+        self, service: StoreService, process: str, unit: Unit, sent: Callable[[], Sent], *, observer: bool = False
+    ) -> None:
+        self._service = service
+        self._process = process
+        self._unit = unit
+        self._sent = sent
+        self._observer = observer
+
+    async def get(self, key: str) -> Row | None:
+        return await self._read(lambda store, _: store.get(key))
+
+    async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
+        return await self._read(
+            lambda store, lag: store.range(prefix, after=after, limit=limit, revision=revision or lag)
+        )
+
+    async def revision(self) -> int:
+        return await self._read(lambda store, _: store.revision())
+
+    async def compact(self, revision: int) -> None:
+        await self._call(lambda: at_once(self._service.store.compact(revision)))
+
+    async def close(self) -> None:
+        return
+
+    async def commit(self, commit: Commit) -> Committed | Conflict:
+        service, trouble, lots = self._service, self._service.trouble, self._service.lots
+        sent = self._sent()
+        drawn = lots.random()
+        if trouble.applied_late and drawn < trouble.applied_late:
+            service.count("applied-late")
+            delay_s = 0.2 + _LATE_S * lots.random()
+            service.loop.call_later(delay_s, self._apply_late, commit, sent, context=service.unit.context)
+            await asyncio.sleep(0.05 + 0.3 * lots.random())
+            raise Unanswered("the store did not answer in time")
+        if trouble.lost_before and drawn < trouble.applied_late + trouble.lost_before:
+            service.count("lost-before")
+            await asyncio.sleep(0.2 + lots.random())
+            raise Unanswered("the store did not answer in time")
+        lose = bool(trouble.lost_after) and lots.random() < trouble.lost_after
+        answer = await self._call(lambda: service.apply(commit, sent), lose=lose, writing=True)
+        return answer
+
+    def _apply_late(self, commit: Commit, sent: Sent) -> None:
+        try:
+            self._service.apply(commit, sent)
+        except StoreError:
+            self._service.count("applied-late-refused")
+
+    async def watch(self, prefix: str, *, after: int) -> Watch:
+        lagging = self._service.lagging_revision() if self._observer else 0
+        if lagging and after > lagging:
+            # A member that has not got so far yet: it cannot say what follows.
+            await self._call(lambda: None)
+            raise Invalid(f"revision {after} has not been yet; this member stands at {lagging}")
+        real = await self._call(lambda: at_once(self._service.store.watch(prefix, after=after)))
+        return SimWatch(self._service, self._process, self._unit, real, lag_s=self._service.trouble.lag_s if lagging else 0.0)
+
+    async def _read(self, read: Callable[[MemoryStore, int], Coroutine[Any, Any, T]]) -> T:
+        service = self._service
+
+        def work() -> T:
+            service.check(writing=False)
+            lag = service.lagging_revision() if self._observer else 0
+            if lag:
+                service.count("stale-read")
+            return at_once(read(service.store, lag))
+
+        return await self._call(work)
+
+    async def _call(self, work: Callable[[], T], *, lose: bool = False, writing: bool = False) -> T:
+        """There and back. What is lost on the way is `Unanswered` if it may have changed something, else `Unavailable`."""
+        if self._unit.dead:
+            raise Closed("this process was killed")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        service = self._service
+        service.network.send(self._process, service.name, service.unit, self._serve, work, answer, lose)
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):  # noqa: TID251 - the transport's own time
+                return await answer
+        except TimeoutError:
+            if writing:
+                raise Unanswered("the store did not answer in time") from None
+            raise Unavailable("the store did not answer in time; nothing was changed") from None
+
+    def _serve(self, work: Callable[[], T], answer: asyncio.Future[T], lose: bool) -> None:
+        """At the store, perhaps after it has been slow."""
+        service = self._service
+        if service.trouble.slow_s and not answer.done():
+            service.count("slow")
+            delay_s = service.trouble.slow_s * service.lots.random()
+            service.loop.call_later(delay_s, self._work, work, answer, lose, context=service.unit.context)
+            return
+        self._work(work, answer, lose)
+
+    def _work(self, work: Callable[[], T], answer: asyncio.Future[T], lose: bool) -> None:
+        service = self._service
+        try:
+            result = work()
+        except StoreError as error:
+            service.network.send(service.name, self._process, self._unit, _fail, answer, error)
+            return
+        if lose:
+            service.count("lost-after")
+            return
+        service.network.send(service.name, self._process, self._unit, _answer, answer, result)
+
+
+class SimWatch:
+    """A watch as its far end gets it: events in order, unless a fault says otherwise."""
+
+    def __init__(self, service: StoreService, process: str, unit: Unit, real: Watch, *, lag_s: float) -> None:
+        self._service, self._process, self._unit, self._real, self._lag_s = service, process, unit, real, lag_s
+        self._arrived: list[Event | StoreError | None] = []
+        self._waiting: asyncio.Future[None] | None = None
+        self._not_before_s = 0.0
+        self._closed = False
+        loop = service.loop
+        self._pump_task = service.unit.context.run(loop.create_task, self._pump(), name=f"watch by {process}")
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._arrived:
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        item = self._arrived.pop(0)
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, StoreError):
+            raise item
+        return item
+
+    async def close(self) -> None:
+        self._closed = True
+        self._pump_task.cancel()
+        await self._real.close()
+
+    async def _pump(self) -> None:
+        try:
+            async for event in self._real:
+                if self._unit.dead:
+                    break
+                self._send(event)
+        except StoreError as error:
+            self._send(error)
+        finally:
+            await self._real.close()
+
+    def _send(self, item: Event | StoreError) -> None:
+        service, trouble, lots = self._service, self._service.trouble, self._service.lots
+        late_s = self._lag_s
+        if trouble.events_lost and lots.random() < trouble.events_lost:
+            service.count("event-lost")
+            return
+        if trouble.events_late and lots.random() < trouble.events_late:
+            service.count("event-late")
+            late_s += 3.0 * lots.random()
+        # In order, as a stream is: one that is late holds up those behind it.
+        at_s = max(service.loop.time() + late_s + service.network.delay_s(), self._not_before_s)
+        self._not_before_s = at_s
+        service.loop.call_at(at_s, self._depart, item, context=service.unit.context)
+        if trouble.events_repeated and lots.random() < trouble.events_repeated:
+            service.count("event-repeated")
+            service.loop.call_at(at_s + 0.5 * lots.random(), self._depart, item, context=service.unit.context)
+
+    def _depart(self, item: Event | StoreError) -> None:
+        """A cut way loses what is sent, and so tears the stream: the gap shows at the next event that gets through."""
+        service = self._service
+        if service.network.reaches(service.name, self._process):
+            service.loop.call_soon(self._arrive, item, context=self._unit.context)
+
+    def _arrive(self, item: Event | StoreError) -> None:
+        self._arrived.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that does not wait: each request to a store in memory is one step."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    work.close()
+    raise RuntimeError("a store in memory waited")
+
+
+def _answer(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _fail(answer: asyncio.Future[Any], error: StoreError) -> None:
+    if not answer.done():
+        answer.set_exception(error)
