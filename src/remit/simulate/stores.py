@@ -214,16 +214,14 @@ class StorePort:
         """There and back. What is lost on the way is `Unanswered` if it may have changed something, else `Unavailable`."""
         if self._unit.dead:
             raise Closed("this process was killed")
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         service = self._service
+        answer: asyncio.Future[T] = service.loop.create_future()
         service.network.send(self._process, service.name, service.unit, self._serve, work, answer, lose)
+        patience = service.loop.call_later(ANSWER_S_MAX, _expire, answer, writing)
         try:
-            async with asyncio.timeout(ANSWER_S_MAX):  # noqa: TID251 - the transport's own time
-                return await answer
-        except TimeoutError:
-            if writing:
-                raise Unanswered("the store did not answer in time") from None
-            raise Unavailable("the store did not answer in time; nothing was changed") from None
+            return await answer
+        finally:
+            patience.cancel()
 
     def _serve(self, work: Callable[[], T], answer: asyncio.Future[T], lose: bool) -> None:
         """At the store, perhaps after it has been slow."""
@@ -329,6 +327,11 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
         return done.value  # type: ignore[no-any-return]
     work.close()
     raise RuntimeError("a store in memory waited")
+
+
+def _expire(answer: asyncio.Future[Any], writing: bool) -> None:
+    lost = "the store did not answer in time"
+    _fail(answer, Unanswered(lost) if writing else Unavailable(f"{lost}; nothing was changed"))
 
 
 def _answer(answer: asyncio.Future[T], result: T) -> None:

@@ -1,0 +1,105 @@
+"""What is a process in the simulated world, and how does it end? Machines, and what is started, frozen and killed on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from remit.simulate.clocks import SeededIds, SimClock
+from remit.simulate.disks import SimDisk
+from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.network import Network, SimLink
+from remit.simulate.offloads import SimOffload
+from remit.simulate.runners import Machinery, Recorder, SimRunner
+from remit.simulate.stores import Sent, StorePort, StoreService
+from remit.world.chance import SeededChance
+from remit.world.promises import World
+
+Main = Callable[["Process"], Coroutine[Any, Any, None]]
+
+
+class Machine:
+    """Its clock, its disk and what runs on it outlive every process."""
+
+    def __init__(self, loop: SimLoop, name: str, recorder: Recorder, *, start_ms: int, rate: float) -> None:
+        self.name = name
+        self.clock = SimClock(loop, name, start_ms=start_ms, rate=rate)
+        self.disk = SimDisk()
+        self.machinery = Machinery(loop, name, recorder)
+        self.pipes: dict[str, int] = {}
+        """What processes of this machine tell each other without a network."""
+
+
+class Process:
+    """A program with a name, started again and again on one machine. Each start is a new unit, and a new world."""
+
+    def __init__(self, loop: SimLoop, network: Network, name: str, machine: Machine, seed: str, main: Main) -> None:
+        self.loop = loop
+        self.network = network
+        self.name = name
+        self.machine = machine
+        self.main = main
+        self.starts = 0
+        self.unit: Unit = loop.unit(name)
+        self.unit.dead = True
+        self.world: World
+        self.on_end: Callable[[Process, BaseException | None], None] | None = None
+        self._seed = seed
+
+    @property
+    def alive(self) -> bool:
+        return not self.unit.dead
+
+    def start(self) -> None:
+        if self.alive:
+            return
+        self.starts += 1
+        self.unit = self.loop.unit(f"{self.name}#{self.starts}")
+        self.world = self._new_world()
+        self.unit.context.run(self.loop.create_task, self._run(), name=self.name)
+
+    async def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            await self.main(self)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it has ended this process, and is told
+            failure = error
+        self.kill()
+        if self.on_end is not None:
+            self.on_end(self, failure)
+
+    def kill(self) -> None:
+        """As by `kill -9`: nothing of it happens any more; what is under way on the network still arrives."""
+        if self.alive:
+            unit = self.unit
+            self.loop.kill(unit)
+            self.network.died(unit)
+
+    def freeze(self) -> None:
+        self.loop.freeze(self.unit)
+
+    def thaw(self) -> None:
+        self.loop.thaw(self.unit)
+
+    def port(self, service: StoreService, *, observer: bool = False) -> StorePort:
+        return StorePort(service, self.name, self.unit, self._sent, observer=observer)
+
+    def _sent(self) -> Sent:
+        clock = self.machine.clock
+        return Sent(self.name, clock.boot(), clock.now_ms(), clock.rate, self.loop.time())
+
+    def _new_world(self) -> World:
+        seed = f"{self._seed}/{self.name}#{self.starts}"
+        unit, chance = self.unit, SeededChance(seed)
+        return World(
+            clock=self.machine.clock,
+            chance=chance,
+            ids=SeededIds(f"{seed}/ids"),
+            disk=self.machine.disk.mount(lambda: not unit.dead),
+            offload=SimOffload(lambda: 1, lambda: not unit.dead),
+            link=SimLink(self.network, self.name, unit),
+            runner=SimRunner(self.machine.machinery, unit, lambda: 0.005),
+        )
