@@ -24,7 +24,7 @@ from remit.cli.demo_link import DemoFailed, SocketLink
 from remit.cli.demo_process import Served
 from remit.cli.demo_race import Race
 from remit.cli.demo_server import converse
-from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
+from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import batch_key
 from remit.model.objects import decode, encode
@@ -146,7 +146,7 @@ class Deaf:
 
 def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None:
     """The demo waits a little for a store that cannot write, and then ends; a restart, which is silent, it waits for."""
-    failures: list[LinkError] = [Silence("torn"), Turned("b", "deposed"), Overloaded(7, "full"), Overloaded(8)]
+    failures: list[NoVerdict] = [Silence("torn"), Turned("b", "deposed"), Overloaded(7, "full"), Overloaded(8)]
 
     class Failing:
         head = Head("i", 1, 1, "", 0, "")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from remit.client.link import LinkError, Turned
+from remit.client.endpoint import NoVerdict, Turned
 from remit.commitment.authority import Authority, Deposed
 from remit.model.claims import (
     Accepted,
@@ -262,7 +262,7 @@ class Running:
     def alive(self) -> bool:
         return not self.task.done()
 
-    async def ask(self, operations: Sequence[Operation]) -> list[Verdict] | LinkError:
+    async def ask(self, operations: Sequence[Operation]) -> list[Verdict] | NoVerdict:
         """The verdicts, or why there are none. What a dead process was asked was never heard."""
         if self.task.done():
             return Turned()
@@ -282,10 +282,10 @@ class Running:
         if self.task.done() and not self.task.cancelled() and (failed := self.task.exception()) is not None:
             raise failed
 
-    async def _ask(self, operations: Sequence[Operation]) -> list[Verdict] | LinkError:
+    async def _ask(self, operations: Sequence[Operation]) -> list[Verdict] | NoVerdict:
         try:
             return await self.authority.ask(operations)
-        except LinkError as error:
+        except NoVerdict as error:
             return error
 
     async def stop(self) -> None:
@@ -368,13 +368,13 @@ class Scope:
         authority = self.lead.authority
         try:
             status = await authority.status()
-        except LinkError:
+        except NoVerdict:
             return authority.head.incarnation, authority.outcomes.window
         return status.incarnation, status.window
 
-    async def send(self, operations: Sequence[Operation], to: Running | None = None) -> list[Verdict] | LinkError:
+    async def send(self, operations: Sequence[Operation], to: Running | None = None) -> list[Verdict] | NoVerdict:
         verdicts = await (to or self.lead).ask(operations)
-        if not isinstance(verdicts, LinkError):
+        if not isinstance(verdicts, NoVerdict):
             for operation, verdict in zip(operations, verdicts, strict=True):
                 self.hear(operation, verdict)
         return verdicts
@@ -395,7 +395,7 @@ class Scope:
         """In one go, and answered: the plain way, for tests in which nothing fails."""
         operations = [await self.operation(actor, claim, evidence) for claim in claims]
         verdicts = await self.send(operations)
-        if isinstance(verdicts, LinkError):
+        if isinstance(verdicts, NoVerdict):
             raise verdicts
         return verdicts
 
@@ -420,7 +420,7 @@ class Scope:
             role = Role(lease.split("/")[0])
             operations.append(await self.operation(Actor(f"{lease}!", role), Acquire(lease, ttl)))
         verdicts = await self.send(operations)
-        assert not isinstance(verdicts, LinkError) and all(isinstance(v, Accepted) for v in verdicts), verdicts
+        assert not isinstance(verdicts, NoVerdict) and all(isinstance(v, Accepted) for v in verdicts), verdicts
 
     def at(self, key: str) -> int:
         return self.checker.rows[key][0]

@@ -17,7 +17,7 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from remit.client.link import LinkError, Silence, Turned
+from remit.client.endpoint import NoVerdict, Silence, Turned
 from remit.commitment import queueing
 from remit.commitment.authority import Deposed
 from remit.commitment.restoring import acknowledged_after
@@ -204,11 +204,11 @@ class Asking(RuleBasedStateMachine):
             return
         await self.send(scope, operations)
 
-    async def send(self, scope: Scope, operations: list[Operation]) -> list[Verdict] | LinkError:
+    async def send(self, scope: Scope, operations: list[Operation]) -> list[Verdict] | NoVerdict:
         answer = await scope.send(operations)
         if isinstance(answer, Silence):
             self.silent += operations
-        if isinstance(answer, LinkError):
+        if isinstance(answer, NoVerdict):
             REACHED.count(type(answer).__name__)
         else:
             for operation, verdict in zip(operations, answer, strict=True):
@@ -262,11 +262,11 @@ class Asking(RuleBasedStateMachine):
         answer = await asking
         scope.store.gate, scope.store.at_gate = asyncio.Event(), asyncio.Event()
         if where == "gate":
-            assert isinstance(answer, LinkError), f"a deposed authority answered {answer}"
-        elif not isinstance(answer, LinkError):
+            assert isinstance(answer, NoVerdict), f"a deposed authority answered {answer}"
+        elif not isinstance(answer, NoVerdict):
             scope.hear(operation, answer[0])
         again = await self.send(scope, [operation])
-        assert not isinstance(again, LinkError)
+        assert not isinstance(again, NoVerdict)
 
     @rule(n=NUMBER)
     def a_deposed_authority_answers_nothing(self, n: int) -> None:
@@ -280,7 +280,7 @@ class Asking(RuleBasedStateMachine):
         operation = await self.r.operation(USER, Delete("Secret", "none", "t1"))
         before = await self.r.store.inner.revision()
         answer = await old.ask([operation])
-        assert isinstance(answer, LinkError), f"a deposed authority answered {answer}"
+        assert isinstance(answer, NoVerdict), f"a deposed authority answered {answer}"
         try:
             held = await old.authority.renew(self.r.actors["scheduler"])
         except (Turned, Silence):
@@ -310,7 +310,7 @@ class Asking(RuleBasedStateMachine):
             answers: Any = list(await standby.ask([operation]))
         else:
             answers = await scope.send([operation])
-        assert not isinstance(answers, LinkError)
+        assert not isinstance(answers, NoVerdict)
         horizon = scope.lead.authority.outcomes.horizon
         expired = isinstance(answers[0], Refused) and answers[0].code is Code.OPERATION_EXPIRED
         if expired:
@@ -342,7 +342,7 @@ class Asking(RuleBasedStateMachine):
         known = scope.checker.outcomes.get(operation.id)
         made = await scope.operation(USER, Abandon(operation.id))
         answers = await self.send(scope, [made])
-        assert not isinstance(answers, LinkError)
+        assert not isinstance(answers, NoVerdict)
         answer = answers[0]
         code = answer.code.value if isinstance(answer, Refused) else ""
         if code == "operation_expired":

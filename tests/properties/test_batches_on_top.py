@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remit.client.link import LinkError, Overloaded, Silence, Turned
+from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
 from remit.commitment import batching, queueing
 from remit.commitment.draft import Draft
 from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Note, Operation, Refused, Spawn, Verdict
@@ -177,7 +177,7 @@ def test_what_was_decided_on_top_of_a_batch_that_failed_is_decided_anew(word: st
         asks = await binds(scope)
         scope.store.plan.extend(["ok"] * place + [word])
         answers = await at_once(scope, asks)
-        failed = [ask for ask, answer in zip(asks, answers, strict=True) if isinstance(answer, LinkError)]
+        failed = [ask for ask, answer in zip(asks, answers, strict=True) if isinstance(answer, NoVerdict)]
         assert len(failed) == (1 if word == "unavailable" else 0)
         assert not any(isinstance(answer, Silence) for answer in answers)
         await scope.store.land()
@@ -256,7 +256,7 @@ async def test_part_of_a_large_ask_that_was_done_is_silence(scope: Scope, follow
     assert isinstance(await scope.send(large), Silence)
     assert scope.lead.authority._queue.count == 0
     verdicts = await scope.send(large)
-    assert not isinstance(verdicts, LinkError)
+    assert not isinstance(verdicts, NoVerdict)
     assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True] * 8 + [False] * 4
 
 
@@ -272,7 +272,7 @@ async def test_an_asker_that_left_before_its_turn_is_not_served(scope: Scope, fo
     await asyncio.wait({waiting[2]})
     scope.store.gate.set()
     answers = await asyncio.gather(*waiting, return_exceptions=True)
-    assert not isinstance(answers[3], (LinkError, BaseException))
+    assert not isinstance(answers[3], (NoVerdict, BaseException))
     assert [scope.phase(f"replica/t1/w-{i}") for i in (3, 6, 9)] == ["bound", "pending", "bound"]
 
 

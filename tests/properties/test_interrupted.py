@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from remit.client.link import LinkError, Silence
+from remit.client.endpoint import NoVerdict, Silence
 from remit.commitment.authority import Deposed
 from remit.model.claims import (
     Accept,
@@ -71,7 +71,7 @@ class Teller:
             if not scope.lead.alive:
                 await self.lead(scope)
             answers = await scope.send([operation])
-            if not isinstance(answers, LinkError):
+            if not isinstance(answers, NoVerdict):
                 verdict = answers[0]
                 self.said.append(f"{verdict.code}" if isinstance(verdict, Refused) else f"accepted {verdict.number}")
                 return verdict.number if isinstance(verdict, Accepted) else -1

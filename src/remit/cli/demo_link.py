@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from remit.client.link import Overloaded, Silence, Status, Turned
+from remit.client.endpoint import Overloaded, Silence, Status, Turned
 from remit.model.claims import Actor, Operation, OperationID, Verdict
 from remit.model.objects import dec_hook, enc_hook
 from remit.world.promises import Clock
@@ -72,7 +72,7 @@ class Listener(Protocol):
 
 
 class SocketLink:
-    """One asker's connection; made when first needed, and again after it broke. Satisfies `client.link.Link`."""
+    """One asker's connection; made when first needed, and again after it broke. Satisfies `client.endpoint.Endpoint`."""
 
     def __init__(self, path: Path, listener: Listener, clock: Clock) -> None:
         self._path = path

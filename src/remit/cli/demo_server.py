@@ -17,7 +17,7 @@ import msgspec
 
 from remit.assembly import embedded
 from remit.cli.demo_link import LINE_BYTES_MAX, Call, Reply, call_in, to_line
-from remit.client.link import LinkError, Overloaded, Silence, Turned
+from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
 from remit.commitment.authority import Authority
 from remit.store.protocol import StoreError
 from remit.world.production import production
@@ -47,7 +47,7 @@ async def answer(authority: Authority, call: Call) -> Reply:
         return Reply(call.tag, epoch, failed="turned", why=error.why, hint=error.hint)
     except Overloaded as error:
         return Reply(call.tag, epoch, failed="overloaded", why=error.why, retry_after_ms=error.retry_after_ms)
-    except (Silence, LinkError) as error:
+    except (Silence, NoVerdict) as error:
         return Reply(call.tag, epoch, failed="silence", why=str(error))
 
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from remit.client.link import Link, LinkError, Overloaded, Silence, Status, Turned
+from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
 from remit.client.retry import RetryBudget, RetryShape
 from remit.model.claims import (
     Abandon,
@@ -79,10 +79,10 @@ class _Course:
         self.hurried = False
         self.last_why = ""
 
-    def failed(self, error: LinkError | TimeoutError) -> None:
+    def failed(self, error: NoVerdict | TimeoutError) -> None:
         """One try more without an answer. What was said last is kept: a try that ends without a word does not hide it."""
         self.failures += 1
-        if isinstance(error, LinkError) and error.why:
+        if isinstance(error, NoVerdict) and error.why:
             self.last_why = error.why
 
     def no_answer(self, why: str) -> NoAnswer:
@@ -95,24 +95,24 @@ class _Course:
 class Client:
     """One asker. Its calls may run side by side; they share the endpoint that last worked, the status, and the retry budget.
 
-    `links` are tried in their order, round and round; their names are what `Turned` may hint at. Set `actor` anew when the
+    `endpoints` are tried in their order, round and round; their names are what `Turned` may hint at. Set `actor` anew when the
     asker has acquired a lease. To survive its own cancellation a caller takes an id from `issue` first, and passes it.
     """
 
     def __init__(
         self,
-        links: Mapping[str, Link],
+        endpoints: Mapping[str, Endpoint],
         actor: Actor,
         world: World,
         *,
         shape: RetryShape = RetryShape(),
         budget: RetryBudget | None = None,
     ) -> None:
-        if not links:
-            raise ValueError("a client needs at least one link")
+        if not endpoints:
+            raise ValueError("a client needs at least one endpoint")
         self.actor = actor
-        self._links = dict(links)
-        self._names = tuple(self._links)
+        self._endpoints = dict(endpoints)
+        self._names = tuple(self._endpoints)
         self._current = self._names[0]
         self._world = world
         self._shape = shape
@@ -178,7 +178,7 @@ class Client:
         """Ask that `actor.lease` go on. Raises `NoAnswer`; then nothing is known, and the old term runs on."""
         # Out of the budget: binds that fail must not use up what keeps a lease alive. The asker's beat bounds these.
         course = self._begin(deadline_ms, budgeted=False)
-        return await self._reach(lambda link: self._renew_once(link, actor), course)
+        return await self._reach(lambda endpoint: self._renew_once(endpoint, actor), course)
 
     async def status(self, *, deadline_ms: int | None = None) -> Status:
         """Where the scope stands, read anew; calls at the same time share one answer."""
@@ -200,20 +200,20 @@ class Client:
         return operation_id(status.incarnation, status.window, self._world.ids.nonce())
 
     async def _send(self, course: _Course) -> list[Verdict]:
-        return await self._reach(lambda link: self._ask_once(link, course), course)
+        return await self._reach(lambda endpoint: self._ask_once(endpoint, course), course)
 
-    async def _ask_once(self, link: Link, course: _Course) -> list[Verdict]:
+    async def _ask_once(self, endpoint: Endpoint, course: _Course) -> list[Verdict]:
         passed_ms = self._world.clock.now_ms() - course.asked_ms
         operations = [_aged(operation, passed_ms) for operation in course.operations]
-        verdicts = list(await link.ask(operations))
+        verdicts = list(await endpoint.ask(operations))
         if len(verdicts) != len(operations):
             # An answer to something else is no answer to this.
             raise Silence(f"{len(verdicts)} verdicts on {len(operations)} operations")
         return verdicts
 
-    async def _renew_once(self, link: Link, actor: Actor) -> Renewal:
+    async def _renew_once(self, endpoint: Endpoint, actor: Actor) -> Renewal:
         sent_ms = self._world.clock.now_ms()
-        return Renewal(await link.renew(actor), sent_ms)
+        return Renewal(await endpoint.renew(actor), sent_ms)
 
     async def _ask_expired_anew(
         self, course: _Course, status: Status, verdicts: list[Verdict], expired: Sequence[int]
@@ -245,14 +245,14 @@ class Client:
 
     # ------------------------------------------------------------------------------------------------------- reaching
 
-    async def _reach(self, call: Callable[[Link], Awaitable[T]], course: _Course) -> T:
-        """Try one link after another until one answers. Ends with an answer or `NoAnswer`, by the deadline."""
+    async def _reach(self, call: Callable[[Endpoint], Awaitable[T]], course: _Course) -> T:
+        """Try one endpoint after another until one answers. Ends with an answer or `NoAnswer`, by the deadline."""
         clock = self._world.clock
         while (left_ms := course.until_ms - clock.now_ms()) > 0:
             name, rest_ms, hinted = self._current, 0, False
             try:
                 async with clock.timeout_ms(min(self._shape.try_ms, left_ms)):
-                    return await call(self._links[name])
+                    return await call(self._endpoints[name])
             except (Silence, TimeoutError) as error:
                 course.failed(error)
                 course.silences += 1
@@ -288,10 +288,10 @@ class Client:
         await self._world.clock.sleep_ms(pause_ms)
 
     def _turn_from(self, name: str, hint: str = "") -> bool:
-        """Leave a link that did not serve; true if the next one is the one hinted at."""
+        """Leave an endpoint that did not serve; true if the next one is the one hinted at."""
         if self._current == name:  # else another call has turned already: go where it went
             following = (self._names.index(name) + 1) % len(self._names)
-            self._current = hint if hint in self._links and hint != name else self._names[following]
+            self._current = hint if hint in self._endpoints and hint != name else self._names[following]
         return self._current == hint != name
 
     # --------------------------------------------------------------------------------------------------------- status
@@ -318,9 +318,9 @@ class Client:
         age_ms = self._world.clock.now_ms() - self._status_ms
         return status if 2 * age_ms < status.window_ms else None
 
-    async def _status_once(self, link: Link) -> tuple[Status, int]:
+    async def _status_once(self, endpoint: Endpoint) -> tuple[Status, int]:
         sent_ms = self._world.clock.now_ms()
-        return await link.status(), sent_ms
+        return await endpoint.status(), sent_ms
 
     def _learn(self, status: Status, sent_ms: int) -> Status:
         known = self._status

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from remit.client.link import LinkError, Overloaded, Silence, Status, Turned
+from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
 from remit.commitment import restoring
 from remit.commitment.batching import NO_FAULTS, SLICE, Answer, Ground, Known, Prepared, prepare, written_out
 from remit.commitment.books import Books, Moment
@@ -64,7 +64,7 @@ class Deposed(Exception):
 
 
 class Authority:
-    """Made by `take_over`; works while `run` runs. Satisfies `client.link.Link`."""
+    """Made by `take_over`; works while `run` runs. Satisfies `client.endpoint.Endpoint`."""
 
     def __init__(self, store: Store, scope: str, clock: Clock, place: chain.Place, books: Books, outcomes: Outcomes) -> None:
         self.store = store
@@ -281,7 +281,7 @@ class Authority:
         if isinstance(error, Invalid):
             self._suspect(current.pieces, error)
             return
-        told: LinkError
+        told: NoVerdict
         if isinstance(error, Unavailable):
             told = Overloaded(RETRY_MS, str(error))
         elif isinstance(error, Deposed):

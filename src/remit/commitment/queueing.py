@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from remit.client.link import LinkError, Silence
+from remit.client.endpoint import NoVerdict, Silence
 from remit.model.claims import Operation, Verdict
 
 BATCH_MAX: Final = 256
@@ -26,7 +26,7 @@ class Waiting:
         self.verdicts: list[Verdict] = []
         self.queued = True
 
-    def fail(self, error: LinkError) -> None:
+    def fail(self, error: NoVerdict) -> None:
         if not self.answer.done():
             self.answer.set_exception(Silence("part of it is done; ask the same ids again") if self.verdicts else error)
 
@@ -106,7 +106,7 @@ class Queue:
             if len(waiting.verdicts) == len(waiting.operations) and not waiting.answer.done():
                 waiting.answer.set_result(waiting.verdicts)
 
-    def fail_all(self, error: LinkError) -> None:
+    def fail_all(self, error: NoVerdict) -> None:
         """Nobody waits for ever for an authority that has stopped."""
         for waiting in self._waiting:
             waiting.fail(error)

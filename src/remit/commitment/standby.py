@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from remit.client.link import Link, Silence, Status, Turned
+from remit.client.endpoint import Endpoint, Silence, Status, Turned
 from remit.commitment.authority import Authority, Deposed
 from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
@@ -22,10 +22,18 @@ _NOBODY: Final = Head("", 0, 0, "", 0, "")
 
 
 class Standby:
-    """Satisfies `client.link.Link` by passing everything on to whoever leads. `peers` are links to the others, by name."""
+    """Satisfies `client.endpoint.Endpoint` by passing everything on to whoever leads. `peers`: the others, by name."""
 
     def __init__(
-        self, store: Store, *, scope: str, name: str, clock: Clock, ids: Ids, peers: Mapping[str, Link], term_ms: int = 6_000
+        self,
+        store: Store,
+        *,
+        scope: str,
+        name: str,
+        clock: Clock,
+        ids: Ids,
+        peers: Mapping[str, Endpoint],
+        term_ms: int = 6_000,
     ) -> None:
         self.store = store
         self.scope = scope
@@ -47,7 +55,7 @@ class Standby:
     async def status(self) -> Status:
         return await (await self._leader()).status()
 
-    async def _leader(self) -> Link:
+    async def _leader(self) -> Endpoint:
         if self.leading is not None:
             return self.leading
         try:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from remit.world.chance import seeded_by_the_system
 from remit.world.clock import BootClock
 from remit.world.disk import FileDisk
 from remit.world.ids import RandomIds
+from remit.world.link import SocketLink
 from remit.world.offload import ThreadOffload
 from remit.world.promises import World
+from remit.world.runner import ProcessRunner
 
 
-def production() -> World:
-    """Whoever calls this closes `offload` at the end."""
-    return World(BootClock(), seeded_by_the_system(), RandomIds(), FileDisk(), ThreadOffload())
+def production(addresses: Mapping[str, str] | None = None) -> World:
+    """Whoever calls this closes `offload` at the end. `addresses`: where the processes that are spoken to listen, by name."""
+    clock = BootClock()
+    link, runner = SocketLink(addresses or {}), ProcessRunner(clock)
+    return World(clock, seeded_by_the_system(), RandomIds(), FileDisk(), ThreadOffload(), link, runner)

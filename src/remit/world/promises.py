@@ -152,7 +152,10 @@ class Link(Protocol):
         ...
 
     def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
-        """Answer what is sent to `at` as long as this lasts. A service that raises breaks off that one call."""
+        """Answer what is sent to `at` as long as this lasts. A service that raises breaks off that one call.
+
+        Raises `NotServed`. At its end, streams are broken off, and so are requests that take much longer.
+        """
         ...
 
 
@@ -263,6 +266,10 @@ class Unreached(LinkError):
 
 class Unheard(LinkError):
     """It may have been heard, or may be heard still; the reply was not."""
+
+
+class NotServed(WorldError):
+    """Nothing is answered there: somebody else does already, or the machine refused."""
 
 
 class NotStarted(WorldError):

@@ -1,4 +1,4 @@
-"""An authority that remembers verdicts by id, and links that lose things on the way to and from it."""
+"""An authority that remembers verdicts by id, and endpoints that lose things on the way to and from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remit.client.client import Client
-from remit.client.link import Link, Overloaded, Silence, Status, Turned
+from remit.client.endpoint import Endpoint, Overloaded, Silence, Status, Turned
 from remit.client.retry import RetryBudget, RetryShape
 from remit.model.claims import (
     Abandon,
@@ -80,10 +80,10 @@ class FakeAuthority:
 
 
 @dataclass
-class FaultyLink:
+class FaultyEndpoint:
     """Does with each call what its script says next; at the end of the script, `then` for ever."""
 
-    target: Link
+    target: Endpoint
     world: World
     script: list[str] = field(default_factory=list)
     then: str = "pass"
@@ -144,11 +144,11 @@ class FaultyLink:
 
 @dataclass
 class Bench:
-    """A client with links a, b, ... to one authority, each with its script."""
+    """A client with endpoints a, b, ... to one authority, each with its script."""
 
     world: World
     authority: FakeAuthority
-    links: dict[str, FaultyLink]
+    endpoints: dict[str, FaultyEndpoint]
     client: Client
 
 
@@ -162,7 +162,7 @@ def bench(
     world = virtual_world(seed)
     authority = FakeAuthority(world)
     names = "abcdef"[: max(1, len(scripts))]
-    links = {
-        name: FaultyLink(authority, world, list(script), then) for name, script in zip(names, scripts or ([],), strict=True)
+    endpoints = {
+        name: FaultyEndpoint(authority, world, list(script), then) for name, script in zip(names, scripts or ([],), strict=True)
     }
-    return Bench(world, authority, links, Client(links, ACTOR, world, shape=shape, budget=budget))
+    return Bench(world, authority, endpoints, Client(endpoints, ACTOR, world, shape=shape, budget=budget))

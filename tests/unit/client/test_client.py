@@ -1,4 +1,4 @@
-"""Does an intent keep its id, and does asking end? Each story has an authority that counts its deeds, and links that lose."""
+"""Does an intent keep its id, and does asking end? Each story has an authority that counts its deeds, endpoints that lose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.client.client import Client, NoAnswer
-from remit.client.link import LinkError, Silence, Turned
+from remit.client.endpoint import NoVerdict, Silence, Turned
 from remit.client.retry import RetryBudget, RetryShape
 from remit.model.claims import Accepted, Code, Evidence, Operation, OperationID, Refused, Verdict, window_of
 from tests.unit.client.fakes import ACTOR, BIND, WINDOW_MS, Bench, FakeAuthority, bench
@@ -69,8 +69,8 @@ def test_any_mixture_of_faults__one_id_an_intent_and_an_end_by_the_deadline(
             assert len(error.operations) == claims
             assert ids_asked(b) <= set(error.operation_ids)
             assert error.silent or not b.authority.deeds
-            for link in b.links.values():
-                link.script.clear()
+            for endpoint in b.endpoints.values():
+                endpoint.script.clear()
             verdicts = await b.client.resume(error.operations, asked_ms=error.asked_ms)
         else:
             assert b.world.clock.now_ms() - began_ms <= 10_000
@@ -95,7 +95,7 @@ def test_ids_carry_the_incarnation_and_window_of_the_status() -> None:
 def test_a_given_id_is_used_and_needs_no_status() -> None:
     async def scene() -> None:
         b = bench(["lose after"])
-        b.links["a"].status_script = ["hang before"] * 99
+        b.endpoints["a"].status_script = ["hang before"] * 99
         mine = OperationID(f"inc1.{b.authority.window()}.mine")
         assert await b.client.ask(BIND, operation_id=mine) == Accepted(1)
         assert await b.client.ask(BIND, operation_id=mine) == Accepted(1)
@@ -140,7 +140,7 @@ def test_the_deadline_is_kept_and_the_ids_are_handed_back() -> None:
         assert b.world.clock.now_ms() - began_ms <= 10_000
         assert set(caught.value.operation_ids) == ids_asked(b)
         assert caught.value.silent
-        b.links["a"].then = "pass"
+        b.endpoints["a"].then = "pass"
         verdicts = await b.client.resume(caught.value.operations, asked_ms=caught.value.asked_ms)
         assert verdicts == [Accepted(1), Accepted(2)]
         assert len(b.authority.deeds) == 2
@@ -165,7 +165,7 @@ def test_without_silence_no_answer_says_that_nothing_happened() -> None:
         with pytest.raises(NoAnswer, match="none of 1 operations has happened") as caught:
             await b.client.ask(BIND)
         assert not caught.value.silent
-        assert len(b.links["a"].sent_ms) == 3
+        assert len(b.endpoints["a"].sent_ms) == 3
 
     run_virtually(scene())
 
@@ -173,7 +173,7 @@ def test_without_silence_no_answer_says_that_nothing_happened() -> None:
 def test_without_a_status_nothing_is_asked() -> None:
     async def scene() -> None:
         b = bench()
-        b.links["a"].status_script = ["hang before"] * 99
+        b.endpoints["a"].status_script = ["hang before"] * 99
         with pytest.raises(NoAnswer, match="nothing was asked") as caught:
             await b.client.ask(BIND)
         assert caught.value.operations == ()
@@ -186,7 +186,7 @@ def test_without_a_status_nothing_is_asked() -> None:
 def test_a_status_that_was_slow_to_come_is_no_silence_of_the_operation() -> None:
     async def scene() -> None:
         b = bench([], then="turned", shape=RetryShape(attempts_max=4))
-        b.links["a"].status_script = ["lose after"]
+        b.endpoints["a"].status_script = ["lose after"]
         with pytest.raises(NoAnswer) as caught:
             await b.client.ask(BIND)
         assert not caught.value.silent
@@ -203,7 +203,7 @@ def test_the_budget_caps_the_retries_of_many_callers() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(100):
                 group.create_task(fail(b))
-        retries = len(b.links["a"].sent_ms) - 100
+        retries = len(b.endpoints["a"].sent_ms) - 100
         assert 50 <= retries <= 10 + 101 * 20 // 100 + 10 * 10
 
     async def fail(b: Bench) -> None:
@@ -250,11 +250,11 @@ def test_what_is_no_link_error_is_a_bug_and_passes_through() -> None:
 
 
 def test_a_client_needs_a_link() -> None:
-    with pytest.raises(ValueError, match="at least one link"):
+    with pytest.raises(ValueError, match="at least one endpoint"):
         Client({}, ACTOR, virtual_world())
 
 
-# ------------------------------------------------------------------------------------------------------ which link
+# ------------------------------------------------------------------------------------------------------ which endpoint
 
 
 def test_a_hint_is_followed_at_once_and_remembered() -> None:
@@ -264,7 +264,7 @@ def test_a_hint_is_followed_at_once_and_remembered() -> None:
         await b.client.ask(BIND)
         await b.client.ask(BIND)
         assert b.world.clock.now_ms() == began_ms
-        assert [len(link.sent_ms) for link in b.links.values()] == [1, 0, 2]
+        assert [len(endpoint.sent_ms) for endpoint in b.endpoints.values()] == [1, 0, 2]
 
     run_virtually(scene())
 
@@ -272,7 +272,7 @@ def test_a_hint_is_followed_at_once_and_remembered() -> None:
 def test_two_that_point_at_each_other_do_not_spin_the_client() -> None:
     async def scene() -> None:
         b = bench([], [], budget=PLENTY)
-        b.links["a"].then, b.links["b"].then = "turned b", "turned a"
+        b.endpoints["a"].then, b.endpoints["b"].then = "turned b", "turned a"
         began_ms = b.world.clock.now_ms()
         with pytest.raises(NoAnswer, match="16 tries failed"):
             await b.client.ask(BIND)
@@ -286,7 +286,7 @@ def test_without_a_useful_hint_the_next_link_is_asked(hint: str) -> None:
     async def scene() -> None:
         b = bench([f"turned {hint}"], ["lose before"], [])
         assert await b.client.ask(BIND) == Accepted(1)
-        assert [len(link.sent_ms) for link in b.links.values()] == [1, 1, 1]
+        assert [len(endpoint.sent_ms) for endpoint in b.endpoints.values()] == [1, 1, 1]
 
     run_virtually(scene())
 
@@ -295,9 +295,9 @@ def test_an_overloaded_endpoint_is_left_alone_for_as_long_as_it_says() -> None:
     async def scene() -> None:
         b = bench(["overloaded 2000"])
         await b.client.ask(BIND)
-        first_ms, second_ms = b.links["a"].sent_ms
+        first_ms, second_ms = b.endpoints["a"].sent_ms
         assert 2_000 <= second_ms - first_ms <= 2_050
-        b.links["a"].script = ["overloaded 60000"]
+        b.endpoints["a"].script = ["overloaded 60000"]
         began_ms = b.world.clock.now_ms()
         with pytest.raises(NoAnswer, match="before another try"):
             await b.client.ask(BIND)
@@ -324,7 +324,7 @@ def test_the_status_is_read_again_after_half_a_window() -> None:
 def test_many_callers_share_one_status() -> None:
     async def scene() -> None:
         b = bench()
-        b.links["a"].status_script = ["delay 100"]
+        b.endpoints["a"].status_script = ["delay 100"]
         await asyncio.gather(*(b.client.ask(BIND) for _ in range(50)))
         assert b.authority.statuses == 1
         assert len(b.authority.deeds) == 50
@@ -335,7 +335,7 @@ def test_many_callers_share_one_status() -> None:
 def test_callers_behind_a_status_that_hangs_keep_their_own_deadlines() -> None:
     async def scene() -> None:
         b = bench()
-        b.links["a"].status_script = ["hang before"] * 99
+        b.endpoints["a"].status_script = ["hang before"] * 99
         patient = asyncio.ensure_future(b.client.ask(BIND))
         await b.world.clock.sleep_ms(0)
         began_ms = b.world.clock.now_ms()
@@ -417,14 +417,14 @@ def test_an_expired_id_stays_refused_if_no_new_status_can_be_had() -> None:
         b = bench()
         await b.client.ask(BIND)
         b.authority.incarnation = "inc2"
-        b.links["a"].status_script = ["hang before"] * 99
+        b.endpoints["a"].status_script = ["hang before"] * 99
         assert await b.client.ask(BIND) == EXPIRED
 
     run_virtually(scene())
 
 
 @pytest.mark.parametrize("failure", [Silence(), Turned()])
-def test_in_a_batch_only_the_expired_are_asked_anew_and_no_answer_then_hands_back_all(failure: LinkError) -> None:
+def test_in_a_batch_only_the_expired_are_asked_anew_and_no_answer_then_hands_back_all(failure: NoVerdict) -> None:
     class OneExpired(FakeAuthority):
         """Refuses the second operation of its first batch as expired."""
 
@@ -467,7 +467,7 @@ def test_abandoning_what_has_happened_answers_its_outcome() -> None:
         b = bench([], then="lose after")
         with pytest.raises(NoAnswer) as caught:
             await b.client.ask(BIND)
-        b.links["a"].then = "pass"
+        b.endpoints["a"].then = "pass"
         (lost,) = caught.value.operation_ids
         assert await b.client.abandon(lost) == Accepted(1)
 
@@ -479,7 +479,7 @@ def test_abandoning_what_has_not_happened_keeps_it_from_happening() -> None:
         b = bench([], then="lose before")
         with pytest.raises(NoAnswer) as caught:
             await b.client.ask(BIND)
-        b.links["a"].then, b.links["a"].script = "pass", ["lose after"]
+        b.endpoints["a"].then, b.endpoints["a"].script = "pass", ["lose after"]
         (lost,) = caught.value.operation_ids
         assert await b.client.abandon(lost) == Refused(Code.ABANDONED)
         assert await b.client.resume(caught.value.operations) == [Refused(Code.ABANDONED)]
@@ -522,7 +522,7 @@ def test_the_last_reason_counts__and_a_try_without_a_word_does_not_hide_it() -> 
 def test_the_reason_of_a_status_that_never_came_is_told_too() -> None:
     async def scene() -> None:
         b = bench()
-        b.links["a"].status_script = ["overloaded 1 the store is away"] * 100
+        b.endpoints["a"].status_script = ["overloaded 1 the store is away"] * 100
         with pytest.raises(NoAnswer, match=r"\(the last answer was: the store is away\); nothing was asked"):
             await b.client.ask(BIND, deadline_ms=2_000)
 

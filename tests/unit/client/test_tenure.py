@@ -53,8 +53,8 @@ def test_after_lost_tries_it_counts_from_the_try_that_was_answered() -> None:
         b = bench(["hang before", "lose after", "pass"])
         tenure = Tenure(HOLDER, 15_000, b.world.clock.now_ms())
         assert await tenure.renew(b.client)
-        assert len(b.links["a"].sent_ms) == 3
-        assert tenure.held_until_ms == b.links["a"].sent_ms[-1] + 15_000
+        assert len(b.endpoints["a"].sent_ms) == 3
+        assert tenure.held_until_ms == b.endpoints["a"].sent_ms[-1] + 15_000
         # The holder's term ends no later than the authority's, which counts from receipt.
         assert tenure.held_until_ms <= b.authority.renewals_ms[-1] + 15_000
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from remit.client.link import LinkError, Overloaded, Silence, Turned
+from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
 from remit.commitment import authority as module
 from remit.commitment.outcomes import batch_key
 from remit.model.claims import Accepted, Apply, Bind, Delete, Refused, Spawn
@@ -210,7 +210,7 @@ def test_part_of_a_large_ask_that_was_done_is_silence_when_the_rest_fails() -> N
         scope.store.plan.extend(["ok", "unavailable"])
         assert isinstance(await scope.send(operations), Silence)
         verdicts = await scope.send(operations)
-        assert not isinstance(verdicts, LinkError) and all(isinstance(v, Accepted) for v in verdicts)
+        assert not isinstance(verdicts, NoVerdict) and all(isinstance(v, Accepted) for v in verdicts)
         assert len(scope.books.replicas) == 40_000
         await scope.close()
 

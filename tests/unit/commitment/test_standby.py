@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from remit.client.link import Turned
+from remit.client.endpoint import Turned
 from remit.commitment import authority as module
 from remit.commitment.authority import Authority
 from remit.commitment.standby import PATIENCE_MAX, Standby

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from remit.client.link import Status, Turned
+from remit.client.endpoint import Status, Turned
 from remit.commitment import outcomes as kept
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, batch_key

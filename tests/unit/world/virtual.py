@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 from remit.world.chance import SeededChance
 from remit.world.disk import FileDisk
-from remit.world.promises import OffloadClosed, World
+from remit.world.promises import Ended, NotStarted, OffloadClosed, Order, Running, Service, Unreached, World
 
 T = TypeVar("T")
 
@@ -105,9 +105,38 @@ class InlineOffload:
         self._closed = True
 
 
+class NoLink:
+    """A world of one process: nobody else is there."""
+
+    async def request(self, to: str, body: bytes, /) -> bytes:
+        raise Unreached(f"nobody is at {to}", "use a world with more processes in it")
+
+    async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
+        yield await self.request(to, body)
+
+    def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
+        return nullcontext()  # truly: nobody will ever ask
+
+
+class NoRunner:
+    """A world in which nothing can be run."""
+
+    async def start(self, order: Order, /) -> Running:
+        raise NotStarted("nothing runs here", "use a world with a machine in it")
+
+    async def wait(self, running: Running, /) -> Ended:
+        return Ended()
+
+    def alive(self, running: Running, /) -> bool:
+        return False
+
+    async def stop(self, running: Running, /, *, grace_ms: int) -> None:
+        pass
+
+
 def virtual_world(seed: str = "1") -> World:
     chance = SeededChance(seed)
-    return World(VirtualClock(), chance, VirtualIds(chance.stream("ids")), FileDisk(), InlineOffload())
+    return World(VirtualClock(), chance, VirtualIds(chance.stream("ids")), FileDisk(), InlineOffload(), NoLink(), NoRunner())
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:

@@ -7,7 +7,7 @@ asker must know whether the deed may have been done:
     Turned       nothing happened: this endpoint is not the active authority
     Overloaded   nothing happened: the endpoint did not even begin
 
-A link raises nothing else for what the outside does; any other exception is a bug, or words that the far side refuses to
+An endpoint raises nothing else for what the outside does; any other exception is a bug, or words that the far side refuses to
 read. A call may be cancelled at any time, which says the same as `Silence`.
 """
 
@@ -33,7 +33,9 @@ class Status(msgspec.Struct, frozen=True):
     leader: str = ""
 
 
-class Link(Protocol):
+class Endpoint(Protocol):
+    """One place where an authority may be asked: it itself, one that passes on, or the near end of a wire (remote.py)."""
+
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         """One verdict an operation, in the same order. Each was answered only once it was durable."""
         ...
@@ -49,7 +51,7 @@ class Link(Protocol):
         ...
 
 
-class LinkError(Exception):
+class NoVerdict(Exception):
     """There is no verdict. `why` is what the far side, or the way to it, said about that; empty if nothing."""
 
     def __init__(self, message: str = "", *, why: str = "") -> None:
@@ -57,14 +59,14 @@ class LinkError(Exception):
         super().__init__(message)
 
 
-class Silence(LinkError):
+class Silence(NoVerdict):
     """No answer: what was asked may have happened, or may happen still."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(why, why=why)
 
 
-class Turned(LinkError):
+class Turned(NoVerdict):
     """This endpoint is not the active authority, and nothing happened. `hint` is the name of a better one, if it knows.
 
     A connection that was refused says the same: nothing was heard there.
@@ -75,7 +77,7 @@ class Turned(LinkError):
         super().__init__(f"not the active authority{_because(why)}; ask {hint or 'another'}", why=why)
 
 
-class Overloaded(LinkError):
+class Overloaded(NoVerdict):
     """The endpoint cannot take it now, and nothing happened. Come back no sooner than this.
 
     It has too much to do, or `why` says what else keeps it: a full disk, for one.
@@ -96,13 +98,13 @@ _verdicts: msgspec.json.Decoder[list[Verdict]] = msgspec.json.Decoder(list[Verdi
 
 
 class InProcess:
-    """A link to an authority in this process, over the same bytes as on a wire: nothing is shared by reference.
+    """An authority in this process, asked over the same bytes as on a wire: nothing is shared by reference.
 
     What could not travel fails here already, in the first test, and not on the day that the two sides are put on two
     machines. `by_reference` skips the bytes, for speed, where both sides are known to be ours.
     """
 
-    def __init__(self, target: Link, *, by_reference: bool = False) -> None:
+    def __init__(self, target: Endpoint, *, by_reference: bool = False) -> None:
         self._target = target
         self._by_reference = by_reference
 

@@ -1,4 +1,4 @@
-"""Is a link inside one process a real boundary?"""
+"""Is an endpoint inside one process a real boundary?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.link import InProcess, Overloaded, Silence, Turned
+from remit.client.endpoint import InProcess, Overloaded, Silence, Turned
 from remit.model.claims import Accepted, Bind, Operation, OperationID, Verdict
 from tests.unit.client.fakes import ACTOR, BIND, FakeAuthority
 from tests.unit.world.virtual import run_virtually, virtual_world
@@ -38,11 +38,11 @@ def test_by_reference_skips_the_bytes() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
         sent = operation()
-        link = InProcess(authority, by_reference=True)
-        await link.ask([sent])
+        endpoint = InProcess(authority, by_reference=True)
+        await endpoint.ask([sent])
         assert authority.asked[0] is sent
-        assert await link.renew(ACTOR)
-        assert (await link.status()).incarnation == "inc1"
+        assert await endpoint.renew(ACTOR)
+        assert (await endpoint.status()).incarnation == "inc1"
 
     run_virtually(scene())
 
@@ -50,11 +50,11 @@ def test_by_reference_skips_the_bytes() -> None:
 def test_status_and_renewal_arrive_whole() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
-        link = InProcess(authority)
-        assert await link.status() == await authority.status()
-        assert await link.renew(ACTOR) is True
+        endpoint = InProcess(authority)
+        assert await endpoint.status() == await authority.status()
+        assert await endpoint.renew(ACTOR) is True
         authority.held = False
-        assert await link.renew(ACTOR) is False
+        assert await endpoint.renew(ACTOR) is False
 
     run_virtually(scene())
 

@@ -1,0 +1,150 @@
+"""How is an endpoint asked from afar? Its words as bytes, both ways; how bytes travel is the world's, retrying is client.py's.
+
+`Remote` is the near end, over a link; `Answering` the far end, a service over the endpoint that really answers. Each failure
+keeps its exact meaning on the way: what was never heard is `Turned`, what was heard but not answered is `Silence`, and what
+the far endpoint itself says travels in the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Literal
+
+import msgspec
+
+from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
+from remit.model.claims import Actor, Operation, Verdict
+from remit.model.objects import dec_hook, enc_hook
+from remit.world.promises import Link, Unheard, Unreached
+
+
+class Unread(Exception):
+    """The far side cannot read what was said to it, and nothing happened. It would not help to say it again."""
+
+
+class Call(msgspec.Struct, omit_defaults=True, gc=False):
+    """What is said: `operations` to ask, an actor to `renew`, or neither, for the status."""
+
+    operations: tuple[Operation, ...] | None = None
+    renew: Actor | None = None
+
+
+class Reply(msgspec.Struct, omit_defaults=True, gc=False):
+    """What comes back: one of the first three, or how it `failed`."""
+
+    verdicts: tuple[Verdict, ...] | None = None
+    status: Status | None = None
+    held: bool | None = None
+    failed: Literal["", "silence", "turned", "overloaded", "unread"] = ""
+    why: str = ""
+    hint: str = ""
+    retry_after_ms: int = 0
+
+
+_encoder = msgspec.json.Encoder(enc_hook=enc_hook)
+_calls: msgspec.json.Decoder[Call] = msgspec.json.Decoder(Call, dec_hook=dec_hook)
+_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply, dec_hook=dec_hook)
+_STATUS = _encoder.encode(Call())
+
+_MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
+"""What a decoder raises on hostile bytes: a wrong shape, text that is no UTF-8, and brackets without end."""
+
+
+class Remote:
+    """The endpoint `to`, over a link. Satisfies `client.endpoint.Endpoint`."""
+
+    __slots__ = ("_link", "_to")
+
+    def __init__(self, link: Link, to: str) -> None:
+        self._link = link
+        self._to = to
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        verdicts = (await self._call(_encoder.encode(Call(tuple(operations))))).verdicts
+        if verdicts is None:
+            raise Silence("an answer to something else")
+        return verdicts
+
+    async def status(self) -> Status:
+        status = (await self._call(_STATUS)).status
+        if status is None:
+            raise Silence("an answer to something else")
+        return status
+
+    async def renew(self, actor: Actor, /) -> bool:
+        held = (await self._call(_encoder.encode(Call(renew=actor)))).held
+        if held is None:
+            raise Silence("an answer to something else")
+        return held
+
+    async def _call(self, body: bytes) -> Reply:
+        try:
+            answer = await self._link.request(self._to, body)
+        except Unreached as error:
+            raise Turned(why=error.cause) from error
+        except Unheard as error:
+            raise Silence(error.cause) from error
+        try:
+            reply = _replies.decode(answer)
+        except _MALFORMED as error:
+            # Somebody heard it and said something: what they did is not known.
+            raise Silence(f"an answer that cannot be read ({error})") from error
+        if reply.failed:
+            raise _failure(reply)
+        return reply
+
+
+class Answering:
+    """Answers what a `Remote` says with what `endpoint` does. Satisfies `world.promises.Service`.
+
+    An exception that is no `NoVerdict` is a bug of ours: it goes on to the link, which breaks off that one call.
+    """
+
+    __slots__ = ("_endpoint",)
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def request(self, body: bytes, /) -> bytes:
+        try:
+            call = _calls.decode(body)
+        except _MALFORMED as error:
+            return _encoder.encode(Reply(failed="unread", why=str(error)))
+        try:
+            reply = await self._answer(call)
+        except NoVerdict as error:
+            reply = _told(error)
+        return _encoder.encode(reply)
+
+    async def _answer(self, call: Call) -> Reply:
+        if call.operations is not None:
+            return Reply(verdicts=tuple(await self._endpoint.ask(call.operations)))
+        if call.renew is not None:
+            return Reply(held=await self._endpoint.renew(call.renew))
+        return Reply(status=await self._endpoint.status())
+
+    async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
+        raise Unread("an endpoint answers requests, and has nothing to stream; send a request")
+        yield body  # type: ignore[unreachable]  # it makes this a generator, as a service's stream is
+
+
+def _told(error: NoVerdict) -> Reply:
+    match error:
+        case Turned():
+            return Reply(failed="turned", why=error.why, hint=error.hint)
+        case Overloaded():
+            return Reply(failed="overloaded", why=error.why, retry_after_ms=error.retry_after_ms)
+        case _:
+            return Reply(failed="silence", why=error.why)
+
+
+def _failure(reply: Reply) -> NoVerdict | Unread:
+    match reply.failed:
+        case "turned":
+            return Turned(reply.hint, reply.why)
+        case "overloaded":
+            return Overloaded(reply.retry_after_ms, reply.why)
+        case "unread":
+            return Unread(f"the far side cannot read this: {reply.why}; do both run the same version?")
+        case _:
+            return Silence(reply.why)
