@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from remit.client.remote import Answering, Remote
 from remit.commitment.authority import Authority
+from remit.commitment.standby import Standby
+from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
 from remit.world.promises import World
 
@@ -26,6 +29,16 @@ async def embedded(directory: Path, world: World, *, scope: str = "local", holde
         yield authority
     finally:
         await store.close()
+
+
+async def server(
+    store: Store, world: World, *, scope: str, name: str, peers: Sequence[str], beat_ms: int = 2_000, term_ms: int = 6_000
+) -> None:
+    """One of a scope's servers, for ever: it answers at its name, passes on while another leads, and leads when nobody does."""
+    others = {peer: Remote(world.link, peer) for peer in peers if peer != name}
+    standby = Standby(store, scope=scope, name=name, clock=world.clock, ids=world.ids, peers=others, term_ms=term_ms)
+    async with world.link.serve(name, Answering(standby)):
+        await standby.serve(beat_ms=beat_ms)
 
 
 SWITCH_S: Final = 0.000_2

@@ -1,0 +1,204 @@
+"""What does every actor need? A seat: a process's view of one scope and its way of asking there; and a player, who holds a role.
+
+A player is level-triggered: it is told which keys changed, looks at what stands, and says what it wants as claims. Those travel
+together. It acts only while its tenure lasts, and whatever went unanswered shows again in the view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol
+
+from remit.client.client import Client, NoAnswer
+from remit.client.endpoint import Endpoint, Status
+from remit.client.remote import Remote
+from remit.client.retry import RetryShape
+from remit.client.tenure import Tenure, acquire
+from remit.model.claims import Accepted, Actor, AnyClaim, Evidence, Operation, Role, Verdict
+from remit.model.resources import Duration
+from remit.simulate.actors.view import View
+from remit.simulate.processes import Process
+from remit.simulate.stores import StoreService
+from remit.world.promises import World
+
+
+class Ear(Protocol):
+    """Who hears what clients were told. Nothing is told back."""
+
+    def asked(self, scope: str, operation: str) -> None: ...
+
+    def answered(self, scope: str, operation: str, verdict: Verdict) -> None: ...
+
+    def gave_up(self, scope: str, operation: str) -> None: ...
+
+    def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None: ...
+
+
+class Pace:
+    """How fast everything goes. DESIGN's figures are for a beat of 2 s; a slower world is slower in proportion."""
+
+    def __init__(self, beat_ms: int = 2_000) -> None:
+        self.beat_ms = beat_ms
+        self.suspect_ms = 3 * beat_ms
+        self.unknown_ms = 15 * beat_ms // 2
+        self.lease_ms = 9 * beat_ms
+        self.server_beat_ms = beat_ms
+        self.server_term_ms = 3 * beat_ms
+        self.sweep_ms = 10 * beat_ms
+
+
+class Heard:
+    """An endpoint whose answers are written down the moment they arrive."""
+
+    def __init__(self, endpoint: Endpoint, scope: str, ear: Ear) -> None:
+        self._endpoint, self._scope, self._ear = endpoint, scope, ear
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        for operation in operations:
+            self._ear.asked(self._scope, operation.id)
+        verdicts = await self._endpoint.ask(operations)
+        for operation, verdict in zip(operations, verdicts, strict=False):
+            self._ear.answered(self._scope, operation.id, verdict)
+        return verdicts
+
+    async def status(self) -> Status:
+        return await self._endpoint.status()
+
+    async def renew(self, actor: Actor, /) -> bool:
+        return await self._endpoint.renew(actor)
+
+
+class Seat:
+    """One process in one scope."""
+
+    def __init__(self, process: Process, store: StoreService, servers: Sequence[str], ear: Ear, pace: Pace) -> None:
+        self.process = process
+        self.world: World = process.world
+        self.scope = store.scope
+        self.servers = tuple(servers)
+        self.ear = ear
+        self.pace = pace
+        self.view = View(
+            process.port(store, observer=True),
+            process.world,
+            f"{process.name}-{store.scope}",
+            lambda incarnation, revision: ear.observed(process.name, store.scope, incarnation, revision),
+        )
+
+    def client(self, actor: Actor) -> Client:
+        chance = self.world.chance
+        names = chance.shuffled(self.servers)
+        endpoints = {name: Heard(Remote(self.world.link, name), self.scope, self.ear) for name in names}
+        return Client(endpoints, actor, self.world, shape=RetryShape(deadline_ms=10_000))
+
+
+class Player:
+    """One role in one scope."""
+
+    role: ClassVar[Role]
+
+    def __init__(self, seat: Seat, *, lease: str = "") -> None:
+        self.seat = seat
+        self.world = seat.world
+        self.view = seat.view
+        self.chance = seat.world.chance.stream(f"{self.role}-{lease}")
+        self.lease = lease or self.role.value
+        self.changes = seat.view.subscribe()
+        self.actor = Actor(seat.process.name, self.role)
+        self.client = seat.client(self.actor)
+        self.tenure: Tenure | None = None
+
+    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        """What should be asked now, these keys having changed. A sweep names every key."""
+        raise NotImplementedError
+
+    def heard(self, claim: AnyClaim, verdict: Verdict) -> None:
+        """What came of it."""
+
+    # -- holding the role ------------------------------------------------------------------------------------------------
+
+    async def play(self) -> None:
+        """For ever: become the holder, act while that lasts, and begin anew."""
+        while True:
+            tenure = await self._acquire()
+            if tenure is None:
+                await self.world.clock.sleep_ms(self.seat.pace.beat_ms + self.chance.uniform_ms(self.seat.pace.beat_ms))
+                continue
+            self.tenure = tenure
+            self.client.actor = self.actor = tenure.actor
+            await self.began()
+            async with asyncio.TaskGroup() as group:
+                renewing = group.create_task(self._renew(tenure), name="renew")
+                await self._act(tenure)
+                renewing.cancel()
+            self.tenure = None
+
+    async def began(self) -> None:
+        """The role is held anew: look at everything."""
+        self.changes.keys.update(dict.fromkeys(self.view.rows))
+
+    async def _acquire(self) -> Tenure | None:
+        self.client.actor = Actor(self.seat.process.name, self.role)
+        try:
+            found = await acquire(self.client, self.world.clock, self.lease, Duration(self.seat.pace.lease_ms))
+        except NoAnswer as error:
+            self.give_up(error)
+            return None
+        return found if isinstance(found, Tenure) else None
+
+    async def _renew(self, tenure: Tenure) -> None:
+        pause_ms = self.seat.pace.lease_ms // 3
+        while not tenure.lost:
+            await self.world.clock.sleep_ms(pause_ms - self.chance.uniform_ms(pause_ms // 8))
+            try:
+                await tenure.renew(self.client, deadline_ms=pause_ms)
+            except NoAnswer:
+                continue
+            self.renewed(tenure)
+
+    def renewed(self, tenure: Tenure) -> None:
+        """A renewal was answered."""
+
+    async def _act(self, tenure: Tenure) -> None:
+        clock, pace = self.world.clock, self.seat.pace
+        sweep_ms = clock.now_ms() + self.chance.uniform_ms(pace.sweep_ms)
+        while tenure.may_act(now_ms := clock.now_ms()):
+            if now_ms >= sweep_ms:
+                sweep_ms = now_ms + pace.sweep_ms + self.chance.uniform_ms(pace.sweep_ms // 4)
+                self.changes.keys.update(dict.fromkeys(self.view.rows))
+                self.changes.wake()
+            try:
+                async with clock.timeout_ms(max(1, min(sweep_ms, tenure.held_until_ms) - now_ms)):
+                    await self.changes.wait()
+            except TimeoutError:
+                continue
+            await clock.sleep_ms(1 + self.chance.uniform_ms(20))
+            await self.turn(tenure)
+
+    async def turn(self, tenure: Tenure) -> None:
+        """Look once, and ask once."""
+        keys = self.changes.take()
+        claims = list(self.wants(keys))
+        if claims and tenure.may_act(self.world.clock.now_ms()):
+            await self.say(claims)
+
+    async def say(self, claims: Sequence[AnyClaim], **more: Any) -> list[Verdict] | None:
+        """Ask; None if there was no answer. What may have happened then shows in the view."""
+        evidence = Evidence(self.view.revision, self.view.age_ms())
+        try:
+            verdicts = await self.client.ask_many(claims, evidence=evidence, **more)
+        except NoAnswer as error:
+            self.give_up(error)
+            return None
+        for claim, verdict in zip(claims, verdicts, strict=True):
+            self.heard(claim, verdict)
+        return verdicts
+
+    def give_up(self, error: NoAnswer) -> None:
+        for operation in error.operation_ids:
+            self.seat.ear.gave_up(self.seat.scope, operation)
+
+
+def accepted(verdict: Verdict) -> bool:
+    return isinstance(verdict, Accepted)

@@ -1,0 +1,206 @@
+"""What does an actor believe of its scope? A local copy by list and watch, which proves that it missed nothing, or lists anew.
+
+A list may come from a member that lags: one that is older than what this observer has seen is refused, also after a restart,
+because the last revision seen is kept on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from remit.model.objects import decode
+from remit.model.records import Phase, Replica
+from remit.store import chain
+from remit.store.protocol import HEAD, Event, Head, Page, Row, Store, StoreError
+from remit.world.promises import World, WorldError
+
+_KEPT: Final = Path("/seen")
+_RESYNC_MS: Final = 45_000
+_SAVE_EVERY: Final = 64
+
+
+class Seen(NamedTuple):
+    thing: Any
+    revision: int
+
+
+@lru_cache(maxsize=20_000)
+def _decoded(value: bytes) -> Any:
+    """Every view decodes the same rows; objects are frozen, so one copy serves all."""
+    return decode(value)
+
+
+class View:
+    """`rows` are objects by key; `replicas` the keys of replicas by phase. Subscribers hear which keys changed."""
+
+    def __init__(self, store: Store, world: World, name: str, observed: Callable[[str, int], None]) -> None:
+        self.rows: dict[str, Seen] = {}
+        self.by_phase: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
+        self.by_node: dict[str, dict[str, None]] = {}
+        self.by_workload: dict[tuple[str, str], dict[str, None]] = {}
+        self.head: Head | None = None
+        self.revision = 0
+        self.seen_ms = 0
+        self._store = store
+        self._world = world
+        self._name = name
+        self._observed = observed
+        self._subscribers: list[Changes] = []
+        self._saved = 0
+
+    def subscribe(self) -> Changes:
+        changes = Changes(self)
+        self._subscribers.append(changes)
+        return changes
+
+    def get(self, key: str) -> Any:
+        seen = self.rows.get(key)
+        return None if seen is None else seen.thing
+
+    def age_ms(self) -> int:
+        return max(0, self._world.clock.now_ms() - self.seen_ms)
+
+    def kind(self, prefix: str) -> Iterator[tuple[str, Seen]]:
+        return ((key, seen) for key, seen in self.rows.items() if key.startswith(prefix))
+
+    # -- following -------------------------------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """For ever: list, then watch until something breaks."""
+        self._remember()
+        while True:
+            try:
+                await self._list()
+                await self._watch()
+            except (StoreError, TimeoutError):
+                await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
+
+    async def _list(self) -> None:
+        rows: list[Row] = []
+        page: Page | None = None
+        while page is None or page.more:
+            after, revision = (rows[-1].key, page.revision) if page is not None else ("", 0)
+            page = await self._store.range("", after=after, revision=revision)
+            rows += page.rows
+        head = next((chain.decode_head(row.value) for row in rows if row.key == HEAD), None)
+        if head is None or not self._takes(head, page.revision):
+            raise TimeoutError("the list is older than what was seen, or there is nothing yet")
+        self._replace(rows, head, page.revision)
+
+    def _takes(self, head: Head, revision: int) -> bool:
+        """Is this list at least as new as what this observer has seen before?"""
+        known = self.head
+        return revision >= self.revision or (known is not None and head.incarnation != known.incarnation)
+
+    async def _watch(self) -> None:
+        watch = await self._store.watch("", after=self.revision)
+        until_ms = self._world.clock.now_ms() + _RESYNC_MS + self._world.chance.uniform_ms(_RESYNC_MS)
+        try:
+            while (left_ms := until_ms - self._world.clock.now_ms()) > 0:
+                async with self._world.clock.timeout_ms(left_ms):
+                    event = await anext(aiter(watch), None)
+                if event is None:
+                    return
+                if event.revision <= self.revision:
+                    continue  # said again
+                if self.head is None or chain.gap(self.head, event) is not None:
+                    return
+                self._apply(event)
+        finally:
+            await watch.close()
+
+    # -- the copy --------------------------------------------------------------------------------------------------------
+
+    def _replace(self, rows: list[Row], head: Head, revision: int) -> None:
+        gone = self.rows.keys() - {row.key for row in rows}
+        for key in sorted(gone):
+            self._set(key, None, 0)
+        for row in rows:
+            known = self.rows.get(row.key)
+            if known is None or known.revision != row.revision:
+                self._set(row.key, row.value, row.revision)
+        self._reached(head, revision)
+
+    def _apply(self, event: Event) -> None:
+        for change in event.changes:
+            self._set(change.key, change.value, change.revision)
+        if event.head is not None:
+            self._reached(event.head, event.revision)
+
+    def _reached(self, head: Head, revision: int) -> None:
+        self.head, self.revision, self.seen_ms = head, revision, self._world.clock.now_ms()
+        self._observed(head.incarnation, revision)
+        self._saved += 1
+        if self._saved % _SAVE_EVERY == 1:
+            self._save()
+        for changes in self._subscribers:
+            changes.wake()
+
+    def _set(self, key: str, value: bytes | None, revision: int) -> None:
+        if key == HEAD or key == "incarnation" or key.startswith(("batch/", "event/", "decision/")):
+            return
+        old = self.rows.get(key)
+        if old is not None and isinstance(old.thing, Replica):
+            self._unlist(key, old.thing)
+        if value is None:
+            self.rows.pop(key, None)
+        else:
+            thing = _decoded(value)
+            self.rows[key] = Seen(thing, revision)
+            if isinstance(thing, Replica):
+                self._enlist(key, thing)
+        for changes in self._subscribers:
+            changes.keys[key] = None
+
+    def _enlist(self, key: str, replica: Replica) -> None:
+        self.by_phase[replica.status.phase][key] = None
+        self.by_node.setdefault(replica.status.node, {})[key] = None
+        self.by_workload.setdefault((replica.metadata.tenant, replica.spec.workload), {})[key] = None
+
+    def _unlist(self, key: str, replica: Replica) -> None:
+        self.by_phase[replica.status.phase].pop(key, None)
+        self.by_node.get(replica.status.node, {}).pop(key, None)
+        self.by_workload.get((replica.metadata.tenant, replica.spec.workload), {}).pop(key, None)
+
+    # -- over restarts ---------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self.head is not None:
+            try:
+                self._world.disk.write_atomically(self._place(), f"{self.head.incarnation} {self.revision}".encode())
+            except WorldError:
+                return  # what is not remembered is only looked up again
+
+    def _remember(self) -> None:
+        try:
+            incarnation, revision = self._world.disk.read(self._place()).decode().split()
+        except WorldError:
+            return
+        self.head, self.revision = Head(incarnation, 0, 0, "", 0, ""), int(revision)
+
+    def _place(self) -> Path:
+        return _KEPT.with_name(f"seen-{self._name.replace('/', '-')}")
+
+
+class Changes:
+    """What changed since its owner last looked."""
+
+    def __init__(self, view: View) -> None:
+        self.keys: dict[str, None] = dict.fromkeys(view.rows)
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        if self.keys:
+            self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def take(self) -> list[str]:
+        self._event.clear()
+        keys, self.keys = self.keys, {}
+        return list(keys)
