@@ -1,0 +1,255 @@
+"""What does a node do with its orders? Starts what is bound to it, stops what is to go, and stops itself when it is cut off.
+
+Three rules of DESIGN sections 4 and 6 are played here as the real agent will keep them:
+
+- a process is started only once this agent's own `start` for that attempt is committed, and the lease is not past the fence;
+- what must never run twice is stopped when no renewal was answered for longer than its fence, counted from when the renewal was
+  *sent*; the **keeper** does that, also while the agent is dead, frozen or slow;
+- the table of processes is the machine's: an agent that was killed finds in it what it had started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from remit.client.client import NoAnswer
+from remit.client.tenure import Tenure
+from remit.law.lifecycle import KILL_GRACE_MS
+from remit.model.claims import AnyClaim, Apply, Move, Role, Verdict
+from remit.model.fields import Metadata
+from remit.model.kinds import Device, Node, NodeSpec
+from remit.model.records import Generation, Phase, Replica
+from remit.model.resources import Amount
+from remit.simulate.actors.seat import Player, Seat, accepted
+from remit.simulate.processes import Machine, Process
+from remit.simulate.runners import Run
+from remit.world.promises import Ended, LinkError, Order, Running
+
+KEEPER_MS: Final = 250
+_ACTIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
+
+
+class Copy(NamedTuple):
+    """One attempt of one replica."""
+
+    key: str
+    uid: str
+    attempt: int
+
+
+class Keeper:
+    """Holds the deadline of every node of its machine, and ends what is past it. It outlives the agent."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def renewed(self, node: str, sent_ms: int) -> None:
+        pipes = self.machine.pipes
+        pipes[node] = max(sent_ms, pipes.get(node, 0))
+
+    def start(self, order: Order) -> Running | None:
+        """Start it, unless its deadline has passed. Looking and starting is one step."""
+        return None if self._overdue(order) else self.machine.machinery.start(order)
+
+    def _overdue(self, order: Order) -> bool:
+        fence_ms = int(order.env["REMIT_FENCE_MS"])
+        last_ms = self.machine.pipes.get(order.env["REMIT_NODE"])
+        return fence_ms > 0 and (last_ms is None or self.machine.clock.now_ms() - last_ms >= fence_ms)
+
+    async def watch(self, process: Process) -> None:
+        """The keeper's own process: for ever."""
+        async with asyncio.TaskGroup() as group:
+            ending: set[int] = set()
+            while True:
+                for run in tuple(self.machine.machinery.runs.values()):
+                    if run.running.pid not in ending and self._overdue(run.order):
+                        ending.add(run.running.pid)
+                        group.create_task(process.world.runner.stop(run.running, grace_ms=KILL_GRACE_MS), name="fence")
+                await process.world.clock.sleep_ms(KEEPER_MS)
+
+
+class Agent(Player):
+    """The agent of one node."""
+
+    role = Role.AGENT
+
+    def __init__(self, seat: Seat, node: Node, keeper: Keeper) -> None:
+        self.name = node.metadata.name
+        super().__init__(seat, lease=f"agent/{self.name}")
+        self.node = node
+        self.keeper = keeper
+        self.machinery = keeper.machine.machinery
+        self._started: dict[Copy, int] = {}
+        """Attempts whose own `start` was committed, and their fence."""
+        self._ends: dict[Copy, Ended] = {}
+        self._stopping: set[int] = set()
+        self._kick = asyncio.Event()
+
+    # -- being there -----------------------------------------------------------------------------------------------------
+
+    async def began(self) -> None:
+        assert self.tenure is not None
+        self.keeper.renewed(self.name, self.tenure.held_until_ms - self.seat.pace.lease_ms)
+        await super().began()
+        if self.view.get(f"node/{self.name}") is None:
+            await self.say([Apply(self.node)])
+        self.changes.keys[f"node/{self.name}"] = None
+        self.changes.wake()
+
+    def renewed(self, tenure: Tenure) -> None:
+        if not tenure.lost:
+            self.keeper.renewed(self.name, tenure.held_until_ms - self.seat.pace.lease_ms)
+
+    # -- orders ----------------------------------------------------------------------------------------------------------
+
+    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        runs = self._runs()
+        self._end_strays(runs)
+        for key in tuple(self.view.by_node.get(self.name, ())):
+            seen = self.view.rows[key]
+            replica: Replica = seen.thing
+            copy = Copy(key, replica.metadata.uid, replica.status.attempt)
+            claim = self._next(copy, replica, seen.revision, runs.get(copy))
+            if claim is not None:
+                yield claim
+
+    def _next(self, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
+        phase, attempt = replica.status.phase, replica.status.attempt
+        ended = self._ends.get(copy)
+        match phase:
+            case Phase.BOUND:
+                return Move(copy.key, at, "start", attempt)
+            case Phase.STARTING if run is not None or ended is not None:
+                return Move(copy.key, at, "run", attempt) if ended is None else self._ended(copy, replica, at, ended)
+            case Phase.STARTING:
+                self._start(copy, replica)
+                return None
+            case Phase.RUNNING if ended is None and run is not None:
+                service = self._spec_of(replica) is not None and self._spec_of(replica).spec.spec.type != "job"  # type: ignore[union-attr]
+                return Move(copy.key, at, "ready", attempt) if service and self.chance.below(3) else None
+            case Phase.RUNNING | Phase.READY | Phase.SERVING if run is None:
+                return self._ended(copy, replica, at, ended or Ended())
+            case Phase.READY | Phase.SERVING if self.chance.below(400) == 0:
+                return Move(copy.key, at, "unready", attempt, reason="its probe failed")
+            case Phase.DRAINING:
+                return Move(copy.key, at, "stop", attempt)
+            case Phase.STOPPING if run is not None:
+                self._stop(run)
+                return None
+            case Phase.STOPPING:
+                return Move(copy.key, at, "stopped", attempt, result=_result(ended or Ended(code=0)))
+            case Phase.UNKNOWN:
+                return Move(copy.key, at, "resume", attempt)
+            case _:
+                return None
+
+    def _ended(self, copy: Copy, replica: Replica, at: int, ended: Ended) -> AnyClaim:
+        fits = replica.status.phase in (Phase.RUNNING, Phase.READY)
+        transition = "finish" if ended.code == 0 and fits else "crash"
+        return Move(copy.key, at, transition, replica.status.attempt, result=_result(ended))
+
+    def heard(self, claim: AnyClaim, verdict: Verdict) -> None:
+        if isinstance(claim, Move) and claim.transition == "start" and accepted(verdict):
+            self.changes.keys[claim.replica] = None
+
+    # -- processes -------------------------------------------------------------------------------------------------------
+
+    def _runs(self) -> dict[Copy, Run]:
+        """What the machine is running for this node and scope."""
+        found = {}
+        for run in self.machinery.runs.values():
+            env = run.order.env
+            if env["REMIT_NODE"] == self.name and env["REMIT_SCOPE"] == self.seat.scope:
+                found[Copy(env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]))] = run
+        return found
+
+    def _start(self, copy: Copy, replica: Replica) -> None:
+        """Its own `start` is committed: only this agent makes that move."""
+        found = self._spec_of(replica)
+        if found is None or self.tenure is None or not self.tenure.may_act(self.world.clock.now_ms()):
+            return
+        spec = found.spec.spec
+        env = {
+            "REMIT_NODE": self.name,
+            "REMIT_SCOPE": self.seat.scope,
+            "REMIT_REPLICA": copy.key,
+            "REMIT_UID": copy.uid,
+            "REMIT_ATTEMPT": str(copy.attempt),
+            "REMIT_FENCE_MS": str(int(spec.fence) if spec.never_twice else 0),
+        }
+        running = self.keeper.start(Order(spec.template.command, env))
+        if running is not None:
+            self.changes.keys[copy.key] = None
+            self._watch(copy, running)
+
+    def _watch(self, copy: Copy, running: Running) -> None:
+        async def wait() -> None:
+            self._ends[copy] = await self.world.runner.wait(running)
+            self.changes.keys[copy.key] = None
+            self.changes.wake()
+
+        self.seat.process.loop.create_task(wait(), name=f"wait for {copy.key}")
+        self.changes.wake()
+
+    def _end_strays(self, runs: dict[Copy, Run]) -> None:
+        """What runs here and is not, or no longer, ordered."""
+        for copy, run in runs.items():
+            replica = self.view.get(copy.key)
+            mine = (
+                replica is not None
+                and (replica.metadata.uid, replica.status.attempt, replica.status.node) == (copy.uid, copy.attempt, self.name)
+                and replica.status.phase not in (Phase.RELEASED, Phase.FAILED, Phase.FINISHED)
+            )
+            if not mine:
+                self._stop(run)
+            elif copy not in self._started:
+                self._started[copy] = 0
+                self._watch(copy, run.running)
+
+    def _stop(self, run: Run) -> None:
+        if run.running.pid in self._stopping:
+            return
+        self._stopping.add(run.running.pid)
+        stopping = self.world.runner.stop(run.running, grace_ms=KILL_GRACE_MS)
+        self.seat.process.loop.create_task(stopping, name="stop")
+
+    def _spec_of(self, replica: Replica) -> Generation | None:
+        meta, spec = replica.metadata, replica.spec
+        found: Generation | None = self.view.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
+        return found
+
+
+def _result(ended: Ended) -> str:
+    if ended.code == 0:
+        return "ok"
+    return f"exit {ended.code}" if ended.code is not None else f"signal {ended.signal}" if ended.signal else "gone"
+
+
+def node_named(name: str, number: int, region: str) -> Node:
+    """A machine as it describes itself; every third has two devices."""
+    gpus = tuple(Device(name=f"gpu-{i}", kind="gpu", model="A10") for i in range(2)) if number % 3 == 0 else ()
+    zone = f"{region}-{'abc'[number % 3]}"
+    capacity = Amount.parse({"cpu": "4", "memory": "8Gi"})
+    labels = {"disk": "ssd" if number % 2 else "hdd"}
+    return Node(
+        metadata=Metadata(name=name, labels=labels), spec=NodeSpec(region=region, zone=zone, capacity=capacity, devices=gpus)
+    )
+
+
+async def beat(seat: Seat, nodes: Sequence[str], listeners: Sequence[str]) -> None:
+    """Say to every controllers' process, at a fixed rate, which nodes are here."""
+    body = ",".join(nodes).encode()
+    clock, pace = seat.world.clock, seat.pace
+
+    async def tell(listener: str) -> None:
+        with suppress(LinkError, TimeoutError, NoAnswer):
+            async with clock.timeout_ms(pace.beat_ms):
+                await seat.world.link.request(listener, body)
+
+    while True:
+        for listener in listeners:
+            seat.process.loop.create_task(tell(listener), name="beat")
+        await clock.sleep_ms(pace.beat_ms)

@@ -1,0 +1,272 @@
+"""What would the controllers correct? Each role in its simplest honest form: it looks, and asks for the next lawful step."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from typing import Final
+
+from remit.model.claims import AnyClaim, Close, Code, Delete, Forget, Mark, Move, Refused, Role, Spawn, Verdict
+from remit.model.kinds import Node, NodeHealth, Workload
+from remit.model.records import Grant, Phase, Replica
+from remit.simulate.actors.seat import Player, Seat
+
+_RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
+_ON_NODE: Final = (*_RUNS, Phase.DRAINING, Phase.STOPPING)
+_MASS_PERCENT: Final = 55
+
+
+class Workloads(Player):
+    """From workload to replicas: as many as are wanted, and none when it goes."""
+
+    role = Role.WORKLOADS
+
+    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        for tenant, name in self._touched(keys):
+            workload: Workload | None = self.view.get(f"workload/{tenant}/{name}")
+            replicas = self.view.by_workload.get((tenant, name), {})
+            if workload is None or workload.metadata.deleting:
+                yield from self._clear(tenant, name, workload, replicas)
+            else:
+                yield from self._fill(workload, replicas)
+
+    def _touched(self, keys: Sequence[str]) -> list[tuple[str, str]]:
+        found: dict[tuple[str, str], None] = {}
+        for key in keys:
+            if key.startswith("workload/"):
+                _, tenant, name = key.split("/")
+                found[tenant, name] = None
+            elif key.startswith("replica/") and (replica := self.view.get(key)) is not None:
+                found[replica.metadata.tenant, replica.spec.workload] = None
+        return list(found)
+
+    def _clear(self, tenant: str, name: str, workload: Workload | None, replicas: Iterable[str]) -> Iterator[AnyClaim]:
+        left = False
+        for key in replicas:
+            left = True
+            yield from self._away(key)
+        if workload is not None and not left:
+            yield Delete("Workload", name, tenant)
+
+    def _away(self, key: str) -> Iterator[AnyClaim]:
+        seen = self.view.rows[key]
+        match seen.thing.status.phase:
+            case Phase.PENDING | Phase.RESERVED:
+                yield Move(key, seen.revision, "cancel", reason="not wanted any more")
+            case Phase.FINISHED:
+                yield Move(key, seen.revision, "settle")
+            case Phase.RELEASED:
+                yield Forget(key, seen.revision)
+            case phase if phase in _RUNS:
+                yield Move(key, seen.revision, "remove", reason="not wanted any more")
+
+    def _fill(self, workload: Workload, replicas: Iterable[str]) -> Iterator[AnyClaim]:
+        meta, spec = workload.metadata, workload.spec
+        taken: set[int] = set()
+        live: list[tuple[int, str]] = []
+        for key in replicas:
+            seen = self.view.rows[key]
+            replica: Replica = seen.thing
+            taken.add(replica.spec.index)
+            if replica.status.phase is Phase.FINISHED:
+                yield Move(key, seen.revision, "settle")
+            old = replica.spec.generation < meta.generation and spec.type != "job"
+            if replica.status.phase is Phase.RELEASED and old:
+                yield Forget(key, seen.revision)
+            if replica.status.phase is not Phase.RELEASED:
+                live.append((replica.spec.index, key))
+        wanted = spec.completions or spec.replicas
+        if spec.type != "job" and len(live) > wanted:
+            for _, key in sorted(live, reverse=True)[: len(live) - wanted]:
+                if self.view.get(key).spec.generation == meta.generation:
+                    yield from self._away(key)
+        missing = wanted - (len(taken) if spec.type == "job" else len(live))
+        for index in range(wanted + len(taken) + 1):
+            if missing <= 0:
+                break
+            if index not in taken:
+                missing -= 1
+                yield Spawn(meta.tenant, meta.name, meta.generation, index)
+
+
+class Repair(Player):
+    """Ends what is stuck, and gives what failed another attempt."""
+
+    role = Role.REPAIR
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._since: dict[tuple[str, Phase], int] = {}
+
+    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        now_ms = self.world.clock.now_ms()
+        for key in keys:
+            seen = self.view.rows.get(key)
+            if seen is None:
+                continue
+            if isinstance(seen.thing, Replica):
+                yield from self._mend(key, seen.thing, seen.revision, now_ms)
+            elif isinstance(seen.thing, Grant) and not seen.thing.spec.holder.startswith("scope/") and not seen.thing.spec.issuer:
+                if self.chance.below(4) == 0:
+                    yield Close(seen.thing.metadata.name)  # refused while it lives
+
+    def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
+        phase = replica.status.phase
+        lasted_ms = now_ms - self._since.setdefault((key, phase), now_ms)
+        match phase:
+            case Phase.FAILED:
+                yield Move(key, at, "release")
+            case Phase.RELEASED if self._again(replica):
+                yield Move(key, at, "requeue")
+            case Phase.RESERVED if lasted_ms > 61_000:
+                yield Move(key, at, "reclaim", reason="it was not bound in time")
+            case Phase.BOUND if lasted_ms > 61_000:
+                yield Move(key, at, "abort", reason="it was not started in time")
+            case Phase.STARTING if lasted_ms > 601_000:
+                yield Move(key, at, "abort", reason="it did not run in time")
+        if phase is Phase.RELEASED:
+            for other in Phase:
+                self._since.pop((key, other), None)
+
+    def _again(self, replica: Replica) -> bool:
+        meta, spec = replica.metadata, replica.spec
+        workload: Workload | None = self.view.get(f"workload/{meta.tenant}/{spec.workload}")
+        if workload is None or workload.metadata.deleting:
+            return False
+        if workload.spec.type == "job":
+            return replica.status.result != "ok" and replica.status.attempt <= workload.spec.retries
+        return spec.generation == workload.metadata.generation
+
+
+class Nodes(Player):
+    """Believes in a node as long as it beats: first no new work, then unknown, and only past the fence lost."""
+
+    role = Role.NODES
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self.beats: dict[str, int] = {}
+        self._since_ms = 0
+
+    async def began(self) -> None:
+        await super().began()
+        self._since_ms = self.world.clock.now_ms()
+
+    def silent_ms(self, node: str) -> int:
+        return self.world.clock.now_ms() - max(self.beats.get(node, 0), self._since_ms)
+
+    async def tick(self) -> None:
+        """Beside the changes: time itself is news here."""
+        while True:
+            await self.world.clock.sleep_ms(self.seat.pace.beat_ms)
+            for key, _ in self.view.kind("node/"):
+                self.changes.keys[key] = None
+            self.changes.wake()
+
+    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        nodes = [seen for _, seen in self.view.kind("node/")]
+        silent = [seen for seen in nodes if self.silent_ms(seen.thing.metadata.name) > self.seat.pace.suspect_ms]
+        mass = len(nodes) > 2 and len(silent) * 100 >= _MASS_PERCENT * len(nodes)
+        for seen in nodes:
+            node: Node = seen.thing
+            name = node.metadata.name
+            claim = self._mark(node, seen.revision, mass)
+            if claim is not None:
+                yield claim
+            if node.status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST) and not mass:
+                yield from self._give_up(name)
+            elif node.spec.draining:
+                yield from self._moves(name, _RUNS, "evict", "the node drains")
+
+    def _mark(self, node: Node, at: int, mass: bool) -> AnyClaim | None:
+        silent_ms, pace = self.silent_ms(node.metadata.name), self.seat.pace
+        here = silent_ms <= pace.suspect_ms and node.metadata.name in self.beats
+        target: NodeHealth | None = None
+        match node.status.health:
+            case NodeHealth.JOINING | NodeHealth.SUSPECT if here:
+                target = NodeHealth.READY
+            case NodeHealth.READY if silent_ms > pace.suspect_ms:
+                target = NodeHealth.SUSPECT
+            case NodeHealth.SUSPECT if silent_ms > pace.unknown_ms and not mass:
+                target = NodeHealth.UNKNOWN
+            case NodeHealth.UNKNOWN | NodeHealth.LOST if here:
+                target = NodeHealth.JOINING
+            case NodeHealth.UNKNOWN if not mass and not any(True for _ in self._holding(node.metadata.name)):
+                target = NodeHealth.LOST if silent_ms > 4 * pace.unknown_ms else None
+        return None if target is None else Mark(node.metadata.name, at, target, reason=f"silent for {silent_ms} ms")
+
+    def _give_up(self, node: str) -> Iterator[AnyClaim]:
+        """Doubt what is there; what is in doubt fails once the authority agrees that the fence has passed."""
+        yield from self._moves(node, _ON_NODE, "doubt", "the node is silent")
+        if self.silent_ms(node) > self.seat.pace.unknown_ms:
+            for key in self.view.by_node.get(node, ()):
+                seen = self.view.rows[key]
+                if seen.thing.status.phase is Phase.UNKNOWN:
+                    yield Move(key, seen.revision, "lose", result="lost", reason="the node is lost")
+
+    def _moves(self, node: str, phases: Sequence[Phase], transition: str, reason: str) -> Iterator[AnyClaim]:
+        for key in self.view.by_node.get(node, ()):
+            seen = self.view.rows[key]
+            if seen.thing.status.phase in phases:
+                yield Move(key, seen.revision, transition, reason=reason)
+
+    def _holding(self, node: str) -> Iterator[str]:
+        return (key for key in self.view.by_node.get(node, ()) if self.view.get(key).status.phase is not Phase.RELEASED)
+
+
+class Beats:
+    """Where agents' beats arrive: a service of the controllers' process."""
+
+    def __init__(self, nodes: Sequence[Nodes]) -> None:
+        self._nodes = nodes
+
+    async def request(self, body: bytes, /) -> bytes:
+        for nodes in self._nodes:
+            now_ms = nodes.world.clock.now_ms()
+            for name in body.decode().split(","):
+                if nodes.view.get(f"node/{name}") is not None:
+                    nodes.beats[name] = now_ms
+        return b""
+
+    async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
+        raise NotImplementedError("beats are requests")
+        yield body  # type: ignore[unreachable]
+
+
+class Rollouts(Player):
+    """Takes old generations away, one after another, while the rest is there."""
+
+    role = Role.ROLLOUT
+
+    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        workloads = {(r.metadata.tenant, r.spec.workload): None for key in keys if isinstance(r := self.view.get(key), Replica)}
+        for tenant, name in workloads:
+            workload: Workload | None = self.view.get(f"workload/{tenant}/{name}")
+            if workload is None or workload.spec.type == "job" or workload.metadata.deleting:
+                continue
+            for key in self.view.by_workload.get((tenant, name), ()):
+                seen = self.view.rows[key]
+                old = seen.thing.spec.generation < workload.metadata.generation
+                if old and seen.thing.status.phase in _RUNS:
+                    yield Move(key, seen.revision, "retire", reason="a newer generation is wanted")
+                    break
+
+
+class Endpoints(Player):
+    """Publishes what is ready."""
+
+    role = Role.ENDPOINTS
+
+    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        for key in keys:
+            seen = self.view.rows.get(key)
+            if seen is None or not isinstance(seen.thing, Replica):
+                continue
+            match seen.thing.status.phase:
+                case Phase.READY:
+                    yield Move(key, seen.revision, "serve")
+                case Phase.SERVING if self.chance.below(60) == 0:
+                    yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
+
+
+def was(verdict: Verdict, code: Code) -> bool:
+    return isinstance(verdict, Refused) and verdict.code is code

@@ -1,0 +1,232 @@
+"""Where would a naive scheduler put it? Any node that seems to have room; what it overlooks, the authority refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from remit.law.lifecycle import HOLDS
+from remit.model.claims import AnyClaim, Bind, Code, Ganged, Move, Refused, Reserve, Role, Verdict
+from remit.model.kinds import Node, NodeHealth, WorkloadSpec
+from remit.model.records import Generation, Grant, GrantPhase, Phase, Replica
+from remit.simulate.actors.seat import Player, Seat
+
+_FLUSH_MS: Final = 30_000
+_BACKOFF_MS: Final = 1_500
+_BATCH: Final = 64
+_LOOK_AT: Final = 12
+_RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
+
+
+class Shape(NamedTuple):
+    """What one replica needs, as far as this scheduler looks."""
+
+    needs: dict[str, int]
+    devices: dict[str, int]
+    spec: WorkloadSpec
+
+
+class Scheduler(Player):
+    role = Role.SCHEDULER
+
+    def __init__(self, seat: Seat, *, lease: str = "") -> None:
+        super().__init__(seat, lease=lease)
+        self._free: dict[str, dict[str, int]] = {}
+        self._where: dict[str, str] = {}
+        self._not_before: dict[str, int] = {}
+        """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
+
+    async def began(self) -> None:
+        await super().began()
+        self._free.clear()
+        self._where.clear()
+        self._not_before.clear()
+
+    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        if self._note(keys):
+            self.wake_all()
+        now_ms = self.world.clock.now_ms()
+        claims: list[AnyClaim] = list(self._reserved())
+        pending = [key for key in self.view.by_phase[Phase.PENDING] if self._not_before.get(key, 0) <= now_ms]
+        gangs: dict[tuple[str, str], list[str]] = {}
+        for key in self.chance.shuffled(pending)[:_BATCH]:
+            self._not_before[key] = now_ms + _FLUSH_MS
+            replica: Replica = self.view.get(key)
+            shape = self._shape(replica)
+            if shape is None:
+                continue
+            if shape.spec.gang is not None:
+                gangs.setdefault((replica.metadata.tenant, replica.spec.workload), []).append(key)
+                continue
+            claims += self._place(key, replica, shape)
+        for members in gangs.values():
+            claims += self._gang(members)
+        return claims
+
+    def wake_all(self) -> None:
+        """Something that may cure a wait has happened: everybody is tried again."""
+        self._not_before.clear()
+
+    def heard(self, claim: AnyClaim, verdict: Verdict) -> None:
+        """A refusal is learned from: this one waits a little, and the node is looked at anew."""
+        if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve)):
+            return
+        pause_ms = _BACKOFF_MS if verdict.code in (Code.REVISION, Code.NO_ROOM, Code.DEVICE_TAKEN) else 4 * _BACKOFF_MS
+        self._not_before[claim.replica] = self.world.clock.now_ms() + pause_ms + self.chance.uniform_ms(pause_ms)
+        self._free.pop(claim.node, None)
+
+    # -- what is free ----------------------------------------------------------------------------------------------------
+
+    def _note(self, keys: Sequence[str]) -> bool:
+        """Forget what these changes made wrong; true if something may have become possible."""
+        freed = False
+        for key in keys:
+            if key.startswith("replica/"):
+                replica = self.view.get(key)
+                node = replica.status.node if replica is not None and replica.status.phase in HOLDS else ""
+                before = self._where.pop(key, "")
+                if node:
+                    self._where[key] = node
+                for name in {before, node} - {""}:
+                    self._free.pop(name, None)
+                freed = freed or (before != "" and not node)
+                if replica is None or replica.status.phase is not Phase.PENDING:
+                    self._not_before.pop(key, None)
+                elif key not in self._not_before:
+                    self._not_before[key] = 0
+            elif key.startswith(("node/", "grant/", "tenant/", "policyrevision/")):
+                self._free.pop(key.removeprefix("node/"), None)
+                freed = True
+        return freed
+
+    def _free_on(self, name: str, node: Node) -> dict[str, int]:
+        free = self._free.get(name)
+        if free is None:
+            free = dict(node.spec.capacity.pairs)
+            free |= {f"@{device.name}": 1000 for device in node.spec.devices}
+            for key in self.view.by_node.get(name, ()):
+                replica: Replica = self.view.get(key)
+                shape = self._shape(replica) if replica.status.phase in HOLDS else None
+                if shape is not None:
+                    _take(free, shape.needs)
+                    _take(free, {f"@{name}": n for name, n in replica.status.devices.items()})
+            self._free[name] = free
+        return free
+
+    def _shape(self, replica: Replica) -> Shape | None:
+        meta, spec = replica.metadata, replica.spec
+        found: Generation | None = self.view.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
+        if found is None:
+            return None
+        template = found.spec.spec.template
+        return Shape(dict(template.resources.pairs), {a.kind: a.count for a in template.devices if a.count}, found.spec.spec)
+
+    # -- claims ----------------------------------------------------------------------------------------------------------
+
+    def _place(self, key: str, replica: Replica, shape: Shape) -> Iterator[AnyClaim]:
+        found = self._spot(shape)
+        at = self.view.rows[key].revision
+        if found is not None:
+            node, devices = found
+            _take(self._free_on(node, self.view.get(f"node/{node}")), shape.needs | {f"@{name}": 1000 for name in devices})
+            grant = self._grant(replica.metadata.tenant)
+            if self.chance.below(40) == 0:
+                yield Reserve(key, at, node, grant, dict.fromkeys(devices, 1000))
+            else:
+                yield Bind(key, at, node, grant, dict.fromkeys(devices, 1000))
+        elif replica.spec.priority > 0:
+            yield from self._preempt(key, replica, shape)
+
+    def _spot(self, shape: Shape) -> tuple[str, list[str]] | None:
+        nodes = [key for key, seen in self.view.kind("node/") if seen.thing.status.health is NodeHealth.READY]
+        for key in self.chance.shuffled(nodes)[:_LOOK_AT]:
+            node: Node = self.view.get(key)
+            if node.spec.draining or node.spec.unschedulable:
+                continue
+            name = node.metadata.name
+            free = self._free_on(name, node)
+            devices = self._devices(node, shape, free)
+            if devices is not None and all(free.get(what, 0) >= n for what, n in shape.needs.items()):
+                return name, devices
+        return None
+
+    def _devices(self, node: Node, shape: Shape, free: dict[str, int]) -> list[str] | None:
+        found: list[str] = []
+        for kind, count in shape.devices.items():
+            whole = [d.name for d in node.spec.devices if d.kind == kind and free.get(f"@{d.name}", 0) == 1000]
+            if len(whole) < count:
+                return None
+            found += whole[:count]
+        return found
+
+    def _grant(self, tenant: str) -> str:
+        """A slice from above if there is one, now and then an offer, else the tenant's own quota."""
+        slices, offers = [], []
+        for _, seen in self.view.kind("grant/"):
+            grant: Grant = seen.thing
+            if grant.status.phase is not GrantPhase.LIVE:
+                continue
+            if grant.spec.issuer and grant.spec.purpose == "quota" and grant.spec.tenant == tenant:
+                slices.append(grant.metadata.name)
+            elif grant.spec.holder == self.lease and grant.spec.tenant in ("", tenant):
+                offers.append(grant.metadata.name)
+        if offers and self.chance.below(4) == 0:
+            return self.chance.choice(offers)
+        return self.chance.choice(slices) if slices else f"tenant/{tenant}"
+
+    def _gang(self, members: Sequence[str]) -> Iterator[AnyClaim]:
+        binds = []
+        for key in members:
+            replica: Replica = self.view.get(key)
+            shape = self._shape(replica)
+            found = self._spot(shape) if shape is not None else None
+            if shape is None or found is None:
+                continue
+            node, devices = found
+            _take(self._free_on(node, self.view.get(f"node/{node}")), shape.needs)
+            grant = self._grant(replica.metadata.tenant)
+            binds.append(Bind(key, self.view.rows[key].revision, node, grant, dict.fromkeys(devices, 1000)))
+        if binds:
+            yield Ganged(tuple(binds))
+
+    def _preempt(self, key: str, replica: Replica, shape: Shape) -> Iterator[AnyClaim]:
+        nodes = [name for name, seen in self.view.kind("node/") if seen.thing.status.health is NodeHealth.READY]
+        for name in self.chance.shuffled(nodes)[:_LOOK_AT]:
+            node: Node = self.view.get(name)
+            free = dict(self._free_on(node.metadata.name, node))
+            victims: dict[str, int] = {}
+            for other in self.view.by_node.get(node.metadata.name, ()):
+                seen = self.view.rows[other]
+                if all(free.get(what, 0) >= n for what, n in shape.needs.items()):
+                    break
+                theirs = self._shape(seen.thing)
+                if seen.thing.status.phase in _RUNS and seen.thing.spec.priority < replica.spec.priority and theirs:
+                    victims[other] = seen.revision
+                    _take(free, {what: -n for what, n in theirs.needs.items()})
+            if victims and not shape.devices and all(free.get(what, 0) >= n for what, n in shape.needs.items()):
+                at, grant = self.view.rows[key].revision, self._grant(replica.metadata.tenant)
+                yield Reserve(key, at, node.metadata.name, grant, victims=victims)
+                return
+
+    def _reserved(self) -> Iterator[AnyClaim]:
+        """Bind what is reserved once its victims have gone; now and then think better of it."""
+        for key in self.view.by_phase[Phase.RESERVED]:
+            seen = self.view.rows[key]
+            status = seen.thing.status
+            if self.chance.below(12) == 0:
+                yield Move(key, seen.revision, "unreserve", reason="thought better of it")
+            elif not any(self._holds(victim, attempt) for victim, attempt in status.victims.items()):
+                yield Bind(key, seen.revision, status.node, status.grants[0], status.devices)
+        for phase in _RUNS:
+            for key in self.view.by_phase[phase]:
+                if self.chance.below(3_000) == 0:
+                    yield Move(key, self.view.rows[key].revision, "preempt", reason="room is needed")
+
+    def _holds(self, victim: str, attempt: int) -> bool:
+        replica = self.view.get(victim)
+        return replica is not None and replica.status.attempt == attempt and replica.status.phase in HOLDS
+
+
+def _take(free: dict[str, int], needs: dict[str, int]) -> None:
+    for name, n in needs.items():
+        free[name] = free.get(name, 0) - n

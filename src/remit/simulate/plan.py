@@ -1,0 +1,50 @@
+"""Which faults come when? Drawn from the seed before the run begins. What each does is in faults.py."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from remit.model.quantity import parse_duration
+from remit.simulate.faults import KINDS
+from remit.simulate.scenarios import FaultLine, Injection, Scenario
+
+_SWARM_EVERY_S: Final = (20.0, 240.0)
+
+
+def draw(scenario: Scenario, seed: int) -> tuple[Injection, ...]:
+    """Every fault of this run, in the order of time."""
+    lots = Random(f"{scenario.name}/{seed}/plan")  # noqa: S311, TID251 - no secret is drawn from it
+    found: list[Injection] = []
+    for line in (*scenario.faults, *_swarmed(scenario, lots)):
+        for at_s in _moments(line, scenario.duration_s, lots):
+            lasts_s = parse_duration(line.lasts) / 1000 * (0.5 + lots.random())
+            lasts_s = min(lasts_s, max(0.0, scenario.duration_s - at_s))
+            found.append(Injection(len(found), at_s, line.kind, lasts_s, line.size, line.where))
+    return tuple(sorted(found, key=lambda one: (one.at_s, one.number)))
+
+
+def _moments(line: FaultLine, duration_s: float, lots: Random) -> list[float]:
+    if line.at:
+        at_s = parse_duration(line.at) / 1000
+        return [at_s] if at_s < duration_s else []
+    mean_s = max(parse_duration(line.every) / 1000, 0.1)
+    moments: list[float] = []
+    at_s = lots.expovariate(1 / mean_s)
+    while at_s < duration_s:
+        moments.append(at_s)
+        at_s += lots.expovariate(1 / mean_s)
+    return moments
+
+
+def _swarmed(scenario: Scenario, lots: Random) -> list[FaultLine]:
+    """A few kinds for this seed, each at a rate of its own: many faults of few kinds find what a little of all does not."""
+    if not scenario.swarm:
+        return []
+    able = [kind for kind in sorted(KINDS) if KINDS[kind].swarms and KINDS[kind].meets(scenario)]
+    chosen = sorted(lots.sample(able, min(len(able), 1 + lots.randrange(scenario.swarm))))
+    low_s, high_s = _SWARM_EVERY_S
+    return [
+        FaultLine(kind, every=f"{low_s + (high_s - low_s) * lots.random():.1f}s", lasts=f"{1 + 40 * lots.random():.1f}s")
+        for kind in chosen
+    ]

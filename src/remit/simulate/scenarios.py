@@ -1,0 +1,213 @@
+"""What is to be tried? A scenario: a cluster, a load, faults, how long, and what must hold. Read from small TOML files.
+
+A file may `include` others: tables are merged, the includer's word standing over the included one's, and lists of faults are
+joined. So a scenario is a few lines on top of a cluster that many share.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from remit.model.quantity import parse_duration
+
+HERE: Final = "remit.simulate"
+FOLDER: Final = "files"
+
+
+class BadScenario(Exception):
+    """The file is not a scenario. The text names the field and the cure."""
+
+
+class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
+    """`scopes`: the first is the one above if there are several. Nodes are counted a scope that has any."""
+
+    scopes: tuple[str, ...] = ("local",)
+    servers: int = 2
+    nodes: int = 6
+    agents: int = 3
+    schedulers: int = 1
+    controllers: int = 1
+    beat: str = "2s"
+    meddlers: int = 0
+
+    @property
+    def beat_ms(self) -> int:
+        return parse_duration(self.beat)
+
+    @property
+    def placing(self) -> tuple[str, ...]:
+        """The scopes that have nodes."""
+        return self.scopes if len(self.scopes) == 1 else self.scopes[1:]
+
+
+class Load(Struct, frozen=True, forbid_unknown_fields=True):
+    """What people ask for: so many workloads a minute, of these kinds, up to so many at once."""
+
+    per_minute: float = 4.0
+    kinds: tuple[str, ...] = ("job", "service", "gang", "urgent", "device", "spread")
+    standing_max: int = 20
+    operations: bool = True
+    """Do operators drain nodes, change quota and publish policies meanwhile?"""
+    fence: str = "20s"
+    size: int = 2
+    """About how many replicas a workload has."""
+
+
+class FaultLine(Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault, `at` one moment or about `every` so often; it `lasts` about so long. `size` and `where` are the kind's own."""
+
+    kind: str
+    at: str = ""
+    every: str = ""
+    lasts: str = "0s"
+    size: float = 0.0
+    where: str = ""
+
+
+class Holds(Struct, frozen=True, forbid_unknown_fields=True):
+    """What must hold. Safety always must. `liveness` is judged after the faults have ended, in what `core` leaves."""
+
+    liveness: bool = True
+    core: bool = False
+    """Does something outside a healthy core stay broken for good?"""
+
+
+class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    summary: str
+    covers: tuple[int, ...] = ()
+    matrix: str = ""
+    """The question of the failure matrix that it answers."""
+    duration: str = "5m"
+    heal: str = "3m"
+    cluster: Cluster = Cluster()
+    load: Load = Load()
+    faults: tuple[FaultLine, ...] = ()
+    holds: Holds = Holds()
+    swarm: int = 0
+    """Draw up to so many kinds of fault for each seed, beside those that are named."""
+
+    @property
+    def duration_s(self) -> float:
+        return parse_duration(self.duration) / 1000
+
+    @property
+    def heal_s(self) -> float:
+        return parse_duration(self.heal) / 1000
+
+
+def names() -> tuple[str, ...]:
+    """Every scenario that comes with Remit; files that begin with `_` are only included."""
+    found = (entry.name for entry in (files(HERE) / FOLDER).iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml") and not name.startswith("_")))
+
+
+def load(name: str) -> Scenario:
+    """A scenario by the name of one that comes with Remit, or by the path of a file."""
+    if name in names():
+        return _scenario(name, _text(name))
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return _scenario(path.stem, path.read_text())
+    raise BadScenario(f"there is no scenario {name!r}; `remit simulate --list` shows those there are, or name a .toml file")
+
+
+def parse(name: str, text: str) -> Scenario:
+    return _scenario(name, text)
+
+
+def _text(name: str) -> str:
+    return (files(HERE) / FOLDER / f"{name}.toml").read_text()
+
+
+def _scenario(name: str, text: str) -> Scenario:
+    merged = {"name": name, **_merged(name, text, ())}
+    try:
+        scenario = msgspec.convert(merged, Scenario)
+    except msgspec.ValidationError as error:
+        raise BadScenario(f"{name}: {error}; docs/simulation.md lists the fields") from None
+    for problem in _problems(scenario):
+        raise BadScenario(f"{name}: {problem}")
+    return scenario
+
+
+def _merged(name: str, text: str, within: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadScenario(f"{name}: not TOML ({error})") from None
+    whole: dict[str, Any] = {}
+    for part in found.pop("include", ()):
+        if part in within:
+            raise BadScenario(f"{name}: include: {part} includes itself")
+        try:
+            inner = _text(part)
+        except FileNotFoundError:
+            raise BadScenario(f"{name}: include: there is no {part}") from None
+        whole = _over(whole, _merged(part, inner, (*within, part)))
+    return _over(whole, found)
+
+
+def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    whole = dict(under)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(whole.get(key), dict):
+            whole[key] = _over(whole[key], value)
+        elif key == "faults":
+            whole[key] = [*whole.get(key, ()), *value]
+        else:
+            whole[key] = value
+    return whole
+
+
+def _problems(scenario: Scenario) -> Iterator[str]:
+    from remit.simulate.faults import KINDS  # the kinds know the simulation, which knows scenarios
+
+    times = {"duration": scenario.duration, "heal": scenario.heal, "cluster.beat": scenario.cluster.beat}
+    for index, line in enumerate(scenario.faults):
+        times |= {f"faults[{index}].{name}": getattr(line, name) for name in ("at", "every", "lasts") if getattr(line, name)}
+        if line.kind not in KINDS:
+            yield f"faults[{index}].kind: there is no fault {line.kind!r}; there are {', '.join(sorted(KINDS))}"
+        if bool(line.at) == bool(line.every):
+            yield f"faults[{index}]: say either at or every"
+    for name, text in times.items():
+        try:
+            parse_duration(text)
+        except ValueError as error:
+            yield f"{name}: {error}"
+    cluster = scenario.cluster
+    for name in ("servers", "nodes", "agents", "schedulers", "controllers"):
+        if not 1 <= getattr(cluster, name) <= 10_000:
+            yield f"cluster.{name}: at least 1"
+    if not cluster.scopes or len(set(cluster.scopes)) != len(cluster.scopes):
+        yield "cluster.scopes: at least one, each once"
+
+
+class Injection(Struct, frozen=True):
+    """One fault of a run: drawn before the run begins, so that a run without it is the same run otherwise."""
+
+    number: int
+    at_s: float
+    kind: str
+    lasts_s: float
+    size: float = 0.0
+    where: str = ""
+
+
+class Replay(Struct, frozen=True):
+    """A run that was saved: all that it takes to have it again."""
+
+    scenario: Scenario
+    seed: int
+    until_s: float
+    plan: tuple[Injection, ...]
+    violation: str = ""
+    revision: str = ""
+    kept: Mapping[str, str] = field(default_factory=dict)
