@@ -1,0 +1,217 @@
+"""What do people ask for? Tenants and work, in a mix drawn by lot; and what operators do to nodes and quotas meanwhile.
+
+A person insists: an intent keeps its id until it is answered or abandoned, however long that takes.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from remit.client.client import NoAnswer
+from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Delete, Operation, Refused, Role, Verdict
+from remit.model.fields import Metadata
+from remit.model.kinds import (
+    Affinity,
+    DeviceAsk,
+    Gang,
+    Placement,
+    PriorityClass,
+    PriorityClassSpec,
+    Region,
+    RegionSpec,
+    Rollout,
+    Spread,
+    Template,
+    Tenant,
+    TenantSpec,
+    Workload,
+    WorkloadSpec,
+)
+from remit.model.records import Phase
+from remit.model.resources import Amount, Duration
+from remit.simulate.actors.seat import Seat
+from remit.simulate.runners import Program
+from remit.simulate.scenarios import Load
+from remit.world.promises import Chance
+
+TENANTS = ("acme", "beta")
+URGENT = "urgent"
+
+
+class People:
+    """Those who use one scope: users who submit, and an operator."""
+
+    def __init__(self, seat: Seat, load: Load, *, cpu: int, above: bool, below: bool) -> None:
+        self.seat = seat
+        self.load = load
+        self.cpu = cpu
+        """How many processors the nodes have together: quotas are measured by it."""
+        self.above, self.below = above, below
+        self.chance: Chance = seat.world.chance.stream("people")
+        self.user = seat.client(Actor("ada", Role.USER))
+        self.operator = seat.client(Actor("ops", Role.OPERATOR))
+        self.quiet = False
+        self.submitted = 0
+        self._drained: list[str] = []
+
+    # -- asking ----------------------------------------------------------------------------------------------------------
+
+    async def insist(self, claim: AnyClaim, *, operator: bool = False) -> Verdict | None:
+        """Until it is answered; now and then a person would rather be sure that it never happens."""
+        client = self.operator if operator else self.user
+        clock, patience = self.seat.world.clock, 0
+        operations: tuple[Operation, ...] = ()
+        while True:
+            try:
+                if not operations:
+                    return await client.ask(claim)
+                if patience > 3 and self.chance.below(4) == 0:
+                    return await client.abandon(operations[0].id)
+                return (await client.resume(operations))[0]
+            except NoAnswer as error:
+                patience += 1
+                operations = operations or error.operations
+                for operation in operations:
+                    self.seat.ear.gave_up(self.seat.scope, operation.id)
+                await clock.sleep_ms(500 + self.chance.uniform_ms(4_000))
+
+    # -- a day's work ----------------------------------------------------------------------------------------------------
+
+    async def found(self) -> None:
+        """What must be there before anything else."""
+        scope = self.seat.scope
+        await self.insist(Apply(Region(metadata=Metadata(name=scope), spec=RegionSpec())), operator=True)
+        rank = PriorityClass(metadata=Metadata(name=URGENT), spec=PriorityClassSpec(value=100))
+        await self.insist(Apply(rank), operator=True)
+        for name in TENANTS:
+            await self.insist(Apply(self._tenant(name, 80)), operator=True)
+
+    def _tenant(self, name: str, percent: int) -> Tenant:
+        cpu = 0 if self.above else max(1, self.cpu * percent // 100)
+        quota = Amount.parse({"cpu": str(cpu), "memory": f"{2 * cpu}Gi", "devices": {"gpu": max(0, cpu // 6)}})
+        extra = Amount.parse({"cpu": str(cpu // 4)})
+        return Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=quota, emergency_quota=extra))
+
+    async def live(self) -> None:
+        """Submit, change and delete, until told to be quiet."""
+        await self.found()
+        if self.below:
+            return  # work is submitted to the scopes that have nodes
+        pause_ms = 60_000 / max(self.load.per_minute, 0.01)
+        while True:
+            await self.seat.world.clock.sleep_ms(round(pause_ms * (0.3 + 1.4 * self.chance.below(1_000) / 1_000)))
+            if self.quiet:
+                continue
+            await self._something()
+
+    async def _something(self) -> None:
+        mine = [seen.thing for key, seen in self.seat.view.kind("workload/") if not key.startswith("workload/meddler/")]
+        standing = [one for one in mine if not one.metadata.deleting]
+        drawn = self.chance.below(100)
+        if len(standing) > self.load.standing_max or (drawn < 25 and len(standing) > 3):
+            await self._delete(standing)
+        elif drawn < 35 and standing:
+            await self._change(self.chance.choice(standing))
+        elif drawn < 42 and self.load.operations:
+            await self._operate()
+        else:
+            await self.insist(Apply(self._workload()))
+
+    async def _delete(self, standing: list[Workload]) -> None:
+        """What is done goes first."""
+        view = self.seat.view
+
+        def done(workload: Workload) -> bool:
+            keys = view.by_workload.get((workload.metadata.tenant, workload.metadata.name), {})
+            return all(view.get(key).status.phase is Phase.RELEASED for key in keys)
+
+        finished = [one for one in standing if one.spec.type == "job" and done(one)]
+        one = self.chance.choice(finished or standing)
+        await self.insist(Delete("Workload", one.metadata.name, one.metadata.tenant))
+
+    async def _change(self, workload: Workload) -> None:
+        if workload.spec.gang is not None or workload.spec.type == "job":
+            return
+        if self.chance.below(2):
+            spec = replace(workload.spec, replicas=1 + self.chance.below(2 * self.load.size))
+        else:
+            env = {"BUILD": str(self.chance.below(1_000))}
+            spec = replace(workload.spec, template=replace(workload.spec.template, env=env))
+        await self.insist(Apply(Workload(metadata=_declared(workload.metadata), spec=spec)))
+
+    async def _operate(self) -> None:
+        view = self.seat.view
+        nodes = [seen.thing for _, seen in view.kind("node/")]
+        drawn = self.chance.below(3)
+        if drawn == 0 and not self.above:
+            await self.insist(Apply(self._tenant(self.chance.choice(TENANTS), 40 + self.chance.below(60))), operator=True)
+        elif self._drained and drawn == 1:
+            await self.open_all()
+        elif nodes and len(self._drained) * 3 < len(nodes):
+            node = self.chance.choice(nodes)
+            self._drained.append(node.metadata.name)
+            spec = replace(node.spec, draining=True)
+            await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
+
+    async def open_all(self) -> None:
+        """Every node takes work again."""
+        drained, self._drained = self._drained, []
+        for name in drained:
+            node = self.seat.view.get(f"node/{name}")
+            if node is not None and node.spec.draining:
+                spec = replace(node.spec, draining=False)
+                await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
+
+    # -- work ------------------------------------------------------------------------------------------------------------
+
+    def _workload(self) -> Workload:
+        self.submitted += 1
+        chance, kind = self.chance, self.chance.choice(self.load.kinds)
+        name = f"{kind}-{self.submitted}"
+        tenant = chance.choice(TENANTS)
+        many = 1 + chance.below(2 * self.load.size)
+        placement, gang, devices, rank = Placement(), None, (), ""
+        cpu = chance.choice(("250m", "500m", "1"))
+        replace_ = chance.choice(("", "", "fenced", "eager"))
+        type_ = "service" if kind in ("service", "spread") else "job"
+        match kind:
+            case "gang":
+                many = 2 + chance.below(3)
+                gang = Gang(min=2)
+            case "urgent":
+                rank, cpu, many = URGENT, "2", 1
+            case "device":
+                devices, many = (DeviceAsk(kind="gpu", count=1),), 1
+            case "spread":
+                many = 2 + chance.below(2)
+                placement = Placement(
+                    topology_spread=(Spread(topology_key="zone"),),
+                    anti_affinity=(Affinity(label_selector={"app": name}, topology_key="node"),),
+                )
+        program = Program(
+            None if type_ == "service" else 3_000 + chance.below(90_000),
+            0 if chance.below(10) else 1,
+            chance.choice((0, 200, 2_000, None)),
+        )
+        spec = WorkloadSpec(
+            type=type_,  # type: ignore[arg-type]
+            template=Template(command=program.argv(), resources=Amount.parse({"cpu": cpu, "memory": "256Mi"}), devices=devices),
+            replicas=many,
+            priority_class=rank,
+            replace=replace_,  # type: ignore[arg-type]
+            fence=Duration.parse(self.load.fence),
+            placement=placement,
+            gang=gang,
+            retries=2,
+            rollout=Rollout(max_surge=1),
+        )
+        return Workload(metadata=Metadata(name=name, tenant=tenant, labels={"app": name}), spec=spec)
+
+
+def _declared(metadata: Metadata) -> Metadata:
+    """As a person would write it: what the authority filled in is left out."""
+    return Metadata(name=metadata.name, tenant=metadata.tenant, labels=metadata.labels)
+
+
+def happened(verdict: Verdict | None) -> bool:
+    return isinstance(verdict, Accepted) and not isinstance(verdict, Refused)
