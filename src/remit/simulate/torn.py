@@ -52,6 +52,8 @@ class TornDisk:
         self._dark_at = 0
         self._told: Callable[[], None] = _nothing
         self._closing = False
+        self.life = 0
+        """How many processes had their stores here before: a file that one of them opened is dead."""
         self._traces: dict[Path, _Trace] = {}
         self._removed: dict[Path, tuple[bytes, _Trace]] = {}
 
@@ -86,6 +88,7 @@ class TornDisk:
                     connection.close(True)
         finally:
             self._closing = False
+        self.life += 1
         for lock in sorted(self.directory.rglob(LOCK_NAME)):
             lock.unlink()  # whoever comes next makes a new one, and the old hold is on a file without a name
         self.dark, self._dark_at, self._told = False, 0, _nothing
@@ -108,16 +111,15 @@ class TornDisk:
 
     # What the layer below SQLite asks and tells.
 
-    @property
-    def off(self) -> bool:
-        """Nothing that is done now reaches the disk."""
-        return self.dark or self._closing
+    def off(self, life: int) -> bool:
+        """Nothing that a process of this life does now reaches the disk."""
+        return self.dark or self._closing or life != self.life
 
-    def check_power(self) -> bool:
+    def check_power(self, life: int) -> bool:
         """False while a dead process is being put away, and its last deeds are to be passed over in silence."""
         if self._closing:
             return False
-        if self.dark:
+        if self.off(life):
             raise PowerCut(f"the power of {self.directory} is off")
         return True
 
@@ -199,29 +201,29 @@ class _TornFile(apsw.VFSFile):
     def __init__(self, disk: TornDisk, path: Path, name: Any, flags: list[int]) -> None:
         existed = path.exists()
         super().__init__(_BASE, name, flags)
-        self._disk, self._path = disk, path
+        self._disk, self._path, self._life = disk, path, disk.life
         self._trace = disk.trace(path, existed=existed)
         # As SQLite does for real: the first force of a journal that it may have made also forces its name.
         self._forces_name = bool(flags[0] & apsw.SQLITE_OPEN_CREATE and flags[0] & _JOURNALS)
 
     def xRead(self, amount: int, offset: int) -> bytes:
-        return super().xRead(amount, offset) if self._disk.check_power() else b""
+        return super().xRead(amount, offset) if self._disk.check_power(self._life) else b""
 
     def xWrite(self, data: Any, offset: int) -> None:
-        if self._disk.check_power():
+        if self._disk.check_power(self._life):
             content = bytes(data)
             self._note(offset, offset + len(content))
             super().xWrite(content, offset)
             self._disk.count()
 
     def xTruncate(self, newsize: int) -> None:
-        if self._disk.check_power():
+        if self._disk.check_power(self._life):
             self._note(newsize, super().xFileSize())
             super().xTruncate(newsize)
             self._disk.count()
 
     def xSync(self, flags: int) -> None:
-        if self._disk.check_power():
+        if self._disk.check_power(self._life):
             self._disk.count()
             self._disk.force(self._trace, super().xFileSize())
             if self._forces_name:
@@ -229,12 +231,12 @@ class _TornFile(apsw.VFSFile):
                 self._forces_name = False
 
     def xLock(self, level: int) -> None:
-        if self._disk.off:
+        if self._disk.off(self._life):
             raise apsw.BusyError("the power is off")  # so that a connection that closes does not tidy up first
         super().xLock(level)
 
     def xFileSize(self) -> int:
-        return super().xFileSize() if self._disk.check_power() else 0
+        return super().xFileSize() if self._disk.check_power(self._life) else 0
 
     def _note(self, start: int, end: int) -> None:
         """Remember the sectors from `start` up to `end` as they are."""
@@ -255,7 +257,7 @@ class _Layer(apsw.VFS):
         disk = _disk_of(path)
         if disk is None or path is None:
             return apsw.VFSFile(_BASE, name, flags)
-        if not disk.check_power():
+        if not disk.check_power(disk.life):
             raise apsw.CantOpenError("the power is off")
         return _TornFile(disk, path, name, flags)
 
@@ -264,7 +266,7 @@ class _Layer(apsw.VFS):
         disk = _disk_of(path)
         if disk is None:
             super().xDelete(filename, syncdir)
-        elif disk.check_power():
+        elif disk.check_power(disk.life):
             disk.note_removal(path)
             super().xDelete(filename, False)
             disk.count()
