@@ -29,6 +29,7 @@ def disk(tmp_path: Path) -> Iterator[TornDisk]:
 
 
 def opened(path: Path) -> apsw.VFSFile:
+    path.with_name(path.name.removesuffix("-wal")).touch()  # SQLite makes a journal with the mode of its database
     return apsw.VFSFile("remit-torn", str(path), [WAL, 0])
 
 
@@ -41,7 +42,7 @@ def forced(path: Path, content: bytes) -> apsw.VFSFile:
 
 
 def test_what_was_forced_stays_and_the_rest_is_torn_by_sectors(disk: TornDisk) -> None:
-    path, found = disk.directory / "file", set[bytes]()
+    path, found = disk.directory / "file-wal", set[bytes]()
     for seed in range(SEEDS):
         file = forced(path, OLD)
         file.xWrite(NEW[: 2 * SECTOR_BYTES], SECTOR_BYTES)
@@ -60,7 +61,7 @@ def test_what_was_forced_stays_and_the_rest_is_torn_by_sectors(disk: TornDisk) -
 
 @pytest.mark.parametrize(("before", "after"), [(OLD, OLD + NEW), (OLD + NEW, OLD), (OLD, b"")])
 def test_a_length_that_was_not_forced_is_anything_between(disk: TornDisk, before: bytes, after: bytes) -> None:
-    path, lengths = disk.directory / "file", set[int]()
+    path, lengths = disk.directory / "file-wal", set[int]()
     for seed in range(SEEDS):
         file = forced(path, before)
         if len(after) > len(before):
@@ -82,7 +83,7 @@ def test_a_length_that_was_not_forced_is_anything_between(disk: TornDisk, before
 
 
 def test_a_name_lasts_once_it_was_forced(disk: TornDisk) -> None:
-    made, kept, removed = (disk.directory / name for name in ("made", "kept", "removed"))
+    made, kept, removed = (disk.directory / name for name in ("made-wal", "kept-wal", "removed-wal"))
     after = set[tuple[bool, bool]]()
     for seed in range(SEEDS):
         for path in (made, kept, removed):
@@ -103,7 +104,7 @@ def test_a_name_lasts_once_it_was_forced(disk: TornDisk) -> None:
 
 
 def test_a_removal_is_settled_when_the_next_journal_is_forced(disk: TornDisk) -> None:
-    first, second = disk.directory / "first", disk.directory / "second"
+    first, second = disk.directory / "first-wal", disk.directory / "second-wal"
     for seed in range(SEEDS // 4):
         files = [forced(first, OLD)]
         _delete(first)
@@ -121,7 +122,7 @@ def _delete(path: Path) -> None:
 
 
 def test_a_killed_process_leaves_what_it_wrote_and_a_later_cut_may_take_it(disk: TornDisk) -> None:
-    path, found = disk.directory / "file", set[bytes]()
+    path, found = disk.directory / "file-wal", set[bytes]()
     for seed in range(SEEDS // 4):
         file = forced(path, OLD)
         file.xWrite(NEW, 0)
@@ -140,20 +141,19 @@ def test_a_killed_process_leaves_what_it_wrote_and_a_later_cut_may_take_it(disk:
 
 
 def test_the_power_goes_in_the_call_that_was_named(disk: TornDisk) -> None:
-    file, told = forced(disk.directory / "file", OLD), list[str]()
+    file, told = forced(disk.directory / "file-wal", OLD), list[str]()
     disk.cut_after(2, lambda: told.append("dark"))
     file.xWrite(NEW, 0)
-    assert not disk.dark
+    assert not told
     with pytest.raises(PowerCut):
         file.xSync(apsw.SQLITE_SYNC_NORMAL)
-    assert disk.dark
     assert told == ["dark"]
     with pytest.raises(PowerCut):
         file.xRead(1, 0)
     with pytest.raises(PowerCut):
-        opened(disk.directory / "other")
+        opened(disk.directory / "other-wal")
     disk.crash(SeededChance("1"))
-    assert not disk.dark
+    opened(disk.directory / "other-wal").xClose()
     file.xClose()
     with pytest.raises(ValueError, match="0 calls"):
         disk.cut_after(0)
@@ -162,7 +162,7 @@ def test_the_power_goes_in_the_call_that_was_named(disk: TornDisk) -> None:
 def test_one_seed_is_one_crash(tmp_path: Path) -> None:
     def after(place: str, seed: str) -> bytes:
         with TornDisk(tmp_path / place) as disk:
-            path = disk.directory / "file"
+            path = disk.directory / "file-wal"
             file = forced(path, OLD * 20)
             for at in range(40):
                 file.xWrite(bytes([at]) * 700, at * 900)
@@ -173,7 +173,7 @@ def test_one_seed_is_one_crash(tmp_path: Path) -> None:
     seeds = [f"{seed}" for seed in range(10)]
     first, second = ([after(f"{turn}-{seed}", seed) for seed in seeds] for turn in ("a", "b"))
     assert first == second
-    assert len(set(first)) > 4
+    assert len(set(first)) > 3, "kept, lost, and more than one mixture"
 
 
 def test_files_elsewhere_are_left_alone(disk: TornDisk, tmp_path: Path) -> None:
@@ -229,6 +229,6 @@ def test_the_checksums_are_above_the_tearing(disk: TornDisk) -> None:
     try:
         with pytest.raises(apsw.IOError) as caught:
             list(db.execute("SELECT * FROM log"))
-        assert caught.value.extendedresult == apsw.SQLITE_IOERR_DATA
+        assert getattr(caught.value, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
     finally:
         db.close()
