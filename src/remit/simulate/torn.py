@@ -4,7 +4,8 @@ A layer below SQLite's checksum shim remembers, for every file under a `TornDisk
 last forced to the device. A crash draws for each sector which of these it finds, for each file how long it is, and for each
 name that was not forced whether it is there. What was forced always stays.
 
-SQLite knows one checksum shim a process, so the layer is put under it once and stays: files outside a `TornDisk` pass through.
+SQLite knows one checksum shim a process, so while there is a `TornDisk` the layer is under it for all, and files elsewhere pass
+through. The passage is not quite faithful: an error that SQLite would pass over while it closes is raised there.
 Nothing is forced for real, and everything is drawn from a `Chance`: one seed is one crash.
 """
 
@@ -58,14 +59,18 @@ class TornDisk:
         self._removed: dict[Path, tuple[bytes, _Trace]] = {}
 
     def __enter__(self) -> TornDisk:
-        _install()
         self.directory.mkdir(parents=True, exist_ok=True)
+        if not _disks:
+            _put_shim_on(_LAYER)
         _disks[self.directory] = self
         return self
 
     def __exit__(self, _type: object, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self.kill()
         _disks.pop(self.directory, None)
+        # A connection made room for the files of the layer that it was opened with, and those of the system are larger.
+        if not _disks and not _passing:
+            _put_shim_on(_BASE)
 
     def cut_after(self, calls: int, told: Callable[[], None] | None = None) -> None:
         """Cut the power inside the `calls`-th call from here on: `told` hears of it, then that call raises `PowerCut`.
@@ -246,6 +251,18 @@ class _TornFile(apsw.VFSFile):
             self._trace.note(first, super().xRead(length, first * SECTOR_BYTES).ljust(length, b"\0"))
 
 
+class _PassingFile(apsw.VFSFile):
+    """One open file that is under no `TornDisk`."""
+
+    def __init__(self, name: Any, flags: list[int]) -> None:
+        super().__init__(_BASE, name, flags)
+        _passing.add(self)
+
+    def xClose(self) -> None:
+        _passing.discard(self)
+        super().xClose()
+
+
 class _Layer(apsw.VFS):
     """The files of the system, with those under a `TornDisk` watched."""
 
@@ -256,7 +273,7 @@ class _Layer(apsw.VFS):
         path = _path_of(name)
         disk = _disk_of(path)
         if disk is None or path is None:
-            return apsw.VFSFile(_BASE, name, flags)
+            return _PassingFile(name, flags)
         if not disk.check_power(disk.life):
             raise apsw.CantOpenError("the power is off")
         return _TornFile(disk, path, name, flags)
@@ -275,21 +292,18 @@ class _Layer(apsw.VFS):
 
 
 _disks: Final[dict[Path, TornDisk]] = {}
+_passing: Final[set[_PassingFile]] = set()
 _layers: Final[list[_Layer]] = []
-"""The one that was put under the shim. SQLite keeps a bare pointer to it, so it is never let go."""
+"""The one that there is. SQLite keeps a bare pointer to it, so it is never let go."""
 
 
-def _install() -> None:
-    """Put the layer under the checksum shim, once a process. The shim takes what is the default at the time it is loaded.
-
-    It is never taken out again: a connection that is open would go on with a layer of another size.
-    """
-    if _layers:
-        return
-    _layers.append(_Layer())
+def _put_shim_on(layer: str) -> None:
+    """Load the checksum shim anew: it takes for its files what is the default at that time."""
+    if not _layers:
+        _layers.append(_Layer())
     if _SHIM in apsw.vfs_names():
         apsw.unregister_vfs(_SHIM)
-    apsw.set_default_vfs(_LAYER)
+    apsw.set_default_vfs(layer)
     load_checksums()
 
 

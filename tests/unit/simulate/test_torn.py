@@ -188,6 +188,26 @@ def test_files_elsewhere_are_left_alone(disk: TornDisk, tmp_path: Path) -> None:
         db.close()
 
 
+def test_the_layer_is_gone_with_the_last_disk_unless_somebody_still_uses_it(tmp_path: Path) -> None:
+    def layers() -> str:
+        db = apsw.Connection(str(tmp_path / "asked.sqlite"))
+        try:
+            return str(db.vfsname("main"))
+        finally:
+            db.close()
+
+    with TornDisk(tmp_path / "one"), TornDisk(tmp_path / "two"):
+        assert "_PassingFile" in layers()
+        left_open = apsw.Connection(str(tmp_path / "elsewhere.sqlite"))
+    left_open.execute("CREATE TABLE t(x)")
+    assert "_PassingFile" in layers()
+    left_open.close()
+    with TornDisk(tmp_path / "one"):
+        pass
+    assert "_PassingFile" not in layers()
+    assert "cksm" in layers()
+
+
 def test_a_dead_store_can_do_nothing_and_the_next_one_owns_the_place(disk: TornDisk) -> None:
     async def scene() -> None:
         dead = await SqliteStore.open(disk.directory, offload=InlineOffload(), holder="me", incarnation="one")
