@@ -20,7 +20,8 @@ class _Piece(NamedTuple):
 class SimOffload:
     """Each piece takes `delay_ms()` of the loop's time, drawn when its turn comes, and then happens at one instant.
 
-    When `alive()` turns false the process was killed: nothing of its queue runs any more, and whoever waits is cancelled.
+    When `alive()` turns false the process was killed: nothing of its queue runs any more, and whoever waits is cancelled,
+    now and later: a cancelled task ends without a complaint, and its finally blocks get through.
     """
 
     def __init__(self, delay_ms: Callable[[], int], alive: Callable[[], bool]) -> None:
@@ -33,9 +34,10 @@ class SimOffload:
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         if self._closed:
             raise OffloadClosed("the offload was closed", "start the component anew")
-        if not self._alive():
-            raise OffloadClosed("the process was killed", "start it anew")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if not self._alive():
+            answer.cancel()
+            return answer
         self._queue.append(_Piece(work, answer))
         if self._idle is None:
             self._idle = asyncio.Event()

@@ -1,0 +1,235 @@
+"""Does the real store keep what it answered when the power goes inside any call to its disk?
+
+A story is what a process does with its store: groups of batches, compactions, upkeep. The power goes in one of its calls, what
+was not forced is torn by lot, and the next process must find every answered batch, and of the group that was under way all or
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+import pytest
+
+from remit.simulate.offloads import SimOffload
+from remit.simulate.torn import TornDisk
+from remit.store import chain, upkeep
+from remit.store.chain import Place
+from remit.store.file import FILE_NAME
+from remit.store.protocol import HEAD, Commit, Committed, Corrupt, StoreError
+from remit.store.sqlite import SqliteStore
+from remit.world.chance import SeededChance
+from remit.world.promises import Chance
+
+Rows = dict[str, bytes]
+
+STEPS = 7
+
+
+class Lost(Exception):
+    """The store does not show what it should."""
+
+
+@pytest.fixture(autouse=True)
+def small_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a short story also indexes, and carries the write-ahead log over several times."""
+    monkeypatch.setattr(upkeep, "WAL_PAGES_DUE", 12)
+    monkeypatch.setattr(upkeep, "RECENT_VERSIONS_MAX", 20)
+
+
+class Process:
+    """One run of a process, on one machine's disk."""
+
+    def __init__(self, disk: TornDisk) -> None:
+        self.alive = True
+        self.disk = disk
+        self.store: SqliteStore | None = None
+        self.offload = SimOffload(lambda: 0, lambda: self.alive)
+
+    def die(self) -> None:
+        self.alive = False
+
+    async def open(self) -> SqliteStore:
+        place = self.disk.directory / "store"
+        self.store = await SqliteStore.open(place, offload=self.offload, holder="me", incarnation="one")
+        return self.store
+
+    async def bury(self) -> None:
+        """What a dead process's finally blocks still try."""
+        self.die()
+        if self.store is not None:
+            with suppress(asyncio.CancelledError):
+                await self.store.close()
+
+
+class Known:
+    """What was answered, and what may have been written besides."""
+
+    def __init__(self) -> None:
+        self.rows: Rows = {}
+        self.place: Place | None = None
+        self.under_way: Rows | None = None
+
+    async def write(self, store: SqliteStore, chance: Chance) -> None:
+        """One group of one to four batches, each on top of the one before it."""
+        assert self.place is not None
+        place, rows, group = self.place, dict(self.rows), list[Commit]()
+        for _ in range(1 + chance.below(4)):
+            puts, deletes = _changes(rows, chance)
+            head = chain.advance(place.head, puts, deletes)
+            group.append(chain.batch(place, head, puts, deletes))
+            place = Place(head, place.revision + 1)
+            rows.update(puts)
+            for key in deletes:
+                del rows[key]
+        self.under_way = rows
+        answers = await asyncio.gather(*(store.commit(commit) for commit in group), return_exceptions=True)
+        for number, answer in enumerate(answers, self.place.revision + 1):
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer != Committed(number):
+                raise Lost(f"{answer}, not {number}")
+        self.rows, self.place, self.under_way = rows, place, None
+
+    async def check(self, store: SqliteStore) -> bool:
+        """Raises `Lost`. Answers whether the group under way was found; from here on what was found is known."""
+        page = await store.range("", limit=10_000)
+        found = {row.key: row.value for row in page.rows if row.key != HEAD}
+        landed = self.under_way is not None and found == self.under_way
+        if not landed and found != self.rows:
+            raise Lost(f"{sorted(found.items() ^ self.rows.items())[:5]}")
+        if self.place is not None:
+            await _follow(store, self.place)
+        self.rows, self.place, self.under_way = found, store.place, None
+        return landed
+
+
+async def _follow(store: SqliteStore, place: Place) -> None:
+    """Every batch since `place`, each with the digest of its rows on top of the one before it."""
+    watch, seen, revision = await store.watch("", after=place.revision), place.head, place.revision
+    try:
+        async with asyncio.timeout(20):
+            events = aiter(watch)
+            while revision < store.place.revision:
+                event = await anext(events)
+                if (gap := chain.gap(seen, event)) is not None or event.head is None:
+                    raise Lost(f"{gap}")
+                seen, revision = event.head, event.revision
+    finally:
+        await watch.close()
+    if seen != store.place.head:
+        raise Lost(f"the chain ends at {seen}, not at {store.place.head}")
+
+
+def _changes(rows: Rows, chance: Chance) -> tuple[list[tuple[str, bytes]], list[str]]:
+    keys = chance.shuffled([f"key/{number:02}" for number in range(30)])
+    sizes = (10, 300, 2_000, 12_000)
+    puts = [(key, bytes([chance.below(256)]) * (1 + chance.below(chance.choice(sizes)))) for key in keys[: 1 + chance.below(6)]]
+    return puts, [key for key in keys[6:8] if key in rows]
+
+
+class End(NamedTuple):
+    """How a story came out: calls to the disk, whether the power went, whether the group under way was found."""
+
+    calls: int
+    cut: bool
+    landed: bool
+
+
+async def _live(process: Process, known: Known, chance: Chance) -> None:
+    store = await process.open()
+    await known.check(store)
+    for _ in range(STEPS):
+        assert known.place is not None
+        if chance.below(5) == 0:
+            await store.compact(known.place.revision - chance.below(2))
+        await known.write(store, chance)
+    if chance.below(2):
+        await store.close()
+
+
+async def tell(disk: TornDisk, seed: str, cut_at: int) -> End:
+    """A story whose power goes in call `cut_at` (0: at its end), then what the next process finds, and the one after that."""
+    chance, known = SeededChance(seed), Known()
+    before = disk.calls
+    process = Process(disk)
+    if cut_at:
+        disk.cut_after(cut_at, process.die)
+    try:
+        await _live(process, known, chance.stream("story"))
+    except (asyncio.CancelledError, StoreError):
+        if process.alive:
+            raise
+    calls, cut = disk.calls - before, disk.dark
+    assert cut == (not process.alive)
+    disk.crash(chance.stream(f"crash in {cut_at}"))
+    await process.bury()
+    landed = False
+    for life in ("second", "third"):
+        process = Process(disk)
+        store = await process.open()
+        landed |= await known.check(store)
+        await known.write(store, chance.stream(life))
+        disk.crash(chance.stream(f"crash of the {life}"))
+        await process.bury()
+    process = Process(disk)
+    await known.check(await process.open())
+    assert process.store is not None
+    await process.store.close()
+    check_file(disk.directory / "store" / FILE_NAME)
+    return End(calls, cut, landed)
+
+
+def check_file(path: Path) -> None:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        assert db.execute("PRAGMA checksum_verification").get == "1"
+        assert db.execute("PRAGMA integrity_check").get == "ok"
+    finally:
+        db.close()
+
+
+def play(place: Path, seed: str, cut_at: int, *, lying: bool = False) -> End:
+    with TornDisk(place, lying=lying) as disk:
+        return asyncio.run(tell(disk, seed, cut_at))
+
+
+def sweep(place: Path, seed: str) -> Iterator[End]:
+    """The power goes in each call of one story in turn."""
+    for number in range(1, play(place / "whole", seed, 0).calls + 1):
+        yield play(place / f"{number}", seed, number)
+
+
+def test_the_power_goes_in_each_call_of_a_story(tmp_path: Path) -> None:
+    ends = list(sweep(tmp_path, "3"))
+    assert len(ends) > 100
+    assert all(end.cut for end in ends)
+    assert {end.landed for end in ends} == {True, False}, "a group under way was always found, or never"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_power_goes_anywhere_in_many_stories(seed: int, tmp_path: Path) -> None:
+    cut_at = 1 + SeededChance(f"{seed}/cut").below(200)
+    play(tmp_path, f"{seed}", cut_at)
+
+
+def test_one_seed_is_one_crash(tmp_path: Path) -> None:
+    ends = [[play(tmp_path / f"{turn}-{at}", "5", at) for at in range(40, 80)] for turn in range(2)]
+    assert ends[0] == ends[1]
+
+
+def test_a_disk_that_lies_about_forcing_is_noticed(tmp_path: Path) -> None:
+    """The control: the same stories, and now some of what was answered is gone or damaged, and the checks say so."""
+    noticed = set[str]()
+    for seed in range(12):
+        try:
+            play(tmp_path / f"{seed}", f"{seed}", 0, lying=True)
+        except (Lost, Corrupt) as error:
+            noticed.add(type(error).__name__)
+    assert "Lost" in noticed
+    assert noticed <= {"Lost", "Corrupt"}
