@@ -98,6 +98,8 @@ class StoreService:
         self.counts: dict[str, int] = {}
         self._witness = witness
         self._lagging: list[tuple[float, int]] = []
+        self._watches: dict[SimWatch, None] = {}
+        self._no_watch_until_s = 0.0
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -126,6 +128,24 @@ class StoreService:
         until_s = self.loop.time() - self.trouble.lag_s
         behind = [revision for at_s, revision in self._lagging if at_s <= until_s]
         return behind[-1] if behind else 0
+
+    def break_watches(self, *, for_s: float = 0.0) -> None:
+        """Whoever watches must ask again, and finds nobody to ask for a while."""
+        self._no_watch_until_s = self.loop.time() + for_s
+        watches, self._watches = self._watches, {}
+        for watch in watches:
+            watch.broke_off()
+
+    def watched(self, watch: SimWatch) -> None:
+        self._watches[watch] = None
+
+    def unwatched(self, watch: SimWatch) -> None:
+        self._watches.pop(watch, None)
+
+    def check_watchable(self) -> None:
+        self.check(writing=False)
+        if self.loop.time() < self._no_watch_until_s:
+            raise Unavailable("this member cannot be watched just now; try again")
 
     def restore(self, backup: Snapshot, incarnation: str) -> None:
         """Put an old backup in the store's place. Whoever writes to it must have been ended before."""
@@ -195,7 +215,13 @@ class StorePort:
             # A member that has not got so far yet: it cannot say what follows.
             await self._call(lambda: None)
             raise Invalid(f"revision {after} has not been yet; this member stands at {lagging}")
-        real = await self._call(lambda: at_once(self._service.store.watch(prefix, after=after)))
+        service = self._service
+
+        def work() -> Watch:
+            service.check_watchable()
+            return at_once(service.store.watch(prefix, after=after))
+
+        real = await self._call(work)
         return SimWatch(self._service, self._process, self._unit, real, lag_s=self._service.trouble.lag_s if lagging else 0.0)
 
     async def _read(self, read: Callable[[MemoryStore, int], Coroutine[Any, Any, T]]) -> T:
@@ -257,6 +283,7 @@ class SimWatch:
         self._closed = False
         loop = service.loop
         self._pump_task = service.unit.context.run(loop.create_task, self._pump(), name=f"watch by {process}")
+        service.watched(self)
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -276,8 +303,13 @@ class SimWatch:
 
     async def close(self) -> None:
         self._closed = True
+        self._service.unwatched(self)
         self._pump_task.cancel()
         await self._real.close()
+
+    def broke_off(self) -> None:
+        self._pump_task.cancel()
+        self._send(Unavailable("the watch broke; watch again from where you were"))
 
     async def _pump(self) -> None:
         try:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from remit.model.objects import decode
 from remit.model.records import Phase, Replica
 from remit.store import chain
-from remit.store.protocol import HEAD, Event, Head, Page, Row, Store, StoreError
+from remit.store.protocol import HEAD, Event, Head, Page, Row, Store, StoreError, Unavailable
 from remit.world.promises import World, WorldError
 
 _KEPT: Final = Path("/seen")
@@ -70,13 +70,20 @@ class View:
     # -- following -------------------------------------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """For ever: list, then watch until something breaks."""
+        """For ever: list, then watch. A watch that only broke is taken up where it was; whatever else happened, list anew."""
         self._remember()
+        listed = False
         while True:
             try:
-                await self._list()
+                if not listed:
+                    await self._list()
+                    listed = True
                 await self._watch()
+                listed = False
+            except Unavailable:
+                await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
             except (StoreError, TimeoutError):
+                listed = False
                 await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
 
     async def _list(self) -> None:
@@ -97,6 +104,7 @@ class View:
         return revision >= self.revision or (known is not None and head.incarnation != known.incarnation)
 
     async def _watch(self) -> None:
+        """Until it is time to list anew, or what comes does not follow from what was seen."""
         watch = await self._store.watch("", after=self.revision)
         until_ms = self._world.clock.now_ms() + _RESYNC_MS + self._world.chance.uniform_ms(_RESYNC_MS)
         try:
@@ -110,6 +118,7 @@ class View:
                 if self.head is None or chain.gap(self.head, event) is not None:
                     return
                 self._apply(event)
+            return
         finally:
             await watch.close()
 

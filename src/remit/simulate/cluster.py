@@ -1,0 +1,215 @@
+"""Who is in the simulated cluster, and what does each process do? Built from a scenario; what goes wrong is in faults.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+from remit.assembly import server
+from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
+from remit.simulate.actors.budgets import Budgets
+from remit.simulate.actors.controllers import Beats, Endpoints, Nodes, Repair, Rollouts, Workloads
+from remit.simulate.actors.meddler import Meddler
+from remit.simulate.actors.people import People
+from remit.simulate.actors.policies import Policies
+from remit.simulate.actors.scheduler import Scheduler
+from remit.simulate.actors.seat import Ear, Pace, Player, Seat
+from remit.simulate.loop import SimLoop
+from remit.simulate.network import Network
+from remit.simulate.processes import Machine, Main, Process
+from remit.simulate.runners import Recorder
+from remit.simulate.scenarios import Scenario
+from remit.simulate.stores import StoreService, Witness
+
+_CPU_EACH = 4
+_DRIFT_MAX = 0.004
+"""Between any two machines that is less than the one percent which the fence allows for."""
+
+
+class Cluster:
+    """Every machine and process of one run, by name."""
+
+    def __init__(
+        self, scenario: Scenario, seed: str, loop: SimLoop, network: Network, record: Record
+    ) -> None:
+        self.scenario = scenario
+        self.loop = loop
+        self.network = network
+        self.pace = Pace(scenario.cluster.beat_ms)
+        self.machines: dict[str, Machine] = {}
+        self.processes: dict[str, Process] = {}
+        self.people: list[People] = []
+        self.quiet = False
+        self._record = record
+        self._seed = seed
+        self._lots = Random(f"{seed}/cluster")  # noqa: S311, TID251 - no secret is drawn from it
+        self.stores = {scope: StoreService(loop, network, scope, seed, record) for scope in scenario.cluster.scopes}
+        for scope in scenario.cluster.scopes:
+            self._build(scope)
+
+    # -- who there is ----------------------------------------------------------------------------------------------------
+
+    def servers(self, scope: str) -> tuple[str, ...]:
+        return tuple(f"server-{scope}-{n}" for n in range(1, self.scenario.cluster.servers + 1))
+
+    def named(self, sort: str, scope: str = "") -> list[Process]:
+        """Processes of one sort: server, scheduler, controllers, agent, keeper, people."""
+        return [process for name, process in self.processes.items() if name.startswith(f"{sort}-{scope}")]
+
+    def nodes(self, scope: str) -> tuple[str, ...]:
+        if scope not in self.scenario.cluster.placing:
+            return ()
+        return tuple(f"{scope}-n{n}" for n in range(1, self.scenario.cluster.nodes + 1))
+
+    def hosted(self, agent: str) -> tuple[str, ...]:
+        """The nodes of one agent process."""
+        scope, number = agent.removeprefix("agent-").rsplit("-", 1)
+        agents = min(self.scenario.cluster.agents, self.scenario.cluster.nodes)
+        return self.nodes(scope)[int(number) - 1 :: agents]
+
+    def _build(self, scope: str) -> None:
+        cluster = self.scenario.cluster
+        for name in self.servers(scope):
+            self._add(name, self._server_main(scope, name))
+        for n in range(1, cluster.controllers + 1):
+            self._add(f"controllers-{scope}-{n}", self._controllers_main(scope))
+        self._add(f"people-{scope}-1", self._people_main(scope))
+        if scope not in cluster.placing:
+            return
+        for n in range(1, cluster.schedulers + 1):
+            self._add(f"scheduler-{scope}-{n}", self._scheduler_main(scope))
+        for n in range(1, min(cluster.agents, cluster.nodes) + 1):
+            machine = self._machine(f"host-{scope}-{n}")
+            keeper = Keeper(machine)
+            self._add(f"keeper-{scope}-{n}", keeper.watch, machine)
+            self._add(f"agent-{scope}-{n}", self._agent_main(scope, keeper), machine)
+
+    def _machine(self, name: str) -> Machine:
+        rate = 1.0 + _DRIFT_MAX * (2 * self._lots.random() - 1)
+        start_ms = self._lots.randrange(10_000_000)
+        found = self.machines[name] = Machine(self.loop, name, self._record, start_ms=start_ms, rate=rate)
+        return found
+
+    def _add(self, name: str, main: Main, machine: Machine | None = None) -> None:
+        machine = machine or self._machine(f"host-{name}")
+        process = Process(self.loop, self.network, name, machine, self._seed, main)
+        process.on_end = self._record.process_ended
+        self.processes[name] = process
+
+    # -- what each does --------------------------------------------------------------------------------------------------
+
+    def _seat(self, process: Process, scope: str) -> Seat:
+        return Seat(process, self.stores[scope], self.servers(scope), self._record, self.pace)
+
+    def _server_main(self, scope: str, name: str) -> Main:
+        async def main(process: Process) -> None:
+            port = process.port(self.stores[scope])
+            pace = self.pace
+            await server(
+                port,
+                process.world,
+                scope=scope,
+                name=name,
+                peers=self.servers(scope),
+                beat_ms=pace.server_beat_ms,
+                term_ms=pace.server_term_ms,
+            )
+
+        return main
+
+    def _controllers_main(self, scope: str) -> Main:
+        above = self.scenario.cluster.scopes[0]
+        alone = above == scope
+
+        async def main(process: Process) -> None:
+            seat = self._seat(process, scope)
+            upper = None if alone else self._seat(process, above)
+            players: list[Player] = []
+            if scope in self.scenario.cluster.placing:
+                nodes = Nodes(seat)
+                players += [Workloads(seat), Repair(seat), nodes, Rollouts(seat), Endpoints(seat)]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(seat.view.follow(), name="view")
+                if upper is not None:
+                    group.create_task(upper.view.follow(), name="view above")
+                for player in players:
+                    group.create_task(player.play(), name=f"{player.role}")
+                if scope in self.scenario.cluster.placing:
+                    group.create_task(Budgets(seat, upper).play(), name="budgets")
+                    group.create_task(Policies(seat, upper).play(), name="policies")
+                    group.create_task(nodes.tick(), name="node ticks")
+                    async with process.world.link.serve(process.name, Beats([nodes])):
+                        await asyncio.Event().wait()
+
+        return main
+
+    def _scheduler_main(self, scope: str) -> Main:
+        async def main(process: Process) -> None:
+            seat = self._seat(process, scope)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(seat.view.follow(), name="view")
+                group.create_task(Scheduler(seat).play(), name="scheduler")
+
+        return main
+
+    def _agent_main(self, scope: str, keeper: Keeper) -> Main:
+        listeners = [f"controllers-{scope}-{n}" for n in range(1, self.scenario.cluster.controllers + 1)]
+
+        async def main(process: Process) -> None:
+            seat = self._seat(process, scope)
+            names = self.hosted(process.name)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(seat.view.follow(), name="view")
+                group.create_task(beat(seat, names, listeners), name="beats")
+                for name in names:
+                    number = int(name.rsplit("-n", 1)[1])
+                    agent = Agent(seat, node_named(name, number, scope), keeper)
+                    group.create_task(agent.play(), name=f"agent of {name}")
+
+        return main
+
+    def _people_main(self, scope: str) -> Main:
+        cluster, load = self.scenario.cluster, self.scenario.load
+        below = scope not in cluster.placing
+        above = not below and len(cluster.scopes) > 1
+        cpu = _CPU_EACH * cluster.nodes * (len(cluster.placing) if below else 1)
+
+        async def main(process: Process) -> None:
+            seat = self._seat(process, scope)
+            people = People(seat, load, cpu=cpu, above=above, below=below)
+            people.quiet = self.quiet
+            self.people.append(people)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(seat.view.follow(), name="view")
+                group.create_task(people.live(), name="people")
+                for _ in range(cluster.meddlers):
+                    group.create_task(Meddler(seat).play(), name="meddler")
+
+        return main
+
+    # -- the phases of a run ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        for process in self.processes.values():
+            process.start()
+
+    def hush(self) -> None:
+        """People ask for nothing new, and open again what they had closed."""
+        self.quiet = True
+        for people in self.people:
+            people.quiet = True
+            process = people.seat.process
+            if process.alive and people.seat.world is process.world:
+                process.unit.context.run(self.loop.create_task, people.open_all(), name="open all")
+
+
+class Record(Ear, Witness, Recorder):
+    """Everybody who writes down what happened: see simulation.py."""
+
+    def process_ended(self, process: Process, failure: BaseException | None) -> None:
+        raise NotImplementedError
+
+
+def of_sort(processes: Sequence[Process], *, alive: bool) -> list[Process]:
+    return [process for process in processes if process.alive is alive]

@@ -1,0 +1,389 @@
+"""What can go wrong, and how is it done to the simulated world? Each kind of fault is a function with the rows that it plays.
+
+A fault chooses its victim by its own lots, does its harm, and answers how to take that back. Its lots come from the seed and its
+number in the plan alone, so leaving another fault out changes nothing here: that is what makes shrinking honest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from remit.simulate.processes import Process
+from remit.simulate.scenarios import Injection, Scenario
+from remit.simulate.stores import StoreService, at_once
+
+Heal = Callable[[], None]
+
+
+class Hand(Protocol):
+    """What a fault may touch: the simulation, see simulation.py."""
+
+    def stores(self, where: str) -> list[StoreService]: ...
+
+    def processes(self, sort: str, where: str) -> list[Process]: ...
+
+    def everyone(self) -> list[Process]: ...
+
+    def leader(self, scope: str) -> Process | None: ...
+
+    def peers(self, process: Process) -> list[str]:
+        """Every name that this process exchanges messages with."""
+        ...
+
+    def cut(self, source: str, target: str) -> None: ...
+
+    def mend(self, source: str, target: str) -> None: ...
+
+    def clog(self, source: str, target: str) -> None: ...
+
+    def unclog(self, source: str, target: str) -> None: ...
+
+    def slow(self, source: str, target: str, by_s: float) -> None: ...
+
+    def later(self, delay_s: float, deed: Callable[[], None]) -> None: ...
+
+    def power_cut(self, process: Process) -> None: ...
+
+    def weather(self, **changes: object) -> Heal: ...
+
+    def backup(self, scope: str) -> None: ...
+
+    def restore(self, scope: str) -> bool: ...
+
+    def count(self, kind: str) -> None: ...
+
+
+Deed = Callable[[Hand, Random, Injection], Heal | None]
+
+
+class Kind(NamedTuple):
+    """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random?"""
+
+    name: str
+    summary: str
+    rows: tuple[int, ...]
+    deed: Deed
+    swarms: bool = True
+    scopes_min: int = 1
+
+    def meets(self, scenario: Scenario) -> bool:
+        return len(scenario.cluster.scopes) >= self.scopes_min
+
+
+KINDS: Final[dict[str, Kind]] = {}
+
+
+def fault(name: str, summary: str, *rows: int, swarms: bool = True, scopes_min: int = 1) -> Callable[[Deed], Deed]:
+    def register(deed: Deed) -> Deed:
+        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min)
+        return deed
+
+    return register
+
+
+# --------------------------------------------------------------------------------------------------------------- processes
+
+
+def _killer(sort: str) -> Deed:
+    def deed(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+        able = [process for process in hand.processes(sort, one.where) if process.alive]
+        if not able:
+            return None
+        victim = lots.choice(able)
+        victim.kill()
+        return victim.start
+
+    return deed
+
+
+fault("kill-server", "an authority or its standby is killed, and started again", 8, 19, 20)(_killer("server"))
+fault("kill-scheduler", "a scheduler is killed between any two steps", 19, 20)(_killer("scheduler"))
+fault("kill-controllers", "the controllers are killed in the middle of their writes", 20, 31)(_killer("controllers"))
+fault("kill-agent", "an agent is killed while its work runs on", 36)(_killer("agent"))
+fault("kill-people", "a client is killed while it waits for an answer", 1)(_killer("people"))
+
+
+@fault("kill-leader", "the active authority is killed", 8, 19, 20)
+def kill_leader(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    victim = hand.leader(lots.choice(hand.stores(one.where)).scope)
+    if victim is None or not victim.alive:
+        return None
+    victim.kill()
+    return victim.start
+
+
+@fault("freeze-leader", "the active authority stands still past its term, and wakes", 15, 18)
+def freeze_leader(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    victim = hand.leader(lots.choice(hand.stores(one.where)).scope)
+    return None if victim is None or not victim.alive else _freeze(victim)
+
+
+@fault("freeze", "a process stands still, and wakes", 15, 18)
+def freeze(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    able = [process for process in hand.everyone() if process.alive and not process.name.startswith("keeper-")]
+    return _freeze(lots.choice(able)) if able else None
+
+
+def _freeze(victim: Process) -> Heal:
+    unit = victim.unit
+    victim.freeze()
+
+    def heal() -> None:
+        if victim.unit is unit:
+            victim.thaw()
+
+    return heal
+
+
+@fault("power-cut", "a machine with nodes loses power, and all that ran there with it", 36)
+def power_cut(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    able = hand.processes("agent", one.where)
+    if not able:
+        return None
+    victim = lots.choice(able)
+    hand.power_cut(victim)
+    others = [process for process in hand.everyone() if process.machine is victim.machine]
+
+    def heal() -> None:
+        for process in others:
+            process.start()
+
+    return heal
+
+
+# ---------------------------------------------------------------------------------------------------------------- network
+
+
+def _cutting(hand: Hand, ways: Sequence[tuple[str, str]]) -> Heal:
+    for way in ways:
+        hand.cut(*way)
+
+    def heal() -> None:
+        for way in ways:
+            hand.mend(*way)
+
+    return heal
+
+
+def _both(one: str, others: Sequence[str]) -> list[tuple[str, str]]:
+    return [way for other in others for way in ((one, other), (other, one))]
+
+
+@fault("isolate", "a process is cut off from everybody", 9, 16, 34)
+def isolate(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    victim = lots.choice(hand.everyone())
+    return _cutting(hand, _both(victim.name, hand.peers(victim)))
+
+
+@fault("cut-node", "a node is cut off from everybody, and returns", 34, 39)
+def cut_node(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    able = hand.processes("agent", one.where)
+    if not able:
+        return None
+    victim = lots.choice(able)
+    return _cutting(hand, _both(victim.name, hand.peers(victim)))
+
+
+@fault("all-silent", "every node falls silent at once", 35)
+def all_silent(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    ways = [way for victim in hand.processes("agent", one.where) for way in _both(victim.name, hand.peers(victim))]
+    return _cutting(hand, ways)
+
+
+@fault("cut-one-way", "messages between two processes get through in one direction only", 16)
+def cut_one_way(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    victim = lots.choice(hand.everyone())
+    other = lots.choice(hand.peers(victim))
+    return _cutting(hand, [(victim.name, other) if lots.random() < 0.5 else (other, victim.name)])
+
+
+@fault("cut-store", "the active authority cannot reach its store", 9, 16)
+def cut_store(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    store = lots.choice(hand.stores(one.where))
+    victim = hand.leader(store.scope)
+    return None if victim is None else _cutting(hand, _both(victim.name, [store.name]))
+
+
+@fault("cut-scopes", "scopes cannot reach each other", 34, scopes_min=2)
+def cut_scopes(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    stores = hand.stores("")
+    apart = lots.choice(stores[1:]).scope
+    inside = [process.name for process in hand.everyone() if f"-{apart}-" in process.name] + [f"store/{apart}"]
+    outside = [process.name for process in hand.everyone() if process.name not in inside]
+    outside += [store.name for store in stores if store.scope != apart]
+    return _cutting(hand, [way for name in inside for way in _both(name, outside)])
+
+
+@fault("swizzle-clog", "links are clogged one by one, and opened in another order", 43)
+def swizzle_clog(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    ways = [(process.name, other) for process in hand.everyone() for other in hand.peers(process)]
+    chosen = lots.sample(ways, min(len(ways), 3 + lots.randrange(12)))
+    step_s = max(one.lasts_s, 1.0) / (2 * len(chosen))
+    for index, way in enumerate(chosen):
+        hand.later(index * step_s, lambda way=way: hand.clog(*way))  # type: ignore[misc]
+    healing = lots.sample(chosen, len(chosen))
+
+    def heal() -> None:
+        for way in healing:
+            hand.unclog(*way)
+
+    hand.later(len(chosen) * step_s, lambda: None)
+    return heal
+
+
+@fault("slow-links", "the ways of one process are slow", 12, 29)
+def slow_links(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    victim = lots.choice(hand.everyone())
+    # Replies more than requests: whoever counts a term from the reply counts too long.
+    others, by_s = hand.peers(victim), one.size or 0.2 + 3.0 * lots.random()
+    ways = [(other, victim.name) for other in others] + ([(victim.name, other) for other in others] if lots.random() < 0.3 else [])
+    for way in ways:
+        hand.slow(*way, by_s)
+
+    def heal() -> None:
+        for way in ways:
+            hand.slow(*way, 0.0)
+
+    return heal
+
+
+@fault("loss", "messages are lost", 1, 32)
+def loss(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    return hand.weather(loss=one.size or 0.01 + 0.2 * lots.random())
+
+
+@fault("repeats", "messages arrive twice", 37)
+def repeats(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    return hand.weather(repeat=one.size or 0.05 + 0.4 * lots.random())
+
+
+@fault("delays", "messages overtake each other", 2, 6)
+def delays(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    return hand.weather(tail_chance=0.05 + 0.3 * lots.random(), tail_s=one.size or 0.1 + 2.0 * lots.random())
+
+
+# ----------------------------------------------------------------------------------------------------------------- clocks
+
+
+@fault("drift", "a clock runs fast or slow, within what the fence allows for", 17)
+def drift(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    clock = lots.choice(hand.everyone()).machine.clock
+    before = clock.rate
+    clock.drift(1.0 + 0.004 * (2 * lots.random() - 1))
+    return lambda: clock.drift(before)
+
+
+@fault("wall-jump", "a wall clock jumps by up to an hour", 17)
+def wall_jump(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    lots.choice(hand.everyone()).machine.clock.wall_offset_ms += lots.randrange(-3_600_000, 3_600_000)
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------- stores
+
+
+def _trouble(**changes: float | bool) -> Deed:
+    def deed(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+        store = lots.choice(hand.stores(one.where))
+        before = {name: getattr(store.trouble, name) for name in changes}
+        drawn = {
+            name: value if isinstance(value, bool) else (one.size or value * (0.2 + 0.8 * lots.random()))
+            for name, value in changes.items()
+        }
+        store.trouble = replace(store.trouble, **drawn)
+
+        def heal() -> None:
+            store.trouble = replace(store.trouble, **before)
+
+        return heal
+
+    return deed
+
+
+fault("answers-lost", "commits are applied, and their answers lost", 1)(_trouble(lost_after=0.5))
+fault("applied-late", "commits are told to be lost, and applied after the look that followed", 1)(_trouble(applied_late=0.5))
+fault("commits-lost", "commits are lost", 1, 32)(_trouble(lost_before=0.5))
+fault("slow-store", "every request to the store takes its time", 12)(_trouble(slow_s=4.5))
+fault("no-space", "the store has no room to write", 11)(_trouble(no_space=True))
+fault("quorum-lost", "the store serves nobody", 9)(_trouble(away=True))
+fault("stale-reads", "observers read from a member that lags, also after a restart", 4, 30)(_trouble(lag_s=20.0))
+fault("events-lost", "watch events are lost", 5, 22)(_trouble(events_lost=0.4))
+fault("events-late", "watch events are late", 21, 22)(_trouble(events_late=0.6))
+fault("events-repeated", "watch events come again", 6)(_trouble(events_repeated=0.6))
+
+
+@fault("leader-change", "the store elects a new leader", 8)
+def leader_change(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    store = lots.choice(hand.stores(one.where))
+    store.trouble = replace(store.trouble, away=True, lost_after=0.5)
+
+    def back() -> None:
+        store.trouble = replace(store.trouble, away=False, lost_after=0.0)
+
+    hand.later(1.4 + 1.3 * lots.random(), back)
+    return None
+
+
+@fault("lagging-member", "observers fail over to a member that lags, in the middle of a watch", 6)
+def lagging_member(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    heal = _trouble(lag_s=15.0)(hand, lots, one)
+    store = lots.choice(hand.stores(one.where))
+    store.break_watches()
+    return heal
+
+
+@fault("compaction", "the history is compacted away under those who watch", 7)
+def compaction(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    store = lots.choice(hand.stores(one.where))
+    away_s = 1.0 + 4.0 * lots.random()
+    store.break_watches(for_s=away_s)
+
+    def compact() -> None:
+        at_once(store.store.compact(at_once(store.store.revision())))
+
+    hand.later(away_s * 0.9, compact)
+    return None
+
+
+@fault("backup", "a backup is taken", swarms=False)
+def backup(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    for store in hand.stores(one.where):
+        hand.backup(store.scope)
+    return None
+
+
+@fault("restore", "an old backup is put in the store's place", 10)
+def restore(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    store = lots.choice(hand.stores(one.where))
+    if not hand.restore(store.scope):
+        hand.count("restore-without-backup")
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------------ disks
+
+
+@fault("disk-full", "a machine's disk is full", 11, 14)
+def disk_full(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    disk = lots.choice(hand.everyone()).machine.disk
+    disk.full = True
+
+    def heal() -> None:
+        disk.full = False
+
+    return heal
+
+
+@fault("disk-failing", "a machine's disk answers with errors", 14)
+def disk_failing(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    disk = lots.choice(hand.everyone()).machine.disk
+    disk.failing = True
+
+    def heal() -> None:
+        disk.failing = False
+
+    return heal

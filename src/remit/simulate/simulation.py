@@ -1,0 +1,377 @@
+"""How does one run go? Faults for a while, then they end, and what is left must move on; the judge hears of everything.
+
+One seed is one run. It has two phases: in the first, faults come as the plan says and only safety is judged; then every fault is
+taken back (but, if the scenario says so, a few outside a healthy core stay for good), people ask for nothing new, and what is
+promised about progress is judged too.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from remit.model.claims import Accepted, Verdict
+from remit.simulate.checkers.history import Stand
+from remit.simulate.checkers.judge import Judge
+from remit.simulate.checkers.promise import Violation
+from remit.simulate.cluster import Cluster, Record
+from remit.simulate.faults import KINDS, Heal
+from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.network import Network, Weather
+from remit.simulate.plan import draw
+from remit.simulate.processes import Process
+from remit.simulate.scenarios import Injection, Scenario
+from remit.simulate.stores import Sent, StoreService, at_once
+from remit.store.chain import decode_head
+from remit.store.memory import MemoryStore, Snapshot
+from remit.store.protocol import HEAD, Commit
+from remit.world.promises import Order
+
+BACKUP_EVERY_S: Final = 45.0
+BACKUPS_KEPT: Final = 4
+TICK_S: Final = 1.0
+
+
+class Run(Struct, frozen=True):
+    """What came of one run. `digest` is over every event and commit with its virtual time."""
+
+    scenario: str
+    seed: int
+    digest: str
+    simulated_s: float
+    events: int
+    commits: int
+    decided: int
+    """Commits that decided at least one operation: takeovers and beats are not among them."""
+    faults: dict[str, int]
+    violations: tuple[Violation, ...]
+    unknown: tuple[str, ...]
+    plan: tuple[Injection, ...]
+    codes: dict[str, int]
+    deeds: dict[str, int]
+    edges: tuple[tuple[str | None, str | None, str], ...]
+    story: str = ""
+    trace: tuple[str, ...] = ()
+
+
+class Simulation(Record):
+    """One run, from its beginning to its end. Also the hand that faults act by, and the ear of everything that happens."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        *,
+        plan: tuple[Injection, ...] | None = None,
+        until_s: float | None = None,
+        trace: bool = False,
+    ) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        self.plan = draw(scenario, seed) if plan is None else plan
+        self.until_s = until_s
+        self.lines: list[str] | None = [] if trace else None
+        self.faults: dict[str, int] = {}
+        self.commits = self.decided = 0
+        name = f"{scenario.name}/{seed}"
+        self.loop = SimLoop(name)
+        self.loop.on_failure = self._failed
+        self.network = Network(self.loop, name, Weather())
+        self.judge = Judge(lambda: round(self.loop.time() * 1000))
+        self.judge.on_violation = lambda _: self.loop.stop()
+        self._name = name
+        self._sent: dict[str, Sent] = {}
+        self._pids: dict[tuple[str, int], str] = {}
+        self._leaders: dict[str, str] = {}
+        self._backups: dict[str, list[Snapshot]] = {}
+        self._heals: dict[int, Heal] = {}
+        self._ends: list[str] = []
+        self.cluster = Cluster(scenario, name, self.loop, self.network, self)
+
+    # -- one run ---------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Run:
+        collecting = gc.isenabled()
+        gc.disable()  # when it would run depends on addresses; what it would find is kept until the end
+        try:
+            self._run()
+            return self._account()
+        finally:
+            self.loop.finish()
+            if collecting:
+                gc.enable()
+
+    def _run(self) -> None:
+        root = self.loop.root.context
+        until_s = self.scenario.duration_s + self.scenario.heal_s
+        if self.until_s is not None:
+            until_s = min(until_s, self.until_s)
+        for scope in self.cluster.stores:
+            root.run(self.loop.call_later, BACKUP_EVERY_S, self._back_up, scope)
+        for injection in self.plan:
+            root.run(self.loop.call_at, injection.at_s, self._inject, injection)
+        root.run(self.loop.call_soon, self.cluster.start)
+        self.loop.run(min(self.scenario.duration_s, until_s))
+        if until_s > self.scenario.duration_s and not self.judge.violations:
+            self._heal_all()
+            while self.loop.time() < until_s and not self.judge.violations:
+                self.loop.run(min(until_s, self.loop.time() + TICK_S))
+                self.judge.tick()
+        if not self.judge.violations:
+            self.judge.conclude()
+
+    def _account(self) -> Run:
+        judge = self.judge
+        first = judge.violations[0] if judge.violations else None
+        return Run(
+            scenario=self.scenario.name,
+            seed=self.seed,
+            digest=self.loop.digest(),
+            simulated_s=self.loop.time(),
+            events=self.loop.events,
+            commits=self.commits,
+            decided=self.decided,
+            faults=dict(sorted(self.faults.items())),
+            violations=tuple(judge.violations),
+            unknown=tuple(judge.unknown),
+            plan=self.plan,
+            codes=dict(sorted(judge.codes_seen.items())),
+            deeds=dict(sorted(judge.marks.items())),
+            edges=tuple(sorted(judge.edges_seen, key=str)),
+            story=judge.story(first.scope, first.key) if first is not None and first.key else "",
+            trace=tuple(self.lines or ()),
+        )
+
+    # -- faults ----------------------------------------------------------------------------------------------------------
+
+    def _inject(self, injection: Injection) -> None:
+        kind = KINDS[injection.kind]
+        lots = Random(f"{self._name}/fault-{injection.number}")  # noqa: S311, TID251 - no secret is drawn from it
+        self.count(injection.kind)
+        self.loop.note(f"fault {injection.kind}".encode())
+        self.tell(f"fault {injection.kind} for {injection.lasts_s:.1f} s")
+        heal = kind.deed(self, lots, injection)
+        if heal is not None:
+            self._heals[injection.number] = heal
+            self.later(injection.lasts_s, lambda: self._take_back(injection.number))
+
+    def _take_back(self, number: int) -> None:
+        heal = self._heals.pop(number, None)
+        if heal is not None:
+            self.loop.note(f"heal {number}".encode())
+            heal()
+
+    def _heal_all(self) -> None:
+        """The faults end. What the scenario leaves broken for good is chosen among what can be spared."""
+        for number in sorted(self._heals):
+            self.loop.root.context.run(self._take_back, number)
+        self.network.weather = Weather()
+        spared = self._spared() if self.scenario.holds.core else []
+        for process in self.cluster.processes.values():
+            if process in spared:
+                process.kill()
+            else:
+                process.start()
+                process.thaw()
+        self.cluster.hush()
+        self.tell("every fault has ended")
+        if self.scenario.holds.liveness:
+            self.judge.heal(self._core(spared))
+
+    def _spared(self) -> list[Process]:
+        """One server and one agent too few: a permanent fault outside the core."""
+        lots = Random(f"{self._name}/core")  # noqa: S311, TID251 - no secret is drawn from it
+        chosen = []
+        for scope in self.scenario.cluster.scopes:
+            for sort in ("server", "agent"):
+                able = self.cluster.named(sort, scope)
+                if len(able) > 1:
+                    chosen.append(lots.choice(able))
+        return chosen
+
+    # -- the hand of faults ----------------------------------------------------------------------------------------------
+
+    def stores(self, where: str) -> list[StoreService]:
+        return [store for scope, store in self.cluster.stores.items() if where in ("", scope)]
+
+    def processes(self, sort: str, where: str) -> list[Process]:
+        return self.cluster.named(sort, where)
+
+    def everyone(self) -> list[Process]:
+        return list(self.cluster.processes.values())
+
+    def leader(self, scope: str) -> Process | None:
+        return self.cluster.processes.get(self._leaders.get(scope, ""))
+
+    def peers(self, process: Process) -> list[str]:
+        scope = process.name.split("-")[1]
+        upper = self.scenario.cluster.scopes[0]
+        found = {f"store/{scope}": None} | dict.fromkeys(self.cluster.servers(scope))
+        if process.name.startswith("controllers-") and upper != scope:
+            found |= {f"store/{upper}": None} | dict.fromkeys(self.cluster.servers(upper))
+        for sort in ("agent", "controllers"):
+            if not process.name.startswith(f"{sort}-"):
+                found |= {other.name: None for other in self.cluster.named(sort, scope)}
+        found.pop(process.name, None)
+        return list(found)
+
+    def cut(self, source: str, target: str) -> None:
+        self.network.cut(source, target)
+
+    def mend(self, source: str, target: str) -> None:
+        self.network.mend(source, target)
+
+    def clog(self, source: str, target: str) -> None:
+        self.network.clog(source, target)
+
+    def unclog(self, source: str, target: str) -> None:
+        self.network.unclog(source, target)
+
+    def slow(self, source: str, target: str, by_s: float) -> None:
+        self.network.way(source, target).slow_s = by_s
+
+    def later(self, delay_s: float, deed: Callable[[], None]) -> None:
+        self.loop.root.context.run(self.loop.call_later, delay_s, deed)
+
+    def weather(self, **changes: object) -> Heal:
+        before = {name: getattr(self.network.weather, name) for name in changes}
+        self.network.weather = replace(self.network.weather, **changes)
+
+        def heal() -> None:
+            self.network.weather = replace(self.network.weather, **before)
+
+        return heal
+
+    def power_cut(self, process: Process) -> None:
+        """All processes of its machine die, all work there with them, and its clock begins anew."""
+        machine = process.machine
+        for other in self.everyone():
+            if other.machine is machine:
+                other.kill()
+        machine.machinery.power_cut()
+        machine.clock.reboot()
+        machine.pipes.clear()
+
+    def backup(self, scope: str) -> None:
+        kept = self._backups.setdefault(scope, [])
+        kept.append(at_once(self.cluster.stores[scope].store.backup()))
+        del kept[:-BACKUPS_KEPT]
+
+    def restore(self, scope: str) -> bool:
+        """An old backup in the store's place, as an operator does it: servers down, restore, servers up."""
+        kept = self._backups.get(scope, [])
+        if not kept:
+            return False
+        for server in self.cluster.named("server", scope):
+            server.kill()
+        lots = Random(f"{self._name}/restore-{self.loop.time()}")  # noqa: S311, TID251 - no secret is drawn from it
+        store = self.cluster.stores[scope]
+        store.restore(lots.choice(kept), f"restored{len(self.judge.marks)}x{round(self.loop.time())}")
+        kept.clear()
+        for server in self.cluster.named("server", scope):
+            self.later(0.5 + 2 * lots.random(), server.start)
+        return True
+
+    def count(self, kind: str) -> None:
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+
+    def _back_up(self, scope: str) -> None:
+        self.backup(scope)
+        self.later(BACKUP_EVERY_S, lambda: self._back_up(scope))
+
+    # -- what is written down --------------------------------------------------------------------------------------------
+
+    def tell(self, line: str) -> None:
+        if self.lines is not None:
+            self.lines.append(f"{self.loop.time():10.3f}  {line}")
+
+    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None:
+        self.commits += 1
+        head = next((value for key, value in commit.puts if key == HEAD), b"")
+        self.decided += len(commit.puts) > 2
+        self.loop.note(b"commit %b" % head)
+        self._leaders[scope] = decode_head(head).holder
+        self.judge.applied(scope, commit.puts, commit.deletes, revision, self._stand(scope, sent))
+        if self.lines is not None:
+            self.tell(f"{scope} commit {revision} by {decode_head(head).holder}: {_keys(commit)}")
+
+    def _stand(self, scope: str, sent: Sent | None) -> Stand:
+        if sent is None:
+            return Stand("", 0, 0, 0)
+        before = self._sent.get(scope)
+        same = before is not None and before.boot == sent.boot and before.process == sent.process
+        decided_ms = before.clock_ms if same and before is not None else sent.clock_ms
+        self._sent[scope] = sent
+        applied_ms = sent.clock_ms + round((self.loop.time() - sent.at_s) * 1000 * sent.rate)
+        return Stand(sent.boot, decided_ms, sent.clock_ms, applied_ms)
+
+    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
+        self._sent.pop(scope, None)
+        now = at_once(store.backup())
+        self.tell(f"{scope} was put back to revision {backup.revision}")
+        self.judge.restored(scope, [(row.key, row.value, row.revision) for row in now.rows], now.revision)
+
+    def asked(self, scope: str, operation: str) -> None:
+        self.judge.asked(scope, operation)
+
+    def answered(self, scope: str, operation: str, verdict: Verdict) -> None:
+        if isinstance(verdict, Accepted):
+            self.judge.answered(scope, operation, "", verdict.number, verdict.revision)
+        else:
+            self.judge.answered(scope, operation, verdict.code.value, 0, verdict.revision)
+
+    def gave_up(self, scope: str, operation: str) -> None:
+        self.judge.gave_up(scope, operation)
+
+    def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
+        self.judge.observed(observer, scope, incarnation, revision)
+
+    def started(self, machine: str, order: Order, pid: int) -> None:
+        env = order.env
+        self._pids[machine, pid] = env["REMIT_NODE"]
+        self.loop.note(f"started {machine} {pid}".encode())
+        self.tell(f"{env['REMIT_NODE']} runs {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
+        self.judge.started(
+            env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid
+        )
+
+    def ended(self, machine: str, pid: int) -> None:
+        node = self._pids.pop((machine, pid))
+        self.loop.note(f"ended {machine} {pid}".encode())
+        self.tell(f"{node} ended {pid}")
+        self.judge.ended(node, pid)
+
+    def process_ended(self, process: Process, failure: BaseException | None) -> None:
+        """Nothing here ends by itself: whatever did has failed."""
+        why = f"{process.name} ended by itself: {failure!r}"
+        self.tell(why)
+        self._crashed(process.name, why)
+
+    def _failed(self, unit: Unit, error: BaseException | None, message: str) -> None:
+        self._crashed(unit.name, f"{unit.name}: {message}: {error!r}")
+
+    def _crashed(self, name: str, why: str) -> None:
+        self.judge.violations.append(Violation("processes_do_not_end_by_themselves", "crash", "", "", why, self.judge.now_ms()))
+        self.loop.stop()
+
+
+def _keys(commit: Commit) -> str:
+    keys = [key for key, _ in commit.puts if key != HEAD and not key.startswith("batch/")]
+    return ", ".join([*keys, *(f"-{key}" for key in commit.deletes if not key.startswith("batch/"))]) or "nothing"
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    *,
+    plan: tuple[Injection, ...] | None = None,
+    until_s: float | None = None,
+    trace: bool = False,
+) -> Run:
+    """One run of a scenario."""
+    return Simulation(scenario, seed, plan=plan, until_s=until_s, trace=trace).run()
