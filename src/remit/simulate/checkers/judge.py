@@ -11,6 +11,7 @@ from typing import Final
 from remit.simulate.checkers import answers, conduct, room
 from remit.simulate.checkers.history import History, Stand, Step
 from remit.simulate.checkers.letters import Letters
+from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
 from remit.simulate.checkers.observers import Observers
 from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
 from remit.simulate.checkers.rows import phase_of
@@ -27,7 +28,7 @@ CHECKED_BY: Final = (conduct, room)
 class Judge:
     """`on_violation` is called at the first one, and may stop the run."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, now_ms: Callable[[], int], bounds: Bounds = Bounds()) -> None:
         self.now_ms = now_ms
         self.violations: list[Violation] = []
         self.unknown: list[str] = []
@@ -40,6 +41,7 @@ class Judge:
         self.letters = Letters(self.histories)
         self.observers = Observers()
         self.runs = Runs(self.histories, now_ms)
+        self.liveness = Liveness(self.histories, self.runs, now_ms, bounds)
 
     def history(self, scope: str) -> History:
         found = self.histories.get(scope)
@@ -76,6 +78,7 @@ class Judge:
         if step.moves:
             self._note("ended_work_runs_no_more", "S8", scope, self.runs.ended_work_runs_no_more(step))
             self.runs.absorb(step)
+        self.liveness.absorb(step, self.now_ms())
         if history.commits % RECOUNT_EVERY == 0:
             self._recount(history)
 
@@ -110,6 +113,7 @@ class Judge:
 
     def asked(self, scope: str, operation: str) -> None:
         """A client sent it, for the first time."""
+        self.liveness.asked(scope, operation)
 
     def answered(self, scope: str, operation: str, code: str, number: int, revision: int) -> None:
         """A client heard a verdict; an empty code means accepted."""
@@ -117,9 +121,15 @@ class Judge:
         said = operation, code, number, revision
         self._note("acknowledged_is_in_history", "S2", scope, answers.acknowledged_is_in_history(history, *said))
         self._note("one_answer_per_operation", "S2", scope, answers.one_answer_per_operation(history, *said))
+        self._late(scope, operation)
 
     def gave_up(self, scope: str, operation: str) -> None:
         """The client ended without an answer: whether it happened is for the history to tell."""
+        self._late(scope, operation)
+
+    def _late(self, scope: str, operation: str) -> None:
+        for waiting in self.liveness.settled(scope, operation):
+            self._waited("calls_are_answered", "L14", waiting)
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         """An observer, by a name that survives its restarts, saw a scope at a revision."""
@@ -142,11 +152,33 @@ class Judge:
         """A machine stood still, whole: nothing on it can keep a deadline. The one stated exception to S8."""
         self.runs.frozen.add(node)
 
+    # -- liveness ----------------------------------------------------------------------------------------------------
+
+    def heal(self, core: Core) -> None:
+        """The faults have ended, but outside this core: from here on work must move on."""
+        self.liveness.core = core
+
+    def tick(self) -> None:
+        """About every second of virtual time since `heal`."""
+        for check, property_, waiting in self.liveness.tick():
+            self._waited(check, property_, waiting)
+
+    def _waited(self, check: str, property_: str, waiting: Waiting) -> None:
+        self._note(check, property_, waiting.scope, iter([(waiting.key, waiting.why)]))
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def conclude(self) -> None:
         """The run is over: what can only be judged at the end, and every sum once more from scratch."""
         self._note("intervals_are_disjoint", "S8", "", self.runs.intervals_are_disjoint())
+        for check, property_, waiting in self.liveness.conclude():
+            self._waited(check, property_, waiting)
+        for waiting in self.liveness.unsettled():
+            self._waited("calls_are_answered", "L14", waiting)
+        if self.liveness.core is None:
+            self._undecided("liveness: the run ended before its faults did")
+        for why in self.liveness.undecided:
+            self._undecided(why)
         for history in self.histories.values():
             self._recount(history)
 
