@@ -17,6 +17,8 @@ from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violatio
 from remit.simulate.checkers.rows import phase_of
 from remit.simulate.checkers.runs import Process, Runs
 
+__all__ = ["Bounds", "Core", "Judge", "Stand", "Violation"]
+
 RECOUNT_EVERY: Final = 200
 """Commits of a scope between two countings from scratch."""
 

@@ -204,9 +204,10 @@ def one_gang_runs(live: Liveness, history: History, core: Core) -> Iterator[Wait
     gangs: dict[str, tuple[Shape, list[str]]] = {}
     for key, replica in history.kind("replica").items():
         shape = history.shape(replica)
-        if shape is not None and shape.gang and phase_of(replica) == "pending":
-            if not held_back(history, replica, live.now_ms()):
-                gangs.setdefault(shape.key, (shape, []))[1].append(key)
+        if shape is None or not shape.gang or phase_of(replica) != "pending":
+            continue
+        if not held_back(history, replica, live.now_ms()):
+            gangs.setdefault(shape.key, (shape, []))[1].append(key)
     able = []
     for shape, members in gangs.values():
         if len(members) < shape.gang or _stands(history, shape) >= shape.gang:
@@ -338,9 +339,7 @@ def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator
             elif may >= 0:
                 may = max(may, shape.grace_ms)
             if may < 0 or (node in silent and live.mass_silence(history.scope, core)):
-                live.undecided[f"deletion_completes in {history.scope}: {member} of {key} is on {node}, outside the core"] = (
-                    None
-                )
+                live.undecided[f"deletion_completes in {history.scope}: {member} is on {node}, outside the core"] = None
                 may = -1
                 break
         if may >= 0:
