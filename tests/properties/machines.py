@@ -1,12 +1,11 @@
 """In what world do the authority's tests run? A clock that only moves when told, a store that fails when told, a checked scope.
 
-Nothing is decided here about what is right: see checker.py. No test is in here.
+Nothing is decided here about what is right: see simulate/checkers. No test is in here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -51,9 +50,10 @@ from remit.model.kinds import (
 )
 from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
+from remit.simulate.checkers.history import Stand
+from remit.simulate.checkers.judge import Judge
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import Commit, Committed, Conflict, Page, Row, Unanswered, Unavailable, Watch
-from tests.properties.checker import Checker, Violation, chain_digest
 
 T = TypeVar("T")
 
@@ -98,6 +98,33 @@ class CountedIds:
         return f"{self.prefix}i{self.count}"
 
 
+class Violated(AssertionError):
+    """A promise was broken, by the judge's word."""
+
+
+class Judged:
+    """One scope under a judge of its own, who is heard at once. `judge` is never told of other scopes."""
+
+    def __init__(self, scope: str, clock: FakeClock) -> None:
+        self.scope, self.clock = scope, clock
+        self.judge = Judge(lambda: clock.at_ms)
+        self.history = self.judge.history(scope)
+
+    def applied(self, commit: Commit, revision: int, boot: str, decided_ms: int, sent_ms: int) -> None:
+        stand = Stand(boot, decided_ms, sent_ms, self.clock.at_ms)
+        self.judge.applied(self.scope, commit.puts, commit.deletes, revision, stand)
+        self.raise_first()
+
+    def heard(self, operation: str, code: str, number: int, revision: int) -> None:
+        self.judge.answered(self.scope, operation, code, number, revision)
+        self.raise_first()
+
+    def raise_first(self) -> None:
+        if self.judge.violations:
+            found = self.judge.violations[0]
+            raise Violated(f"{found}\n{self.judge.story(self.scope, found.key)}")
+
+
 class Crash(Exception):
     """The process dies at this store call."""
 
@@ -111,8 +138,12 @@ class FaultyStore:
     after, until the gate opens).
     """
 
-    def __init__(self, inner: MemoryStore, checker: Checker | None) -> None:
-        self.inner, self.checker = inner, checker
+    def __init__(self, inner: MemoryStore, judged: Judged | None) -> None:
+        self.inner, self.judged = inner, judged
+        self.sent_ms = self.returned_ms = 0
+        """When the last commit was sent, and came back: what is sent at once after that may have been decided meanwhile."""
+        self.stands: dict[int, tuple[str, int, int]] = {}
+        """By the commit: on which boot, decided when at the earliest, sent when."""
         self.plan: deque[str] = deque()
         self.reads: deque[str] = deque()
         self.afloat: list[Commit] = []
@@ -121,7 +152,7 @@ class FaultyStore:
         self.gate = asyncio.Event()
         self.at_gate = asyncio.Event()
         self.calls = 0
-        self.violation: Violation | None = None
+        self.violation: Violated | None = None
         self.strikes: dict[int, str] = {}
         """By the number of a call, of any kind: the word that it meets."""
         self.kinds: list[str] = []
@@ -152,6 +183,10 @@ class FaultyStore:
         return await self.inner.range(prefix, after=after, limit=limit, revision=revision)
 
     async def commit(self, commit: Commit) -> Committed | Conflict:
+        if self.judged is not None:
+            now_ms = self.judged.clock.at_ms
+            self.stands[id(commit)] = (self.judged.clock.on, self.sent_ms if now_ms == self.returned_ms else now_ms, now_ms)
+            self.sent_ms = now_ms
         word = self._word(self.plan)
         (late, self._late), (later, self._later) = (self._late, []), (self._later, [])
         for one in late:
@@ -161,6 +196,7 @@ class FaultyStore:
         finally:
             for one in later:
                 await self.apply(one)
+            self.returned_ms = 0 if self.judged is None else self.judged.clock.at_ms
 
     async def _commit(self, word: str, commit: Commit) -> Committed | Conflict:
         match word:
@@ -210,25 +246,15 @@ class FaultyStore:
             await self.apply(one)
 
     async def apply(self, commit: Commit) -> Committed | Conflict:
-        old = await self.inner.get("head")
         answer = await self.inner.commit(commit)
-        if isinstance(answer, Committed) and self.checker is not None:
+        if isinstance(answer, Committed) and self.judged is not None:
             try:
-                self._check(self.checker, commit, old, answer.revision)
-            except Violation as violation:
+                self.judged.applied(commit, answer.revision, *self.stands.pop(id(commit)))
+            except Violated as violation:
                 # Kept: whoever commits would take it for a failure of the store, or of its own.
                 self.violation = self.violation or violation
                 raise
         return answer
-
-    def _check(self, checker: Checker, commit: Commit, old: Row | None, revision: int) -> None:
-        checker.applied(commit.puts, commit.deletes, revision)
-        head = checker.rows["head"][1]
-        before = {"epoch": 0, "digest": ""} if old is None else json.loads(old.value)
-        if head["digest"] != chain_digest(before, head, commit.puts, commit.deletes):
-            raise Violation(f"chain_is_unbroken: the digest of {head} is not that of its rows after {before}")
-        if head["count"] != len(commit.puts) - 1 + len(commit.deletes):
-            raise Violation(f"chain_is_unbroken: {head} miscounts its rows")
 
     async def watch(self, prefix: str, *, after: int) -> Watch:
         return await self.inner.watch(prefix, after=after)
@@ -255,7 +281,7 @@ class Running:
     async def _run(self) -> None:
         try:
             await self.authority.run()
-        except (Deposed, Crash, Violation) as ended:
+        except (Deposed, Crash, Violated) as ended:
             self.ended = ended
 
     @property
@@ -296,15 +322,16 @@ class Running:
 
 
 class Scope:
-    """One scope's store with its checker, the authority that leads it, and those that do not know that they no longer do."""
+    """One scope's store with its judge, the authority that leads it, and those that do not know that they no longer do."""
 
     def __init__(self, name: str = "r1", clock: FakeClock | None = None, *, checked: bool = True) -> None:
         self.name = name
         self.clock = FakeClock() if clock is None else clock
         self.ids = CountedIds(name)
-        self.checker = Checker(lambda: (self.clock.at_ms, self.clock.on))
+        self.judged = Judged(name, self.clock)
+        self.checker = self.judged.history
         self.checked = checked
-        self.store = FaultyStore(MemoryStore(), self.checker if checked else None)
+        self.store = FaultyStore(MemoryStore(), self.judged if checked else None)
         self.leader: Running | None = None
         self.deposed: list[Running] = []
         self.actors: dict[str, Actor] = {}
@@ -383,7 +410,7 @@ class Scope:
         if self.checked:
             code = verdict.code.value if isinstance(verdict, Refused) else ""
             number = verdict.number if isinstance(verdict, Accepted) else 0
-            self.checker.heard(operation.id, code, number, verdict.revision)
+            self.judged.heard(operation.id, code, number, verdict.revision)
         if not (isinstance(verdict, Refused) and verdict.code in (Code.OPERATION_MISMATCH, Code.OPERATION_EXPIRED)):
             self.answers[operation.id] = verdict
         if isinstance(operation.claim, Acquire) and isinstance(verdict, Accepted):
@@ -443,12 +470,10 @@ class Scope:
             await running.stop()
         self.leader, self.deposed = None, []
         inner, _ = MemoryStore.restore(backup, incarnation=self.ids.incarnation(), replacing=old.inner)
-        self.store = FaultyStore(inner, self.checker if self.checked else None)
+        self.store = FaultyStore(inner, self.judged if self.checked else None)
         self.store.calls, self.store.strikes, self.store.kinds = old.calls, old.strikes, old.kinds
         page = await inner.range("", limit=10_000)
-        head = await inner.get("head")
-        assert head is not None
-        self.checker.restored([(r.key, r.value, r.revision) for r in page.rows], json.loads(head.value), head.revision)
+        self.judged.judge.restored(self.name, [(r.key, r.value, r.revision) for r in page.rows], await inner.revision())
         self.answers = {i: v for i, v in self.answers.items() if i in self.checker.outcomes}
         self.reborn = True
 

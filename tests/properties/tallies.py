@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from tests.properties.checker import Checker
+from tests.properties.machines import Judged
 
 
 class Tallies:
@@ -20,9 +20,9 @@ class Tallies:
     def count(self, what: str) -> None:
         self.counted[what] += 1
 
-    def add(self, checker: Checker) -> None:
-        self.counted["commits"] += checker.commits
-        for (was, now, _), n in checker.edges_seen.items():
+    def add(self, judged: Judged) -> None:
+        self.counted["commits"] += judged.history.commits
+        for (was, now, _), n in judged.judge.edges_seen.items():
             self.counted[f"{was or 'nothing'}->{now or 'nothing'}"] += n
 
     def write(self) -> None:

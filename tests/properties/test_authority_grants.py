@@ -42,8 +42,21 @@ from remit.model.fields import Metadata
 from remit.model.kinds import Region
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
-from tests.properties.checker import Violation, across, of_kind, outstanding, phase_of
-from tests.properties.machines import HOUR, OPERATOR, USER, FakeClock, Scope, amounts, furnished, node, tenant, workload
+from remit.simulate.checkers.letters import across
+from remit.simulate.checkers.rows import of_kind, outstanding, phase_of
+from tests.properties.machines import (
+    HOUR,
+    OPERATOR,
+    USER,
+    FakeClock,
+    Scope,
+    Violated,
+    amounts,
+    furnished,
+    node,
+    tenant,
+    workload,
+)
 from tests.properties.test_authority_machine import NUMBER, REACHED, Asking
 
 __all__ = ["REACHED"]
@@ -388,7 +401,8 @@ class GrantsMachine(Asking):
         if awaited(self.g, "scope/r1"):
             return  # restored, and it has not vouched yet: nothing is granted away meanwhile
         for key, why in across(self.g.checker.rows, self.region.checker.rows, "r1"):
-            raise Violation(f"{why}\n{self.g.checker.story(key)}\nin the region: {self.region.checker.story(key)}")
+            both = [scope.judged.judge.story(scope.name, key) for scope in (self.g, self.region)]
+            raise Violated("\n".join([why, *both]))
 
 
 def incarnation(scope: Scope) -> str:

@@ -1,7 +1,7 @@
 """Does the authority keep its promises, whatever is asked, in whatever order, while its store fails and others take over?
 
 One scope, up to three authorities at once (the active one, and deposed ones that do not know it), a store that loses answers
-and delays writes. After every commit the independent checker recomputes everything (checker.py); after every step the books of
+and delays writes. After every commit the independent judge looks at it (simulate/checkers); after every step the books of
 the running authority must equal its sums. The grants between two scopes are in test_authority_grants.py.
 """
 
@@ -74,9 +74,11 @@ from remit.model.kinds import (
 from remit.model.objects import AnyObject
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
+from remit.simulate.checkers.lifecycle import HOLDING, ON_NODE, RUNS
+from remit.simulate.checkers.rows import of_kind, phase_of
+from remit.simulate.checkers.scratch import ledger_limits, node_limits, sums
 from remit.store.memory import Snapshot
 from remit.store.protocol import StoreError
-from tests.properties.checker import HOLDING, ON_NODE, RUNS, ledger_limits, node_limits, of_kind, phase_of, sums
 from tests.properties.machines import (
     HOUR,
     LEASES,
@@ -164,8 +166,8 @@ class Asking(RuleBasedStateMachine):
             if hasattr(self, "r"):
                 for scope in self.scopes():
                     self.do(scope.close())
-                    REACHED.add(scope.checker)
-                    for code in scope.checker.codes_seen:
+                    REACHED.add(scope.judged)
+                    for code in scope.judged.judge.codes_seen:
                         event(f"code {code}")
         finally:
             self.batches.stop()

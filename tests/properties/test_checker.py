@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from remit.commitment import decide, draft, granting, ledgers, moving, outcomes, placing
 from remit.commitment.rulings import RULINGS
 from remit.law.lifecycle import OWNER, TABLE
-from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, OperationID, Refused, Reserve, Role
+from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve, Role
 from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
-from tests.properties.checker import Checker, Violation, across
-from tests.properties.machines import HOUR, OPERATOR, TAINTED, Scope, amounts, furnished, node, run
+from remit.simulate.checkers.letters import across
+from tests.properties.machines import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
 from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -225,7 +225,7 @@ def test_a_planted_bug_is_caught(tale: Tale, promise: str, where: str, bug: Any,
         else:
             room, name = where.split(".")
             monkeypatch.setattr(PLACES[room], name, bug)
-        with pytest.raises(Violation, match=promise) as caught:
+        with pytest.raises(Violated, match=promise) as caught:
             await tale(scope)
         assert "the story of" in str(caught.value)
 
@@ -240,24 +240,11 @@ def test_without_the_bugs_none_of_these_tales_is_a_violation() -> None:
         try:
             await tale(scope)
         except AssertionError as refused:
-            assert not isinstance(refused, Violation)
+            assert not isinstance(refused, Violated)
         await scope.close()
 
     for tale, *_ in BUGS:
         run(tell(tale))
-
-
-def test_a_chain_with_a_gap_is_caught() -> None:
-    checker = Checker(lambda: (0, "b"))
-    head = b'{"incarnation":"i","epoch":1,"sequence":%d,"holder":"a","count":0,"digest":""}'
-    checker.applied([("head", head % 1)], [], 1)
-    with pytest.raises(Violation, match="chain_is_unbroken"):
-        checker.applied([("head", head % 3)], [], 2)
-
-
-def test_an_answer_that_no_batch_tells_of_is_caught() -> None:
-    with pytest.raises(Violation, match="acknowledged_is_in_history"):
-        Checker(lambda: (0, "b")).heard(OperationID("i.1.x"), "", 0, 7)
 
 
 def test_a_grant_in_two_hands_is_caught() -> None:

@@ -172,7 +172,7 @@ async def test_outcomes_are_found_behind_thousands_of_takeovers(scope: Scope) ->
     first = await scope.send([operation])
     for _ in range(10_050):
         await chain.seize(scope.store.inner, "crashing", "x")
-    scope.store.checker = None
+    scope.store.judged = None
     await scope.take_over()
     again = await scope.lead.ask([operation])
     assert again == first

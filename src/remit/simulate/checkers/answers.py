@@ -1,0 +1,36 @@
+"""Is what a client heard what stands in the history? Acknowledgements against outcomes; how long each took: liveness.py."""
+
+from __future__ import annotations
+
+from remit.simulate.checkers.history import NOT_OUTCOMES, History
+from remit.simulate.checkers.promise import Found
+
+
+def acknowledged_is_in_history(history: History, operation: str, code: str, number: int, revision: int) -> Found:
+    """S2: nothing acknowledged is lost, but by a restore, which lists it."""
+    if code in NOT_OUTCOMES or (code == "invalid" and not revision):
+        return
+    said = history.outcomes.get(operation)
+    if said is None and operation in history.former:
+        # Answered before a restore, or heard only after it.
+        said = history.former[operation]
+        if operation not in history.lost:
+            history.lost.append(operation)
+    if said is None:
+        yield operation, f"it was answered {code or 'accepted'}, and no batch tells of it"
+        return
+    # To abandon something is answered with that thing's own outcome, which may be older.
+    older = operation in history.abandons and revision < said.revision
+    if (number, code) != (said.number, said.code) and not older:
+        yield operation, f"it was answered {(number, code, revision)}, and came to {said}"
+    elif revision != said.revision and not older:
+        yield operation, f"it was answered as of {revision}, and came to {said}"
+
+
+def one_answer_per_operation(history: History, operation: str, code: str, number: int, revision: int) -> Found:
+    """S2: the same id, the same answer."""
+    if code in NOT_OUTCOMES or (code == "invalid" and not revision) or operation in history.former:
+        return
+    before = history.acknowledged.setdefault(operation, (code, number))
+    if before != (code, number):
+        yield operation, f"it was answered {before}, and then {(code, number)}"

@@ -1,0 +1,261 @@
+"""Did each step follow the last, by whoever may take it? The chain, phases and their owners, leases, results. Sums: room.py."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import msgspec
+
+from remit.simulate.checkers.history import NOT_OUTCOMES, Outcome, Step
+from remit.simulate.checkers.lifecycle import EDGES, HOUSED, NODE_EDGES, ON_NODE, RESULT_BY, UNLEASED
+from remit.simulate.checkers.promise import Found, promise
+from remit.simulate.checkers.rows import Json, attempt_of, group_of, health_of, most_of, phase_of
+
+_encode = msgspec.json.Encoder().encode
+
+
+@promise("S6")
+def chain_is_unbroken(step: Step) -> Found:
+    """Epochs never decrease, sequences count up by one, and count and digest are those of the rows."""
+    old, head = step.changed.get("head", (None, None))
+    if head is None:
+        yield "head", "a commit without a head"
+        return
+    old = old or {"incarnation": head["incarnation"], "epoch": 0, "sequence": 0, "digest": ""}
+    if head["sequence"] != old["sequence"] + 1 or head["epoch"] not in (old["epoch"], old["epoch"] + 1):
+        yield "head", f"{old} was followed by {head}"
+    if head["incarnation"] != old["incarnation"]:
+        yield "head", f"the incarnation changed from {old['incarnation']} to {head['incarnation']} without a restore"
+    if step.entries and head["epoch"] != old["epoch"]:
+        yield "head", "a takeover decided something"
+    if head["epoch"] == old["epoch"] and head["holder"] != old.get("holder", head["holder"]):
+        yield "head", f"{old['holder']} and {head['holder']} wrote in one epoch"
+    if head["count"] != len(step.puts) - 1 + len(step.deletes):
+        yield "head", f"{head} miscounts its rows"
+    if head["digest"] != chain_digest(old, head, step):
+        yield "head", f"the digest of {head} is not that of its rows after {old}"
+
+
+def chain_digest(old: Json, head: Json, step: Step) -> str:
+    """What the head's digest must be, recomputed from the bytes."""
+    taken = head["epoch"] != old["epoch"]
+    before = f"{old['digest']} {head['epoch']} {head['holder']}" if taken else old["digest"]
+    rows = [(key, value) for key, value in step.puts if key != "head"]
+    hashed = sha256(_encode([before, [[key, len(value)] for key, value in rows], list(step.deletes)]))
+    for _, value in rows:
+        hashed.update(value)
+    return hashed.hexdigest()[:32]
+
+
+@promise("S22")
+def entries_say_who_and_what(step: Step) -> Found:
+    """Every change is somebody's: each has an id, an actor in a role, a deed, and evidence that is not of the future."""
+    for entry in step.entries:
+        if not entry.code and not (entry.id and entry.digest and entry.did and entry.actor and entry.role):
+            yield "head", f"nobody did it, or nothing: {entry}"
+        if not entry.code and entry.seen > step.revision:
+            yield "head", f"{entry.id} was decided on what was seen at {entry.seen}, at revision {step.revision}"
+
+
+@promise("S7")
+def refusals_change_nothing(step: Step) -> Found:
+    if not step.accepted and not step.doubting:
+        for key in step.changed:
+            if key != "head" and not key.startswith("batch/"):
+                yield key, "changed by a batch that accepted nothing"
+
+
+@promise("S1")
+def one_binding_per_attempt(step: Step) -> Found:
+    homes = step.history.homes
+    for key, _, new in step.moves:
+        if phase_of(new) not in HOUSED:
+            continue
+        this, node = (new["metadata"]["uid"], attempt_of(new)), new["status"]["node"]
+        if homes.setdefault(this, node) != node:
+            yield key, f"attempt {this} was bound to {homes[this]}, and is on {node}"
+
+
+@promise("S7")
+def phases_move_along_edges_by_their_owners(step: Step) -> Found:
+    for key, old, new in step.moves:
+        was, now = phase_of(old), phase_of(new)
+        if step.doubting:
+            if (was, now, "authority") not in EDGES:
+                yield key, f"a restore moved it from {was} to {now}"
+            continue
+        workload = (old or new)["spec"]["workload"]
+        named = [
+            e for e in step.accepted
+            if e.subject in (key, workload) or e.did == "gang" or (e.did == "reserve" and now == "draining")
+        ]  # fmt: skip
+        if not any((was, now, entry.role) in EDGES for entry in named):
+            yield key, f"from {was} to {now} by {[(e.did, e.role, e.subject) for e in named]}"
+        if was == "unknown" and now in ON_NODE and old["status"].get("before") != now:
+            yield key, f"unknown since {old['status'].get('before')}, resumed as {now}"
+
+
+@promise("S7")
+def agents_move_only_what_is_theirs(step: Step) -> Found:
+    for entry in step.accepted:
+        if entry.role != "agent" or entry.subject not in step.changed or not entry.subject.startswith("replica/"):
+            continue
+        replica = step.was(entry.subject) or {}
+        node = replica.get("status", {}).get("node", "")
+        if entry.lease != f"agent/{node}":
+            yield entry.subject, f"{entry.actor}, with lease {entry.lease}, moved what is on {node or 'no node'}"
+
+
+@promise("S6")
+def accepted_entries_held_their_lease(step: Step) -> Found:
+    """Fencing: at the epoch that stands in the lease's row, by its holder."""
+    for entry in step.accepted:
+        if entry.role in UNLEASED or entry.did in ("acquire", "abandon"):
+            continue
+        key = f"lease/{entry.lease}"
+        rows = [row["spec"] for row in (step.was(key), step.history.row(key)) if row is not None]
+        # A vacate takes the holder's name away in the same batch, and keeps the epoch.
+        if not any(spec.get("epoch", 0) == entry.epoch and spec.get("holder", "") in (entry.actor, "") for spec in rows):
+            yield key, f"{entry.actor} acted at epoch {entry.epoch} of {entry.lease}: {rows}"
+        if entry.lease != entry.role and not entry.lease.startswith(f"{entry.role}/"):
+            yield key, f"{entry.lease} is no lease of {entry.role}"
+
+
+@promise("S6")
+def lease_epochs_never_decrease(step: Step) -> Found:
+    """Over restores too: an epoch that was ever acted at is never given to another."""
+    seen = step.history.lease_epochs
+    for key, old, new in step.of_kind("lease"):
+        if new is None:
+            continue
+        a, b = {} if old is None else old["spec"], new["spec"]
+        if b.get("epoch", 0) < a.get("epoch", 0):
+            yield key, f"its epoch fell from {a.get('epoch', 0)} to {b.get('epoch', 0)}"
+        if b.get("holder", "") not in ("", a.get("holder", "")) and b.get("epoch", 0) <= seen.get(
+            key.removeprefix("lease/"), 0
+        ):
+            yield key, f"{b['holder']} took it at epoch {b.get('epoch', 0)}, which was acted at before"
+    for entry in step.accepted:
+        if entry.role in UNLEASED or entry.did in ("acquire", "abandon"):
+            continue
+        if entry.epoch < seen.get(entry.lease, 0):
+            yield f"lease/{entry.lease}", f"{entry.actor} acted at epoch {entry.epoch}, after {seen[entry.lease]}"
+        seen[entry.lease] = max(entry.epoch, seen.get(entry.lease, 0))
+
+
+@promise("S2")
+def one_outcome_per_operation(step: Step) -> Found:
+    outcomes, revision = step.history.outcomes, step.revision
+    for entry in step.entries:
+        if entry.code in NOT_OUTCOMES:
+            continue
+        outcome = Outcome(entry.digest, entry.number, entry.code, revision)
+        before = outcomes.setdefault(entry.id, outcome)
+        if before is not outcome and before != outcome and entry.code != "invalid":
+            yield "head", f"operation {entry.id} came to {before}, and then to {outcome}"
+
+
+@promise("S15")
+def attempts_have_one_result(step: Step) -> Found:
+    results = step.history.results
+    for key, old, new in step.moves:
+        if new is None:
+            continue
+        if old is not None:
+            rise = attempt_of(new) - attempt_of(old)
+            if rise != (phase_of(old) == "released" and phase_of(new) == "pending"):
+                yield key, f"attempt {attempt_of(old)} became {attempt_of(new)}"
+        result = new.get("status", {}).get("result", "")
+        if not result:
+            continue
+        this = new["metadata"]["uid"], attempt_of(new)
+        if this not in results:
+            roles = [e.role for e in step.accepted if e.subject == key]
+            if not any((phase_of(new), role) in RESULT_BY for role in roles):
+                yield key, f"{phase_of(new)} by {roles} is no end, and gave it the result {result}"
+        if results.setdefault(this, result) != result:
+            yield key, f"attempt {this} came to {results[this]}, and then to {result}"
+
+
+@promise("S9")
+def a_new_attempt_waits_for_the_end_of_the_last(step: Step) -> Found:
+    history = step.history
+    for key, old, new in step.moves:
+        if phase_of(new) == "released":
+            history.over[new["metadata"]["uid"], attempt_of(new)] = str(phase_of(old))
+        elif phase_of(new) in ("reserved", "bound") and phase_of(old) in (None, "pending"):
+            last = new["metadata"]["uid"], attempt_of(new) - 1
+            if last[1] and last not in history.over:
+                yield key, f"attempt {last[1] + 1} was placed, and nothing says that attempt {last[1]} was released"
+
+
+@promise("S9")
+def lost_only_after_its_fence(step: Step) -> Found:
+    """A node's copy is given up only once its agent was silent for the whole fence; judged by when its lease was acquired, and
+    by the takeover, which begins every lease's term anew. Renewals are in no row, so this is the least that must have passed.
+    """
+    history, stand = step.history, step.stand
+    for key, old, new in step.moves:
+        if (phase_of(old), phase_of(new)) != ("unknown", "failed") or history.seized is None:
+            continue
+        shape, lease = history.shape(new), f"agent/{new['status']['node']}"
+        since = history.seized.sent_ms
+        if lease in history.heard:
+            since = max(since, history.heard[lease].decided_ms)
+        if shape is None or history.seized.boot != stand.boot:
+            continue
+        if stand.sent_ms - since < shape.lost_after_ms:
+            yield key, f"given up {stand.sent_ms - since} ms after its agent was heard, of {shape.lost_after_ms}"
+    for entry in step.accepted:
+        if entry.did == "acquire":
+            history.heard[entry.subject] = stand
+
+
+@promise("S13")
+def no_more_replicas_than_desired(step: Step) -> Found:
+    """Replicas that are not released, against what is desired and the surge; more may stand after a lawful reduction."""
+    rises: dict[tuple[str, str], int] = {}
+    for _, old, new in step.moves:
+        for replica, sign in ((old, -1), (new, 1)):
+            if replica is not None and phase_of(replica) != "released":
+                rises[group_of(replica)] = rises.get(group_of(replica), 0) + sign
+    for group, rise in rises.items():
+        if rise <= 0:
+            continue
+        key = f"workload/{group[0]}/{group[1]}"
+        there = [row for row in (step.was(key), step.history.row(key)) if row is not None]
+        limits = [most_of(row) for row in there if not row["metadata"].get("deleting")]
+        if not limits:
+            yield key, f"{rise} more replicas of a workload that is gone or going"
+        elif None not in limits and step.history.active[group] > max(limit or 0 for limit in limits):
+            yield key, f"{step.history.active[group]} replicas are not released, of {limits} desired with the surge"
+
+
+@promise("S7")
+def node_health_moves_by_its_owner(step: Step) -> Found:
+    for key, old, new in step.of_kind("node"):
+        if new is None:
+            continue
+        was, now = "joining" if old is None else health_of(old), health_of(new)
+        if was == now or (step.doubting and now == "unknown"):
+            continue  # restored: nothing is known of any node
+        marked = [e for e in step.accepted if e.did == "mark" and e.subject == key.removeprefix("node/")]
+        if (was, now) not in NODE_EDGES or not any(e.role == "node-lifecycle" for e in marked):
+            yield key, f"its health went from {was} to {now} by {[(e.did, e.role) for e in step.accepted]}"
+
+
+@promise("S16")
+def nothing_goes_while_something_depends_on_it(step: Step) -> Found:
+    history = step.history
+    for key in history.sums.homeless:
+        yield key, "it holds room, and its generation is gone"
+    for key, (old, new) in step.changed.items():
+        if old is None or new is not None:
+            continue
+        kind, _, name = key.partition("/")
+        if kind == "workload" and (members := history.members.get((old["metadata"]["tenant"], old["metadata"]["name"]))):
+            yield key, f"it went before its replicas {sorted(members)}"
+        elif kind == "tenant":
+            left = sorted(group for group in history.members if group[0] == name)
+            if left:
+                yield key, f"it went before its work {left}"

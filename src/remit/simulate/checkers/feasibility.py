@@ -1,0 +1,124 @@
+"""Could this be placed now, and by what? A plain reading of rows and sums, for liveness; nothing is placed or ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from remit.simulate.checkers.history import History
+from remit.simulate.checkers.placement import barred, towards_others
+from remit.simulate.checkers.room import grant_is_dead
+from remit.simulate.checkers.rows import AWAITED_NODE, SCOPE, WHOLE, Counted, Json, Shape, health_of, is_open
+
+
+def held_back(history: History, replica: Json, now_ms: int) -> str:
+    """Why nothing of this sort may be placed in this scope now, wherever there is room; empty if it may."""
+    shape = history.shape(replica)
+    owner = history.row(f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}")
+    if shape is None or owner is None or owner["metadata"].get("deleting"):
+        return "its workload is gone or going"
+    if shape.fenced and any(key.startswith(AWAITED_NODE) for key in history.kind("summary")):
+        return "nodes have not reported since a restore"
+    if any(peer["spec"].get("standing") == "awaited" for peer in history.kind("peer").values()):
+        return "scopes have not vouched since a restore"
+    boot, on_boot = clock(history, now_ms)
+    deadline = (history.policy or {}).get("deadline")
+    if deadline and (deadline["boot"] != boot or on_boot >= deadline["atMs"]):
+        return "the policy is past its lease"
+    return "" if purse(history, shape, now_ms) else "no quota or grant covers it"
+
+
+def clock(history: History, now_ms: int) -> tuple[str, int]:
+    """What the leading authority's clock says now, as far as its last commit tells."""
+    if history.latest is None:
+        return "", now_ms
+    at_ms, stand = history.latest
+    return stand.boot, stand.applied_ms + now_ms - at_ms
+
+
+def purse(history: History, shape: Shape, now_ms: int, count: int = 1) -> str:
+    """A ledger that covers so many of them: the tenant's own quota, or a slice of it that this scope holds; else empty.
+
+    Offers, shards, slots and budgets are for those who hold them, so nobody can say that they are owed to this replica.
+    """
+    home = f"tenant/{shape.tenant}"
+    if home in history.limits:
+        return home if _covers(history, home, shape, count) else ""
+    boot, on_boot = clock(history, now_ms)
+    for key, grant in history.kind("grant").items():
+        spec, name = grant["spec"], key.removeprefix("grant/")
+        if (spec.get("issuer") and spec.get("tenant") == shape.tenant and spec.get("purpose", "quota") == "quota"
+                and not grant_is_dead(history, key, grant, boot, on_boot, fresh=False)
+                and _covers(history, name, shape, count)):  # fmt: skip
+            return name
+    return ""
+
+
+def _covers(history: History, ledger: str, shape: Shape, count: int) -> bool:
+    limit = history.limits[ledger]
+    return all(history.sums.taken(ledger, name) + n * count <= limit.get(name, 0) for name, n in shape.charge.items())
+
+
+def fits_on(history: History, shape: Shape, nodes: Collection[str]) -> str:
+    """A node among these that would take one now; empty if none would."""
+    for name in sorted(nodes):
+        site, row = history.sites.get(name), history.row(f"node/{name}")
+        if site is None or row is None or health_of(row) != "ready" or not is_open(row) or barred(shape, site, history.policy):
+            continue
+        if room_for(history, shape, name, left(history, name)) and not towards_others(history, shape, site, counted=False):
+            return name
+    return ""
+
+
+def left(history: History, node: str) -> Counted:
+    return {name: n - history.sums.nodes.get((node, name), 0) for name, n in history.capacity[node].items()}
+
+
+def room_for(history: History, shape: Shape, node: str, free: Counted, *, take: bool = False) -> bool:
+    """Is there room, and are there devices of the kinds and models asked for? With `take` they are gone from `free` after."""
+    if any(free.get(name, 0) < n for name, n in shape.resources.items()):
+        return False
+    taken = dict(shape.resources)
+    for ask in shape.asks:
+        whole, share = ask.get("count", 0), shape.charge[f"devices/{ask['kind']}"]
+        for device in history.row(f"node/{node}")["spec"].get("devices", ()):
+            name, models = f"@{device['name']}", ask.get("models")
+            if device["kind"] != ask["kind"] or (models and device.get("model", "") not in models):
+                continue
+            want = share if ask.get("share") else WHOLE
+            if name not in taken and free.get(name, 0) >= want and (whole or ask.get("share")):
+                taken[name] = want
+                whole -= 1
+                if whole <= 0:
+                    break
+        else:
+            if whole > 0 or ask.get("share"):
+                return False
+    if take:
+        for name, n in taken.items():
+            free[name] = free.get(name, 0) - n
+    return True
+
+
+def gang_fits(history: History, shape: Shape, members: int, nodes: Collection[str], now_ms: int) -> bool:
+    """Would this many of one gang find room at once, one after another? Only for gangs without terms towards others."""
+    if not purse(history, shape, now_ms, members):
+        return False
+    for name in sorted(nodes):
+        site, row = history.sites.get(name), history.row(f"node/{name}")
+        if site is None or row is None or health_of(row) != "ready" or not is_open(row) or barred(shape, site, history.policy):
+            continue
+        free = left(history, name)
+        while members and room_for(history, shape, name, free, take=True):
+            members -= 1
+    return not members
+
+
+def keeps_to_itself(history: History, shape: Shape) -> bool:
+    """Has it no terms towards others, and others none towards it?"""
+    terms = shape.anti or shape.where.get("affinity") or shape.where.get("topologySpread")
+    shy = any(other.anti for other in history.shapes.values() if other.tenant == shape.tenant)
+    return not terms and not shy
+
+
+def lent_abroad(grant: Json) -> bool:
+    return not grant["spec"].get("issuer") and str(grant["spec"]["holder"]).startswith(SCOPE)

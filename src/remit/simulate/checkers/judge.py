@@ -1,0 +1,205 @@
+"""Did the run keep its promises? One judge a run: it is told what happened, and writes down what was broken.
+
+Nothing that it finds is raised into whoever tells it; only its own miscounting is, since that would be a bug of these pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from remit.simulate.checkers import answers, conduct, room
+from remit.simulate.checkers.history import History, Stand, Step
+from remit.simulate.checkers.letters import Letters
+from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
+from remit.simulate.checkers.observers import Observers
+from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
+from remit.simulate.checkers.rows import phase_of
+from remit.simulate.checkers.runs import Process, Runs
+
+__all__ = ["Bounds", "Core", "Judge", "Stand", "Violation"]
+
+RECOUNT_EVERY: Final = 200
+"""Commits of a scope between two countings from scratch."""
+
+VIOLATIONS_MAX: Final = 100
+CHECKED_BY: Final = (conduct, room)
+"""The pages that say what is asked of every commit; they put themselves into the register."""
+
+
+class Judge:
+    """`on_violation` is called at the first one, and may stop the run."""
+
+    def __init__(self, now_ms: Callable[[], int], bounds: Bounds = Bounds()) -> None:
+        self.now_ms = now_ms
+        self.violations: list[Violation] = []
+        self.unknown: list[str] = []
+        self.on_violation: Callable[[Violation], None] | None = None
+        self.histories: dict[str, History] = {}
+        self.edges_seen: dict[tuple[str | None, str | None, str], int] = {}
+        self.codes_seen: dict[str, int] = {}
+        self.marks: dict[str, int] = {}
+        """Accepted deeds by name, such as `bind` and `move start`."""
+        self.letters = Letters(self.histories)
+        self.observers = Observers()
+        self.runs = Runs(self.histories, now_ms)
+        self.liveness = Liveness(self.histories, self.runs, now_ms, bounds)
+
+    def history(self, scope: str) -> History:
+        found = self.histories.get(scope)
+        if found is None:
+            found = self.histories[scope] = History(scope)
+        return found
+
+    @property
+    def waived(self) -> dict[str, int]:
+        return self.runs.waived
+
+    @property
+    def lost(self) -> dict[str, list[str]]:
+        """By scope: what was acknowledged, and a restore has lost."""
+        return {scope: history.lost for scope, history in self.histories.items() if history.lost}
+
+    # -- commits -----------------------------------------------------------------------------------------------------
+
+    def applied(
+        self, scope: str, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str], revision: int, stand: Stand
+    ) -> None:
+        """A scope's store applied one commit."""
+        history = self.history(scope)
+        step = history.apply(puts, deletes, revision, stand, self.now_ms())
+        self._count(step)
+        self.letters.absorb(history, step.changed)
+        for name, (property_, check) in PROMISES.items():
+            self._note(name, property_, scope, check(step))
+        if step.moves or step.accepted or step.doubting:
+            self._note("grants_are_in_one_hand", "S4", scope, self.letters.grants_are_in_one_hand(step))
+            self._note(
+                "tenants_use_no_more_than_their_quota", "S4", scope, self.letters.tenants_use_no_more_than_their_quota(step)
+            )
+        if step.moves:
+            self._note("ended_work_runs_no_more", "S8", scope, self.runs.ended_work_runs_no_more(step))
+            self.runs.absorb(step)
+        self.liveness.absorb(step, self.now_ms())
+        if history.commits % RECOUNT_EVERY == 0:
+            self._recount(history)
+
+    def _count(self, step: Step) -> None:
+        for entry in step.entries:
+            code = entry.code or "accepted"
+            self.codes_seen[code] = self.codes_seen.get(code, 0) + 1
+            if entry.did == "abandon":
+                step.history.abandons.add(entry.id)
+        roles: dict[str, str] = {}
+        for entry in step.accepted:
+            self.marks[entry.did] = self.marks.get(entry.did, 0) + 1
+            roles[entry.subject] = entry.role
+        for key, old, new in step.moves:
+            was, now = phase_of(old), phase_of(new)
+            if was != now:
+                workload = (old or new)["spec"]["workload"]
+                edge = was, now, "authority" if step.doubting else roles.get(key) or roles.get(workload, "scheduler")
+                self.edges_seen[edge] = self.edges_seen.get(edge, 0) + 1
+
+    def _recount(self, history: History) -> None:
+        if not self.violations:  # rows that break promises may not even add up
+            history.sums.compare(history.rows)
+
+    def restored(self, scope: str, rows: Sequence[tuple[str, bytes, int]], revision: int) -> None:
+        """A scope's store was replaced by a backup; `rows` include the reborn head."""
+        history = self.history(scope)
+        history.restore(rows, revision, self.now_ms())
+        self.letters.absorb(history, {key: (None, content) for key, (_, content) in history.rows.items()})
+
+    # -- clients and observers ---------------------------------------------------------------------------------------
+
+    def asked(self, scope: str, operation: str) -> None:
+        """A client sent it, for the first time."""
+        self.liveness.asked(scope, operation)
+
+    def answered(self, scope: str, operation: str, code: str, number: int, revision: int) -> None:
+        """A client heard a verdict; an empty code means accepted."""
+        history = self.history(scope)
+        said = operation, code, number, revision
+        self._note("acknowledged_is_in_history", "S2", scope, answers.acknowledged_is_in_history(history, *said))
+        self._note("one_answer_per_operation", "S2", scope, answers.one_answer_per_operation(history, *said))
+        self._late(scope, operation)
+
+    def gave_up(self, scope: str, operation: str) -> None:
+        """The client ended without an answer: whether it happened is for the history to tell."""
+        self._late(scope, operation)
+
+    def _late(self, scope: str, operation: str) -> None:
+        for waiting in self.liveness.settled(scope, operation):
+            self._waited("calls_are_answered", "L14", waiting)
+
+    def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
+        """An observer, by a name that survives its restarts, saw a scope at a revision."""
+        found = self.observers.observers_never_go_back(self.history(scope), observer, incarnation, revision)
+        self._note("observers_never_go_back", "S10", scope, found)
+
+    # -- what runs ---------------------------------------------------------------------------------------------------
+
+    def started(self, node: str, scope: str, replica: str, uid: str, attempt: int, pid: int) -> None:
+        """The runner of a node has started a process; `replica` is the row's key."""
+        process = Process(scope, (replica, uid, attempt), node, pid, self.now_ms())
+        self.runs.start(process)
+        self._note("runs_only_what_was_ordered", "S14", scope, self.runs.runs_only_what_was_ordered(process))
+        self._note("one_copy_at_a_time", "S8", scope, self.runs.one_copy_at_a_time(process))
+
+    def ended(self, node: str, pid: int) -> None:
+        self.runs.end(node, pid)
+
+    def froze(self, node: str) -> None:
+        """A machine stood still, whole: nothing on it can keep a deadline. The one stated exception to S8."""
+        self.runs.frozen.add(node)
+
+    # -- liveness ----------------------------------------------------------------------------------------------------
+
+    def heal(self, core: Core) -> None:
+        """The faults have ended, but outside this core: from here on work must move on."""
+        self.liveness.core = core
+
+    def tick(self) -> None:
+        """About every second of virtual time since `heal`."""
+        for check, property_, waiting in self.liveness.tick():
+            self._waited(check, property_, waiting)
+
+    def _waited(self, check: str, property_: str, waiting: Waiting) -> None:
+        self._note(check, property_, waiting.scope, iter([(waiting.key, waiting.why)]))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def conclude(self) -> None:
+        """The run is over: what can only be judged at the end, and every sum once more from scratch."""
+        self._note("intervals_are_disjoint", "S8", "", self.runs.intervals_are_disjoint())
+        for check, property_, waiting in self.liveness.conclude():
+            self._waited(check, property_, waiting)
+        for waiting in self.liveness.unsettled():
+            self._waited("calls_are_answered", "L14", waiting)
+        if self.liveness.core is None:
+            self._undecided("liveness: the run ended before its faults did")
+        for why in self.liveness.undecided:
+            self._undecided(why)
+        for history in self.histories.values():
+            self._recount(history)
+
+    def story(self, scope: str, key: str) -> str:
+        """The life of one object, for people."""
+        lines = [f"the story of {key} in {scope}:", *self.history(scope).retell(key)]
+        lines += self.runs.retell(scope, key)
+        return "\n".join(lines)
+
+    def _note(self, check: str, property_: str, scope: str, found: Found) -> None:
+        for key, why in found:
+            if why.startswith(UNDECIDED):
+                self._undecided(f"{check} ({property_}) in {scope}: {why.removeprefix(UNDECIDED).strip()}")
+            elif len(self.violations) < VIOLATIONS_MAX:
+                violation = Violation(check, property_, scope, key, why, self.now_ms())
+                self.violations.append(violation)
+                if self.on_violation is not None and len(self.violations) == 1:
+                    self.on_violation(violation)
+
+    def _undecided(self, why: str) -> None:
+        if why not in self.unknown:
+            self.unknown.append(why)

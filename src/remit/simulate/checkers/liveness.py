@@ -1,0 +1,356 @@
+"""Does work move on once the faults have ended? What still waits past its bound, inside a healthy core; safety is not asked.
+
+Every look answers what waits *now*, and this page remembers since when it has waited at every look (`tick`) without a break.
+What the history does not suffice to decide is answered with a reason, never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from remit.simulate.checkers.feasibility import (
+    clock,
+    fits_on,
+    gang_fits,
+    held_back,
+    keeps_to_itself,
+    lent_abroad,
+)
+from remit.simulate.checkers.history import History, Step
+from remit.simulate.checkers.lifecycle import HOUSED
+from remit.simulate.checkers.room import grant_is_dead
+from remit.simulate.checkers.rows import Shape, attempt_of, health_of, phase_of
+from remit.simulate.checkers.runs import Runs
+from remit.simulate.checkers.scratch import victims_left
+
+MASS_SILENCE: Final = 0.55
+"""The part of a scope's nodes from which on nothing is evicted (S17)."""
+
+QUIET_KINDS: Final = ("head", "batch", "summary", "event", "decision")
+"""What may be written while nothing is going on: beats, reports and notes."""
+
+
+class Core(NamedTuple):
+    """What is healthy from `since_ms` on, in virtual time. `silent` are nodes that nothing is heard of for the rest of the run;
+    a node that is in neither is not judged. `calm`: nobody asks for anything new, so writes must cease.
+    """
+
+    scopes: frozenset[str]
+    nodes: Mapping[str, frozenset[str]]
+    """By scope."""
+    roles: frozenset[str]
+    since_ms: int
+    silent: Mapping[str, frozenset[str]] = {}
+    calm: bool = False
+
+
+class Bounds(NamedTuple):
+    """FAULTS.md section 2. `pace` stretches them all for scenarios whose beat is longer than two seconds."""
+
+    pace: float = 1.0
+    bound_ms: int = 60_000
+    reservation_ms: int = 120_000
+    grant_ms: int = 120_000
+    orphan_ms: int = 120_000
+    unknown_ms: int = 15_000
+    suspect_ms: int = 6_000
+    ready_ms: int = 15_000
+    deletion_ms: int = 30_000
+    gang_ms: int = 60_000
+    leader_ttl_ms: int = 6_000
+    leader_ms: int = 5_000
+    quiet_ms: int = 60_000
+    quiet_window_ms: int = 30_000
+    beat_ms: int = 2_000
+    call_ms: int = 10_000
+    client_deadline_ms: int = 30_000
+
+
+class Waiting(NamedTuple):
+    """Something that waits, and for how long it may; below zero if it has waited too long already."""
+
+    scope: str
+    key: str
+    may_ms: float
+    why: str
+
+
+Look = Callable[["Liveness", History, Core], Iterator[Waiting]]
+LOOKS: Final[dict[str, tuple[str, Look]]] = {}
+
+
+def look(property_: str) -> Callable[[Look], Look]:
+    def register(one: Look) -> Look:
+        LOOKS[one.__name__] = (property_, one)
+        return one
+
+    return register
+
+
+class Liveness:
+    """Begins to look when the core is named (`heal`)."""
+
+    def __init__(self, histories: Mapping[str, History], runs: Runs, now_ms: Callable[[], int], bounds: Bounds) -> None:
+        self.histories, self.runs, self.now_ms, self.bounds = histories, runs, now_ms, bounds
+        self.core: Core | None = None
+        self.since: dict[tuple[str, str, str], int] = {}
+        self.told: set[tuple[str, str, str]] = set()
+        self.undecided: dict[str, None] = {}
+        self.looked_ms: int | None = None
+        self.writes: dict[str, list[int]] = {}
+        self.calls: dict[tuple[str, str], int] = {}
+
+    def tick(self) -> Iterator[tuple[str, str, Waiting]]:
+        """Everything that has waited too long by now, once each: check, property, and what waits."""
+        core, now = self.core, self.now_ms()
+        if core is None:
+            return
+        self.looked_ms = now
+        seen: dict[tuple[str, str, str], None] = {}
+        for check, (property_, one) in LOOKS.items():
+            for scope in sorted(core.scopes):
+                if scope not in self.histories:
+                    continue
+                for waiting in one(self, self.histories[scope], core):
+                    mark = check, waiting.scope, waiting.key
+                    seen[mark] = None
+                    since = self.since.setdefault(mark, max(now, core.since_ms))
+                    if now - since > waiting.may_ms * self.bounds.pace and mark not in self.told:
+                        self.told.add(mark)
+                        yield check, property_, waiting._replace(why=f"{waiting.why}, for {now - since} ms")
+        self.since = {mark: since for mark, since in self.since.items() if mark in seen}
+
+    def absorb(self, step: Step, at_ms: int) -> None:
+        """Remember when rows were written that say that something goes on."""
+        if self.core is not None and any(key.partition("/")[0] not in QUIET_KINDS for key in step.changed):
+            self.writes.setdefault(step.history.scope, []).append(at_ms)
+
+    def mass_silence(self, scope: str, core: Core) -> bool:
+        silent, nodes = core.silent.get(scope, frozenset()), self.histories[scope].kind("node")
+        return bool(nodes) and len(silent) >= MASS_SILENCE * len(nodes)
+
+    def conclude(self) -> Iterator[tuple[str, str, Waiting]]:
+        """What is still waiting when the run ends, and was not watched for long enough, is not known to be well."""
+        yield from self.tick()
+        now = self.now_ms()
+        for (check, scope, key), since in sorted(self.since.items()):
+            if (check, scope, key) not in self.told:
+                self.undecided[f"{check} in {scope}: {key} has waited for {now - since} ms when the run ended"] = None
+        if self.core is not None:
+            yield from self._writes_cease(self.core, now)
+
+    def _writes_cease(self, core: Core, now: int) -> Iterator[tuple[str, str, Waiting]]:
+        """L10: with a fixed desire, writes fall to the rate of beats."""
+        bounds = self.bounds
+        window = bounds.quiet_window_ms * bounds.pace
+        for scope in sorted(core.scopes):
+            if not core.calm:
+                self.undecided[f"writes_cease in {scope}: work was still being asked for"] = None
+            elif now - core.since_ms < bounds.quiet_ms * bounds.pace + window:
+                self.undecided[f"writes_cease in {scope}: the run ended {now - core.since_ms} ms after it was healed"] = None
+            else:
+                late = [at for at in self.writes.get(scope, ()) if at > now - window]
+                if len(late) > window / bounds.beat_ms:
+                    why = f"{len(late)} commits changed something in the last {window:.0f} ms, of {window / bounds.beat_ms:.0f}"
+                    yield "writes_cease", "L10", Waiting(scope, "head", 0, why)
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def asked(self, scope: str, operation: str) -> None:
+        self.calls.setdefault((scope, operation), self.now_ms())
+
+    def settled(self, scope: str, operation: str) -> Iterator[Waiting]:
+        """L14: answered, or given up; either in time."""
+        since = self.calls.pop((scope, operation), None)
+        if since is not None:
+            yield from self._slow(scope, operation, since)
+
+    def unsettled(self) -> Iterator[Waiting]:
+        for (scope, operation), since in sorted(self.calls.items()):
+            yield from self._slow(scope, operation, since)
+
+    def _slow(self, scope: str, operation: str, since: int) -> Iterator[Waiting]:
+        may = self.bounds.call_ms * self.bounds.pace + self.bounds.client_deadline_ms
+        if self.now_ms() - since > may:
+            yield Waiting(scope, operation, may, f"neither answered nor given up for {self.now_ms() - since} ms of {may:.0f}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- the looks
+
+
+@look("L1")
+def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """Pending, alone, and there is a node in the core that would take it, and quota that covers it."""
+    if "scheduler" not in core.roles:
+        return
+    fits: dict[str, str] = {}
+    now = live.now_ms()
+    for key, replica in history.kind("replica").items():
+        shape = history.shape(replica) if phase_of(replica) == "pending" else None
+        if shape is None or (shape.gang and _stands(history, shape) < shape.gang):
+            continue
+        if shape.key not in fits:
+            held = held_back(history, replica, now)
+            fits[shape.key] = "" if held else fits_on(history, shape, core.nodes.get(history.scope, frozenset()))
+        if fits[shape.key]:
+            yield Waiting(history.scope, key, live.bounds.bound_ms, f"it is pending, and {fits[shape.key]} would take it")
+
+
+@look("L7")
+def one_gang_runs(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    if "scheduler" not in core.roles:
+        return
+    gangs: dict[str, tuple[Shape, list[str]]] = {}
+    for key, replica in history.kind("replica").items():
+        shape = history.shape(replica)
+        if shape is None or not shape.gang or phase_of(replica) != "pending":
+            continue
+        if not held_back(history, replica, live.now_ms()):
+            gangs.setdefault(shape.key, (shape, []))[1].append(key)
+    able = []
+    for shape, members in gangs.values():
+        if len(members) < shape.gang or _stands(history, shape) >= shape.gang:
+            continue
+        if not keeps_to_itself(history, shape):
+            live.undecided[f"one_gang_runs in {history.scope}: {shape.key} has terms towards others"] = None
+        elif gang_fits(history, shape, shape.gang, core.nodes.get(history.scope, frozenset()), live.now_ms()):
+            able.append(shape.key)
+    if able:
+        # One of them: the room may be enough for any, and not for all. What waits is the scope, whichever gang is next.
+        yield Waiting(history.scope, "gangs", live.bounds.gang_ms, f"{able} wait, and there is room for one of them")
+
+
+def _stands(history: History, shape: Shape) -> int:
+    members = [history.row(key) for key in history.members.get((shape.tenant, shape.workload), ())]
+    return sum(phase_of(one) in ("bound", "starting", "running", "ready", "serving") for one in members)
+
+
+@look("L3")
+def reservations_do_not_leak(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """A reservation whose victims are gone is bound, or given back."""
+    for key, replica in history.kind("replica").items():
+        if phase_of(replica) == "reserved" and not victims_left(history.rows, replica) and "repair" in core.roles:
+            yield Waiting(history.scope, key, live.bounds.reservation_ms, f"it is reserved on {replica['status']['node']}")
+
+
+@look("L4")
+def grants_return(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """What ran out and is held in this scope is closed. What another scope holds is only its own to give back."""
+    if "repair" not in core.roles:
+        return
+    boot, on_boot = clock(history, live.now_ms())
+    for key, grant in history.kind("grant").items():
+        status = grant.get("status", {})
+        if grant["spec"].get("issuer") or lent_abroad(grant) or status.get("phase", "live") != "live":
+            continue
+        fresh = history.rows[key][0] < history.seized_at
+        if why := grant_is_dead(history, key, grant, boot, on_boot, fresh=fresh):
+            yield Waiting(history.scope, key, live.bounds.grant_ms, f"{why}, and nobody has closed it")
+
+
+@look("L4")
+def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """On a healthy node nothing runs whose attempt is over."""
+    for process in live.runs.alive.values():
+        if process.scope != history.scope or process.node not in core.nodes.get(history.scope, frozenset()):
+            continue
+        key, uid, attempt = process.run
+        replica = history.row(key)
+        current = (
+            replica is not None
+            and (replica["metadata"]["uid"], attempt_of(replica), replica["status"].get("node")) == (uid, attempt, process.node)
+            and phase_of(replica) in HOUSED - {"failed", "finished"}
+        )
+        if not current:
+            name = f"{key} attempt {attempt} of {uid} on {process.node}"
+            yield Waiting(history.scope, name, live.bounds.orphan_ms, f"process {process.pid} runs on, and its attempt is over")
+
+
+@look("L10")
+def what_is_said_to_run_runs(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """Rows and runner agree, on healthy nodes, before long."""
+    nodes = core.nodes.get(history.scope, frozenset())
+    for key, replica in history.kind("replica").items():
+        status = replica.get("status", {})
+        if phase_of(replica) not in ("running", "ready", "serving") or status.get("node") not in nodes:
+            continue
+        copies = live.runs.copies.get((history.scope, key, replica["metadata"]["uid"]), {})
+        if not any(p.run[2] == attempt_of(replica) and p.node == status["node"] for p in copies.values()):
+            yield Waiting(history.scope, key, live.bounds.quiet_ms, f"it is {phase_of(replica)}, and no process of it runs")
+
+
+@look("L5")
+def silence_is_noticed(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    if "node-lifecycle" not in core.roles:
+        return
+    may = live.bounds.unknown_ms + live.bounds.suspect_ms
+    for name in sorted(core.silent.get(history.scope, ())):
+        row = history.row(f"node/{name}")
+        if row is not None and health_of(row) not in ("unknown", "lost"):
+            yield Waiting(history.scope, f"node/{name}", may, f"it is silent, and {health_of(row)}")
+
+
+@look("L5")
+def returned_nodes_are_ready(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    if "node-lifecycle" not in core.roles:
+        return
+    for name in sorted(core.nodes.get(history.scope, ())):
+        row = history.row(f"node/{name}")
+        if row is not None and health_of(row) != "ready":
+            yield Waiting(history.scope, f"node/{name}", live.bounds.ready_ms, f"it is well, and {health_of(row)}")
+
+
+@look("L5")
+def unknown_resolves(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """Or is held by name: while most nodes are silent nothing is given up."""
+    if "node-lifecycle" not in core.roles:
+        return
+    well, silent = core.nodes.get(history.scope, frozenset()), core.silent.get(history.scope, frozenset())
+    for key, replica in history.kind("replica").items():
+        if phase_of(replica) != "unknown":
+            continue
+        node, shape = replica["status"].get("node", ""), history.shape(replica)
+        if node in silent and live.mass_silence(history.scope, core):
+            live.undecided[f"unknown_resolves in {history.scope}: {key} is held by mass silence"] = None
+        elif node in well or node in silent:
+            lost_after = shape.lost_after_ms if shape is not None and node in silent else 0
+            may = lost_after + live.bounds.deletion_ms
+            yield Waiting(history.scope, key, may, f"it is unknown since it was {replica['status'].get('before')} on {node}")
+
+
+@look("L6")
+def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """Within the grace; if a node of it is silent, once that is given up."""
+    if "workloads" not in core.roles:
+        return
+    well, silent = core.nodes.get(history.scope, frozenset()), core.silent.get(history.scope, frozenset())
+    for key, workload in history.kind("workload").items():
+        if not workload["metadata"].get("deleting"):
+            continue
+        may, members = 0, history.members.get((workload["metadata"]["tenant"], workload["metadata"]["name"]), {})
+        for member in members:
+            replica = history.row(member)
+            node, shape = replica.get("status", {}).get("node", ""), history.shape(replica)
+            if shape is None:
+                continue
+            if phase_of(replica) in HOUSED and node not in well:
+                may = max(may, shape.lost_after_ms) if node in silent else -1
+            elif may >= 0:
+                may = max(may, shape.grace_ms)
+            if may < 0 or (node in silent and live.mass_silence(history.scope, core)):
+                live.undecided[f"deletion_completes in {history.scope}: {member} is on {node}, outside the core"] = None
+                may = -1
+                break
+        if may >= 0:
+            yield Waiting(history.scope, key, may + live.bounds.deletion_ms, f"it is being deleted, and has {sorted(members)}")
+
+
+@look("L8")
+def somebody_leads(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """An authority that is idle beats, so a chain that stands still has none."""
+    bounds, now = live.bounds, live.now_ms()
+    may = 2 * bounds.leader_ttl_ms + bounds.leader_ms
+    last = core.since_ms if history.latest is None else max(core.since_ms, history.latest[0])
+    if now - last > may * bounds.pace:
+        yield Waiting(history.scope, "head", -1, f"nobody has advanced the chain for {now - last} ms")

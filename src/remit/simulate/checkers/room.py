@@ -1,0 +1,280 @@
+"""Is anything taken twice, or where it may not be? Nodes, devices, ledgers, gangs, constraints. No phases here."""
+
+from __future__ import annotations
+
+from remit.simulate.checkers.history import History, Step
+from remit.simulate.checkers.placement import barred, towards_others
+from remit.simulate.checkers.promise import UNDECIDED, Found, promise
+from remit.simulate.checkers.rows import (
+    AWAITED_NODE,
+    SCOPE,
+    WHOLE,
+    Json,
+    attempt_of,
+    group_of,
+    health_of,
+    holds,
+    is_open,
+    milliseconds,
+    phase_of,
+)
+
+CHAIN_MAX = 64
+
+
+@promise("S3")
+def exclusive_device_has_one_owner(step: Step) -> Found:
+    owners = step.history.sums.owners
+    for device in step.history.sums.devices_touched:
+        held = owners.get(device, {})
+        if len(held) > 1 and (WHOLE in held.values() or sum(held.values()) > WHOLE):
+            yield list(held)[-1], f"{device} is held by {held}"
+
+
+@promise("S3")
+def node_sums_never_rise_above_capacity(step: Step) -> Found:
+    history = step.history
+    for (node, name), before in history.sums.nodes_before.items():
+        n = history.sums.nodes.get((node, name), 0)
+        if n <= before:
+            continue
+        if node not in history.capacity:
+            yield f"node/{node}", f"there is no node {node}, and replicas hold {n} {name} on it"
+        limit = max(history.capacity.get(node, {}).get(name, 0), step.nodes_before.get(node, {}).get(name, 0))
+        if n > limit:
+            yield f"node/{node}", f"{name} rose from {before} to {n}, of {limit}"
+    for node in step.nodes_before:
+        if node not in history.capacity and (left := [key for key, p in history.sums.postings.items() if p.node == node]):
+            yield f"node/{node}", f"it went while {left} hold room on it"
+
+
+@promise("S4")
+def ledgers_never_rise_above_amount(step: Step) -> Found:
+    """Drawn and granted on. A restore counts all that was lent as used, and a voucher is believed: both may lift a sum."""
+    if step.doubting or any(entry.did == "vouch" for entry in step.accepted):
+        return
+    history, sums = step.history, step.history.sums
+    for (ledger, name), before in sums.ledgers_before.items():
+        n = sums.taken(ledger, name)
+        key = ledger if ledger.startswith("tenant/") else f"grant/{ledger}"
+        if (ledger, name) in sums.used and ledger not in history.limits:
+            yield key, f"{n} {name} is charged to {ledger}, which is not there"
+        limit = max(history.limits.get(ledger, {}).get(name, 0), step.ledgers_before.get(ledger, {}).get(name, 0))
+        if n > limit and n > before and ledger in history.limits:
+            yield key, f"{name} of {ledger} rose from {before} to {n}, of {limit}"
+    for ledger in step.ledgers_before:
+        if ledger not in history.limits and (left := [name for at, name in sums.used if at == ledger]):
+            yield ledger, f"it went while {left} of it are drawn"
+
+
+@promise("S5")
+def quota_comes_from_quota(step: Step) -> Found:
+    """Draws on a slice are charged to nothing else, so it must be of its tenant's own quota, all the way up."""
+    grants = step.history.kind("grant")
+    changed = {key: (old, new) for key, old, new in step.of_kind("grant")}
+    turned = any(old is not None and _sort(old) != _sort(new) for old, new in changed.values())
+    for key in grants if turned else changed:
+        if key not in grants:
+            continue
+        spec = grants[key]["spec"]
+        if spec.get("purpose", "quota") != "quota" or spec.get("issuer"):
+            continue
+        parent, tenant = spec.get("parent", ""), spec.get("tenant", "")
+        above = grants.get(f"grant/{parent}", {}).get("spec")
+        of_slice = above is not None and (above.get("purpose", "quota"), above.get("tenant", "")) == ("quota", tenant)
+        if parent != f"tenant/{tenant}" and not of_slice:
+            yield key, f"a slice of {tenant}'s quota was carved out of {parent or 'nothing'}: {above}"
+
+
+def _sort(grant: Json) -> Json:
+    return grant and [grant["spec"].get(name) for name in ("purpose", "tenant", "parent", "issuer")]
+
+
+@promise("S18")
+def hard_constraints_hold_at_the_bind(step: Step) -> Found:
+    """Judged on what stands after the batch: exact if nothing later in the batch could have changed it."""
+    bound = dict(step.placed("bound"))
+    if not bound:
+        return
+    binders = [i for i, entry in enumerate(step.accepted) if entry.did in ("bind", "gang")]
+    shapers = [i for i, entry in enumerate(step.accepted) if entry.did in ("apply", "delete", "mark", "adopt", "rollback")]
+    if binders and shapers and max(shapers) > min(binders):
+        return
+    history = step.history
+    freed = any(holds(old) and not holds(new) for _, old, new in step.moves)
+    exact = not freed and (len(step.accepted) == 1 or len({group_of(new) for _, new in step.placed("bound", "reserved")}) == 1)
+    for key, new in bound.items():
+        node = new["status"]["node"]
+        site, shape = history.sites.get(node), history.shape(new)
+        if site is None or shape is None:
+            yield key, f"there is no node {node}" if site is None else "it has no generation"
+            return
+        if why := barred(shape, site, history.policy):
+            yield key, f"bound to {node}: {why}"
+        row = history.row(f"node/{node}")
+        if health_of(row) != "ready" or not is_open(row):
+            yield key, f"bound to {node}, which takes no new work: {row.get('status')} {row['spec']}"
+        if not freed and (why := towards_others(history, shape, site, spread=exact)):
+            yield key, f"bound to {node}: {why}"
+
+
+@promise("S18")
+def devices_are_those_that_were_asked_for(step: Step) -> Found:
+    for key, new in step.placed("bound", "reserved"):
+        shape, given = step.history.shape(new), new["status"].get("devices") or {}
+        if shape is None or not (shape.asks or given):
+            continue
+        row = step.history.row(f"node/{new['status']['node']}") or {"spec": {}}
+        known = {device["name"]: device for device in row["spec"].get("devices", ())}
+        charged = {name: n for name, n in shape.charge.items() if name.startswith("devices/") and n}
+        held: dict[str, int] = {}
+        for name, share in given.items():
+            kind = f"devices/{known.get(name, {}).get('kind', '?')}"
+            held[kind] = held.get(kind, 0) + share
+        models = {model for ask in shape.asks for model in ask.get("models", ())}
+        odd = [
+            name
+            for name in given
+            if models and all(a.get("models") for a in shape.asks) and known.get(name, {}).get("model") not in models
+        ]
+        if held != charged or odd:
+            yield key, f"asked for {shape.asks}, and was given {given} of {sorted(known)}"
+
+
+@promise("S18")
+def policy_in_force_is_recorded_and_alive(step: Step) -> Found:
+    stand = step.stand
+    for key, new in step.placed("bound", "reserved"):
+        latest = [step.policy_before, step.history.policy]
+        numbers = [0 if one is None else one["number"] for one in latest]
+        if new["status"].get("policy", 0) not in numbers:
+            yield key, f"placed under policy {new['status'].get('policy', 0)}; {numbers} is in force"
+        if not any(_in_force(one, stand.boot, stand.decided_ms) for one in latest):
+            yield key, f"placed under policy {numbers}, past its lease at {stand.decided_ms} on {stand.boot}"
+        elif not any(_in_force(one, stand.boot, stand.applied_ms) for one in latest):
+            yield key, f"{UNDECIDED} a policy's lease ran out between a decision under it and its commit"
+
+
+def _in_force(policy: Json, boot: str, now_ms: int) -> bool:
+    deadline = None if policy is None else policy.get("deadline")
+    return not deadline or bool(deadline["boot"] == boot and now_ms < deadline["atMs"])
+
+
+@promise("S18")
+def nothing_fenced_is_placed_before_all_nodes_reported(step: Step) -> Found:
+    """After a restore: what was pending in the backup may be running on a node that has not been heard since."""
+    awaited = [key for key in step.history.kind("summary") if key.startswith(AWAITED_NODE)]
+    if not awaited:
+        return
+    for key, new in step.placed("bound"):
+        shape = step.history.shape(new)
+        if shape is not None and shape.fenced and all(step.was(one) is not None for one in awaited):
+            yield key, f"it must never run twice, and was bound while {awaited} have not reported since a restore"
+
+
+@promise("S12")
+def gangs_are_bound_together(step: Step) -> Found:
+    newly: dict[tuple[str, str], list[str]] = {}
+    for key, new in step.placed("bound"):
+        shape = step.history.shape(new)
+        if shape is not None and shape.gang:
+            newly.setdefault(group_of(new), []).append(key)
+    for group, keys in newly.items():
+        shapes = [step.history.shape(step.history.row(key)) for key in keys]
+        least = max(shape.gang for shape in shapes if shape is not None)
+        members = step.history.members.get(group, {})
+        standing = [k for k in members if holds(old := step.was(k)) and phase_of(old) != "reserved"]
+        if len(keys) < least and len(standing) < least:
+            yield keys[0], f"{len(keys)} members were bound, {len(standing)} stood, the gang's minimum is {least}"
+
+
+@promise("S5")
+def reservations_are_committed_once_or_released(step: Step) -> Found:
+    for key, old, new in step.moves:
+        if new is None:
+            continue
+        status = new.get("status", {})
+        if phase_of(old) == "reserved" and phase_of(new) == "bound":
+            a = old["status"]
+            if any(a.get(name) != status.get(name) for name in ("node", "devices", "grants", "attempt")):
+                yield key, f"reserved as {a}, bound as {status}"
+            left = [victim for victim, attempt in a.get("victims", {}).items() if _stood(step, victim, attempt)]
+            if left:
+                yield key, f"bound before its victims {left} were gone"
+        if not holds(new) and any(status.get(name) for name in ("devices", "grants", "victims")):
+            yield key, f"holds nothing, and has {status}"
+        if phase_of(new) != "reserved" and status.get("victims"):
+            yield key, f"has victims, but no reservation: {status}"
+
+
+def _stood(step: Step, victim: str, attempt: int) -> bool:
+    """Before the batch and after it, in that attempt, it held its room."""
+    both = step.was(victim), step.history.row(victim)
+    return all(row is not None and holds(row) and attempt_of(row) == attempt for row in both)
+
+
+@promise("S5")
+def draws_are_on_living_grants(step: Step) -> Found:
+    """Past its term, or closed, or void, nothing is drawn on a grant any more. What a reservation drew before that stays drawn,
+    and is bound as it was made (`reservations_are_committed_once_or_released`).
+    """
+    stand = step.stand
+    for key, old, new in step.moves:
+        if phase_of(old) not in (None, "pending") or phase_of(new) not in ("bound", "reserved"):
+            continue
+        for ledger in new["status"].get("grants", ()):
+            if ledger.startswith("tenant/"):
+                continue
+            dead = [_dead(step, ledger, stand.decided_ms, before) for before in (True, False)]
+            if all(dead):
+                yield key, f"drew on {ledger}: {dead[1]}"
+            elif all(_dead(step, ledger, stand.applied_ms, before) for before in (True, False)):
+                yield key, f"{UNDECIDED} a grant ran out between a draw on it and its commit"
+
+
+def _dead(step: Step, ledger: str, now_ms: int, before: bool) -> str:
+    """Why nothing may be drawn on it, as it stood before the commit or after; empty if it was alive."""
+    history, name = step.history, ledger.split("/")[0]
+    for _ in range(CHAIN_MAX):
+        key = f"grant/{name}"
+        grant = step.was(key) if before else history.row(key)
+        if grant is None:
+            return f"{name} is not there"
+        # What was just written over may have been older than the reign.
+        fresh = before if key in step.changed else history.rows[key][0] < history.seized_at
+        if why := grant_is_dead(history, key, grant, step.stand.boot, now_ms, fresh=fresh):
+            return why
+        parent = "" if grant["spec"].get("issuer") else grant["spec"].get("parent", "")
+        if not parent or parent.startswith("tenant/"):
+            return ""
+        name = parent
+    return f"{ledger} is handed down over more than {CHAIN_MAX} steps"
+
+
+def grant_is_dead(history: History, key: str, grant: Json, boot: str, now_ms: int, *, fresh: bool) -> str:
+    """By its own row. What was issued here before this reign (`fresh`) got a full new term at its takeover, which was before
+    the reign's first batch at the latest. What is held from another scope has lapsed on any other boot.
+    """
+    status, spec = grant.get("status", {}), grant["spec"]
+    if status.get("phase", "live") != "live":
+        return f"{key} is {status['phase']}"
+    deadline = status.get("deadline")
+    if not deadline:
+        return ""
+    until = deadline["atMs"] if deadline["boot"] == boot else 0
+    if not spec.get("issuer") and (fresh or deadline["boot"] != boot):
+        takeover = history.first or history.seized
+        until = max(until, (takeover.sent_ms if takeover is not None else 0) + milliseconds(spec["ttl"]))
+    return f"{key} ran out at {until} on {deadline['boot']}, and it is {now_ms} on {boot}" if now_ms >= until else ""
+
+
+@promise("S4")
+def grants_are_held_by_somebody(step: Step) -> Found:
+    """Only its holder draws on a grant: one lent to another scope is drawn on there, never here."""
+    for key, old, new in step.moves:
+        if phase_of(old) not in (None, "pending") or phase_of(new) not in ("bound", "reserved"):
+            continue
+        for ledger in new["status"].get("grants", ()):
+            grant = None if ledger.startswith("tenant/") else step.history.row(f"grant/{ledger.split('/')[0]}")
+            if grant is not None and not grant["spec"].get("issuer") and grant["spec"]["holder"].startswith(SCOPE):
+                yield key, f"drew on {ledger}, which {grant['spec']['holder']} holds"

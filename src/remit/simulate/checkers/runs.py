@@ -1,0 +1,165 @@
+"""What ran when, and was it ordered? By the record of whoever starts processes; an agent's word counts for nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from remit.simulate.checkers.history import History, Run, Step
+from remit.simulate.checkers.lifecycle import HOUSED
+from remit.simulate.checkers.promise import Found
+from remit.simulate.checkers.rows import Json, Shape, attempt_of, phase_of
+
+
+class Process(NamedTuple):
+    """One process: where, of what, since when."""
+
+    scope: str
+    run: Run
+    node: str
+    pid: int
+    began_ms: int
+
+
+class Lived(NamedTuple):
+    process: Process
+    ended_ms: int
+
+
+class Runs:
+    """What runs on every node of a run, and what did."""
+
+    def __init__(self, histories: Mapping[str, History], now_ms: Callable[[], int]) -> None:
+        self.histories, self.now_ms = histories, now_ms
+        self.alive: dict[tuple[str, int], Process] = {}
+        self.copies: dict[tuple[str, str, str], dict[tuple[str, int], Process]] = {}
+        """What runs, by scope, replica and uid."""
+        self.past: list[Lived] = []
+        self.frozen: set[str] = set()
+        self.waived: dict[str, int] = {}
+        """How often a promise did not apply, by why: `eager` work may run twice, a machine frozen whole cannot keep time."""
+
+    def absorb(self, step: Step) -> None:
+        """Remember where each attempt was started and when it was released."""
+        history = step.history
+        for key, old, new in step.moves:
+            if new is None:
+                self._release(history, key, old)
+                continue
+            uid, phase = new["metadata"]["uid"], phase_of(new)
+            run = key, uid, attempt_of(new)
+            if old is None or (key, uid) not in history.shape_of:
+                shape = history.shape(new)
+                if shape is not None:
+                    history.shape_of[key, uid] = shape
+            if phase == "starting" and phase_of(old) == "bound":
+                history.starts[run] = new["status"]["node"], history.serial
+            elif phase == "released":
+                self._release(history, key, new)
+
+    def _release(self, history: History, key: str, replica: Json) -> None:
+        history.releases.setdefault((key, replica["metadata"]["uid"], attempt_of(replica)), history.serial)
+
+    def start(self, process: Process) -> None:
+        self.alive[process.node, process.pid] = process
+        key, uid, _ = process.run
+        self.copies.setdefault((process.scope, key, uid), {})[process.node, process.pid] = process
+
+    def end(self, node: str, pid: int) -> None:
+        process = self.alive.pop((node, pid), None)
+        if process is None:
+            return
+        key, uid, _ = process.run
+        left = self.copies[process.scope, key, uid]
+        del left[node, pid]
+        if not left:
+            del self.copies[process.scope, key, uid]
+        self.past.append(Lived(process, self.now_ms()))
+
+    # -- when something starts ---------------------------------------------------------------------------------------
+
+    def runs_only_what_was_ordered(self, process: Process) -> Found:
+        """S14, and so S20: a start needs its own `starting` in the history, at this node, that was not taken back since."""
+        history, run = self.histories.get(process.scope), process.run
+        ordered = None if history is None else history.starts.get(run)
+        if history is None or ordered is None or ordered[0] != process.node:
+            at = "nowhere" if ordered is None else f"on {ordered[0]}"
+            yield run[0], f"attempt {run[2]} of {run[1]} runs on {process.node}, and was committed as starting {at}"
+            return
+        if history.releases.get(run, 0) <= ordered[1]:
+            return
+        given_up = history.over.get((run[1], run[2])) in ("failed", "restored")
+        if given_up and not self._fenced(process):
+            self._waive("eager")
+        else:
+            yield run[0], f"attempt {run[2]} of {run[1]} was started on {process.node} after it was released"
+
+    def one_copy_at_a_time(self, process: Process) -> Found:
+        """S8: the runs of a replica's attempts do not overlap, on whatever nodes."""
+        key, uid, attempt = process.run
+        others = [p for p in self.copies.get((process.scope, key, uid), {}).values() if p is not process]
+        for other in others:
+            if not self._fenced(process):
+                self._waive("eager")
+            elif other.node in self.frozen:
+                self._waive("frozen")
+            else:
+                again = " (the scope was restored)" if len(self.histories[process.scope].incarnations) > 1 else ""
+                yield key, f"attempt {attempt} runs on {process.node} while attempt {other.run[2]} runs on {other.node}{again}"
+
+    # -- when something is said to have ended ------------------------------------------------------------------------
+
+    def ended_work_runs_no_more(self, step: Step) -> Found:
+        """S8: when an attempt's end is committed, or its fence has passed, no process of it is left. Eager work is waived."""
+        for key, old, new in step.moves:
+            now = phase_of(new)
+            if old is None or now not in ("finished", "failed", "released") or phase_of(old) not in HOUSED:
+                continue
+            for process in self.copies.get((step.history.scope, key, old["metadata"]["uid"]), {}).values():
+                if process.run[2] != attempt_of(old) or process.node != old["status"].get("node"):
+                    continue
+                given_up = phase_of(old) == "unknown" or (phase_of(old), now) == ("failed", "released")
+                if given_up and not self._fenced(process):
+                    self._waive("eager")
+                elif process.node in self.frozen:
+                    self._waive("frozen")
+                else:
+                    yield key, f"attempt {process.run[2]} is {now}, and process {process.pid} on {process.node} still runs"
+
+    # -- at the end --------------------------------------------------------------------------------------------------
+
+    def intervals_are_disjoint(self) -> Found:
+        """S8 once more, from the whole record rather than as it happened."""
+        by_replica: dict[tuple[str, str, str], list[tuple[int, int, Process]]] = {}
+        now = self.now_ms()
+        lived = [*self.past, *(Lived(process, now + 1) for process in self.alive.values())]
+        for process, ended_ms in lived:
+            if self._fenced(process) and process.node not in self.frozen:
+                key, uid, _ = process.run
+                by_replica.setdefault((process.scope, key, uid), []).append((process.began_ms, ended_ms, process))
+        for (_, key, _), intervals in by_replica.items():
+            intervals.sort(key=lambda one: one[:2])
+            for (_, ended_ms, first), (began_ms, _, second) in pairwise(intervals):
+                if began_ms < ended_ms:
+                    yield key, f"{first} ran until {ended_ms}, and {second} since {began_ms}"
+
+    def shape(self, process: Process) -> Shape | None:
+        history = self.histories.get(process.scope)
+        return None if history is None else history.shape_of.get(process.run[:2])
+
+    def _fenced(self, process: Process) -> bool:
+        shape = self.shape(process)
+        return shape is None or shape.fenced
+
+    def _waive(self, why: str) -> None:
+        self.waived[why] = self.waived.get(why, 0) + 1
+
+    def retell(self, scope: str, key: str) -> list[str]:
+        lived = [(one.process, f"until {one.ended_ms} ms") for one in self.past]
+        lived += [(process, "still runs") for process in self.alive.values()]
+        return [
+            f"  attempt {p.run[2]} of {p.run[1]} ran on {p.node} as process {p.pid} from {p.began_ms} ms, {until}"
+            for p, until in sorted(lived, key=lambda one: one[0].began_ms)
+            if (p.scope, p.run[0]) == (scope, key)
+        ]
