@@ -143,6 +143,7 @@ def test_one_that_is_killed_from_outside_tells_the_signal() -> None:
         running = await one.start(shell("sleep 600"))
         os.kill(running.pid, signal.SIGABRT)
         assert await one.wait(running) == Ended(signal=signal.SIGABRT)
+        await one.stop(running, grace_ms=0)  # what it had begun
 
     asyncio.run(scene())
 
