@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from remit.cli.demo_link import DemoFailed
+from remit.cli.demo_endpoint import DemoFailed
 from remit.cli.demo_server import Ready
 from remit.world.promises import Clock
 
