@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import signal  # noqa: TID251 - the program's own end: asked to go, it leaves no process behind
 import sys
 import tempfile
 from collections.abc import Iterator
