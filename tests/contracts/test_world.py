@@ -1,4 +1,4 @@
-"""Does a world keep its promises? One suite over the Protocols, run on each world in `STAGES`."""
+"""Does a world keep its promises? One suite over the Protocols, run on each twin in `WORLDS`."""
 
 from __future__ import annotations
 
@@ -10,49 +10,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
-from remit.world.chance import SeededChance
 from remit.world.production import production
 from remit.world.promises import Busy, Chance, Missing, OffloadClosed, TooLarge, World
-from tests.unit.world.virtual import run_virtually, virtual_world
+from tests.contracts.worlds import WORLDS, WorldTwin
 
 
-class Run(Protocol):
-    def __call__(self, work: Coroutine[Any, Any, None], /) -> None: ...
+@pytest.fixture(params=WORLDS, ids=lambda twin: twin.__name__)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> WorldTwin:
+    make: type[WorldTwin] = request.param
+    return make(tmp_path)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One way to have a world: how to make it, how to run a coroutine in it, and its chance from a seed."""
-
-    name: str
-    make: Callable[[], World]
-    run: Run
-    chance: Callable[[str], Chance]
-
-
-# The simulator adds itself here.
-STAGES = [
-    Stage("production", production, lambda work: asyncio.run(work), SeededChance),
-    Stage("virtual", virtual_world, lambda work: run_virtually(work), SeededChance),
-]
-
-
-@pytest.fixture(params=STAGES, ids=lambda stage: stage.name)
-def stage(request: pytest.FixtureRequest) -> Stage:
-    found: Stage = request.param
-    return found
-
-
-def play(stage: Stage, scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def play(stage: WorldTwin, scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
-        world = stage.make()
+        world = stage.world()
         try:
             await scene(world)
         finally:
@@ -64,7 +41,7 @@ def play(stage: Stage, scene: Callable[[World], Coroutine[Any, Any, None]]) -> N
 # ---------------------------------------------------------------------------------------------------------------- clock
 
 
-def test_the_clock_never_goes_back(stage: Stage) -> None:
+def test_the_clock_never_goes_back(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         seen = []
         for turn in range(2_000):
@@ -78,7 +55,7 @@ def test_the_clock_never_goes_back(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("ms", [0, 1, 7, 40])
-def test_a_sleep_lasts_at_least_that_long(stage: Stage, ms: int) -> None:
+def test_a_sleep_lasts_at_least_that_long(stage: WorldTwin, ms: int) -> None:
     async def scene(world: World) -> None:
         for _ in range(5):
             began_ms = world.clock.now_ms()
@@ -88,7 +65,7 @@ def test_a_sleep_lasts_at_least_that_long(stage: Stage, ms: int) -> None:
     play(stage, scene)
 
 
-def test_others_run_while_one_sleeps_even_for_nothing(stage: Stage) -> None:
+def test_others_run_while_one_sleeps_even_for_nothing(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         told: list[str] = []
 
@@ -104,7 +81,7 @@ def test_others_run_while_one_sleeps_even_for_nothing(stage: Stage) -> None:
     play(stage, scene)
 
 
-def test_sleepers_wake_in_the_order_of_their_alarms(stage: Stage) -> None:
+def test_sleepers_wake_in_the_order_of_their_alarms(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         woken: list[int] = []
 
@@ -120,7 +97,7 @@ def test_sleepers_wake_in_the_order_of_their_alarms(stage: Stage) -> None:
     play(stage, scene)
 
 
-def test_a_timeout_ends_a_wait_and_lets_a_quick_one_pass(stage: Stage) -> None:
+def test_a_timeout_ends_a_wait_and_lets_a_quick_one_pass(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         with pytest.raises(TimeoutError):
             async with world.clock.timeout_ms(20):
@@ -131,7 +108,7 @@ def test_a_timeout_ends_a_wait_and_lets_a_quick_one_pass(stage: Stage) -> None:
     play(stage, scene)
 
 
-def test_no_sleep_is_negative(stage: Stage) -> None:
+def test_no_sleep_is_negative(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         with pytest.raises(ValueError, match="-1"):
             await world.clock.sleep_ms(-1)
@@ -139,15 +116,15 @@ def test_no_sleep_is_negative(stage: Stage) -> None:
     play(stage, scene)
 
 
-def test_the_boot_has_one_name_in_every_world_of_it(stage: Stage) -> None:
+def test_the_boot_has_one_name_in_every_world_of_it(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         assert world.clock.boot()
-        assert world.clock.boot() == world.clock.boot() == stage.make().clock.boot()
+        assert world.clock.boot() == world.clock.boot() == stage.world().clock.boot()
 
     play(stage, scene)
 
 
-def test_the_wall_is_rfc_3339_in_utc_with_milliseconds(stage: Stage) -> None:
+def test_the_wall_is_rfc_3339_in_utc_with_milliseconds(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         wall = world.clock.wall()
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", wall)
@@ -169,19 +146,19 @@ def draws(chance: Chance) -> list[object]:
     ]
 
 
-def test_one_seed_is_one_stream(stage: Stage) -> None:
+def test_one_seed_is_one_stream(stage: WorldTwin) -> None:
     assert draws(stage.chance("7")) == draws(stage.chance("7"))
     assert draws(stage.chance("7")) != draws(stage.chance("8"))
 
 
-def test_what_one_stream_draws_does_not_shift_another(stage: Stage) -> None:
+def test_what_one_stream_draws_does_not_shift_another(stage: WorldTwin) -> None:
     drained, fresh = stage.chance("7"), stage.chance("7")
     draws(drained)
     assert draws(drained.stream("probe")) == draws(fresh.stream("probe"))
     assert draws(fresh.stream("probe")) != draws(fresh.stream("jitter"))
 
 
-def test_lots_stay_in_range_and_reach_its_ends(stage: Stage) -> None:
+def test_lots_stay_in_range_and_reach_its_ends(stage: WorldTwin) -> None:
     chance = stage.chance("7")
     assert {chance.below(3) for _ in range(300)} == {0, 1, 2}
     assert {chance.uniform_ms(2) for _ in range(300)} == {0, 1, 2}
@@ -193,15 +170,15 @@ def test_lots_stay_in_range_and_reach_its_ends(stage: Stage) -> None:
             chance.below(wrong)
 
 
-def test_shuffling_keeps_everything_and_leaves_the_original(stage: Stage) -> None:
+def test_shuffling_keeps_everything_and_leaves_the_original(stage: WorldTwin) -> None:
     items = list(range(100))
     shuffled = stage.chance("7").shuffled(items)
     assert items == list(range(100))
     assert sorted(shuffled) == items != shuffled
 
 
-def test_ids_are_unique_and_fit_between_dots_in_urls_and_in_file_names(stage: Stage) -> None:
-    ids = stage.make().ids
+def test_ids_are_unique_and_fit_between_dots_in_urls_and_in_file_names(stage: WorldTwin) -> None:
+    ids = stage.world().ids
     nonces = [ids.nonce() for _ in range(20_000)]
     incarnations = [ids.incarnation() for _ in range(500)]
     for names in (nonces, incarnations):
@@ -212,8 +189,8 @@ def test_ids_are_unique_and_fit_between_dots_in_urls_and_in_file_names(stage: St
 # ----------------------------------------------------------------------------------------------------------------- disk
 
 
-def test_what_was_written_is_read(stage: Stage, tmp_path: Path) -> None:
-    disk, path = stage.make().disk, tmp_path / "journal"
+def test_what_was_written_is_read(stage: WorldTwin, tmp_path: Path) -> None:
+    disk, path = stage.world().disk, tmp_path / "journal"
     assert not disk.exists(path)
     for data in (b"", b"one", b"two" * 100_000, b"3"):
         disk.write_atomically(path, data)
@@ -222,8 +199,8 @@ def test_what_was_written_is_read(stage: Stage, tmp_path: Path) -> None:
     assert disk.list(tmp_path) == ("journal",)
 
 
-def test_what_is_not_there_is_missing(stage: Stage, tmp_path: Path) -> None:
-    disk = stage.make().disk
+def test_what_is_not_there_is_missing(stage: WorldTwin, tmp_path: Path) -> None:
+    disk = stage.world().disk
     for deed in (lambda: disk.read(tmp_path / "no"), lambda: disk.list(tmp_path / "no")):
         with pytest.raises(Missing) as caught:
             deed()
@@ -233,16 +210,16 @@ def test_what_is_not_there_is_missing(stage: Stage, tmp_path: Path) -> None:
         disk.write_atomically(tmp_path / "no" / "file", b"")
 
 
-def test_a_read_is_bounded(stage: Stage, tmp_path: Path) -> None:
-    disk, path = stage.make().disk, tmp_path / "large"
+def test_a_read_is_bounded(stage: WorldTwin, tmp_path: Path) -> None:
+    disk, path = stage.world().disk, tmp_path / "large"
     disk.write_atomically(path, b"x" * 11)
     assert disk.read(path, bytes_max=11) == b"x" * 11
     with pytest.raises(TooLarge):
         disk.read(path, bytes_max=10)
 
 
-def test_removing_twice_is_removing(stage: Stage, tmp_path: Path) -> None:
-    disk, path = stage.make().disk, tmp_path / "file"
+def test_removing_twice_is_removing(stage: WorldTwin, tmp_path: Path) -> None:
+    disk, path = stage.world().disk, tmp_path / "file"
     disk.write_atomically(path, b"x")
     disk.remove(path)
     disk.remove(path)
@@ -251,8 +228,8 @@ def test_removing_twice_is_removing(stage: Stage, tmp_path: Path) -> None:
     assert disk.list(tmp_path) == ()
 
 
-def test_directories_are_made_with_their_parents(stage: Stage, tmp_path: Path) -> None:
-    disk, deep = stage.make().disk, tmp_path / "a" / "b" / "c"
+def test_directories_are_made_with_their_parents(stage: WorldTwin, tmp_path: Path) -> None:
+    disk, deep = stage.world().disk, tmp_path / "a" / "b" / "c"
     disk.make_directory(deep)
     disk.make_directory(deep)
     for name in ("z", "a", "m"):
@@ -261,8 +238,8 @@ def test_directories_are_made_with_their_parents(stage: Stage, tmp_path: Path) -
     assert disk.free_bytes(deep) > 0
 
 
-def test_a_lock_keeps_others_out_until_it_is_let_go(stage: Stage, tmp_path: Path) -> None:
-    disk, path = stage.make().disk, tmp_path / "lock"
+def test_a_lock_keeps_others_out_until_it_is_let_go(stage: WorldTwin, tmp_path: Path) -> None:
+    disk, path = stage.world().disk, tmp_path / "lock"
     with disk.lock(path), pytest.raises(Busy), disk.lock(path):
         pass
     with disk.lock(path):
@@ -329,7 +306,7 @@ def _env() -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------------- offload
 
 
-def test_work_runs_in_the_order_of_the_calls_whoever_awaits_first(stage: Stage) -> None:
+def test_work_runs_in_the_order_of_the_calls_whoever_awaits_first(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         done: list[int] = []
         waits = [world.offload(lambda turn=turn: done.append(turn)) for turn in range(200)]  # type: ignore[misc]
@@ -340,7 +317,7 @@ def test_work_runs_in_the_order_of_the_calls_whoever_awaits_first(stage: Stage) 
     play(stage, scene)
 
 
-def test_results_and_exceptions_pass_through(stage: Stage) -> None:
+def test_results_and_exceptions_pass_through(stage: WorldTwin) -> None:
     def fail() -> None:
         raise KeyError("mine")
 
@@ -353,7 +330,7 @@ def test_results_and_exceptions_pass_through(stage: Stage) -> None:
     play(stage, scene)
 
 
-def test_work_is_done_though_its_waiter_is_cancelled(stage: Stage) -> None:
+def test_work_is_done_though_its_waiter_is_cancelled(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         done: list[str] = []
 
@@ -372,7 +349,7 @@ def test_work_is_done_though_its_waiter_is_cancelled(stage: Stage) -> None:
     play(stage, scene)
 
 
-def test_closing_waits_for_the_work_and_takes_no_more(stage: Stage) -> None:
+def test_closing_waits_for_the_work_and_takes_no_more(stage: WorldTwin) -> None:
     async def scene(world: World) -> None:
         done: list[int] = []
         wait = world.offload(lambda: done.append(1))

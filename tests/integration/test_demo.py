@@ -20,10 +20,9 @@ from msgspec.structs import replace
 
 from remit.cli.demo import ROUNDS, demo
 from remit.cli.demo_account import _one_outcome
-from remit.cli.demo_link import DemoFailed, SocketLink
+from remit.cli.demo_endpoint import AUTHORITY, DemoFailed, Stamping, Watched, address_of
 from remit.cli.demo_process import Served
 from remit.cli.demo_race import Race
-from remit.cli.demo_server import converse
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import batch_key
@@ -155,14 +154,13 @@ def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None
             raise failures[0]
 
     async def scene() -> None:
-        world, authority = production(), cast(Authority, Failing())
-        server = await asyncio.start_unix_server(lambda r, w: converse(authority, r, w), str(tmp_path / "s"))
-        link = SocketLink(tmp_path / "s", Deaf(), world.clock)
-        try:
+        world, authority = production(address_of(tmp_path / "s")), cast(Authority, Failing())
+        watched = Watched(tmp_path / "s", Deaf(), world.clock)
+        async with world.link.serve(AUTHORITY, Stamping(authority)):
             while failures:
                 expected = failures[0]
                 with pytest.raises(type(expected)) as caught:
-                    await link.status()
+                    await watched.status()
                 assert (str(caught.value), vars(caught.value)) == (str(expected), vars(expected))
                 failures.pop(0)
             failures.append(Overloaded(0, "full: make room"))
@@ -170,12 +168,9 @@ def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None
                 async with asyncio.timeout(20):
                     while True:
                         with suppress(Overloaded):
-                            await link.status()
+                            await watched.status()
                         await asyncio.sleep(0.05)
-        finally:
-            await link.close()
-            server.close()
-            await world.offload.close()
+        await world.offload.close()
 
     asyncio.run(scene())
 

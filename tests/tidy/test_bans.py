@@ -1,9 +1,10 @@
-"""Do the bans on time, chance and ids bite everywhere but in the world?"""
+"""Do the bans on time, chance, ids, sockets, threads and processes bite everywhere but in the world?"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,45 @@ def ruff(place: str, text: str) -> str:
         place,
     ]
     return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False).stdout
+
+
+BANNED = [
+    *("time", "random", "secrets", "uuid", "os.urandom", "os.getrandom"),
+    *("datetime.datetime.now", "datetime.datetime.utcnow", "asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for"),
+    *("socket", "socketserver", "select", "selectors", "asyncio.open_connection", "asyncio.open_unix_connection"),
+    *("asyncio.start_server", "asyncio.start_unix_server"),
+    *("threading", "_thread", "concurrent.futures", "asyncio.to_thread"),
+    *("multiprocessing", "subprocess", "signal", "asyncio.subprocess", "asyncio.create_subprocess_exec"),
+    *("asyncio.create_subprocess_shell", "os.fork", "os.kill", "os.killpg", "os.popen", "os.posix_spawn", "os.system"),
+]
+
+
+def planted(name: str) -> list[str]:
+    """A module that uses `name`, in each way that it can be had."""
+    place, _, last = name.rpartition(".")
+    # A class is reached through its module: datetime.datetime.now
+    module, _, owner = place.rpartition(".") if name.startswith("datetime.") else (place, "", "")
+    if owner:
+        ways = [f"from {module} import {owner}\n\nused = {owner}.{last}\n", f"import {module}\n\nused = {name}\n"]
+    elif place:
+        ways = [f"from {place} import {last}\n\nused = {last}\n", f"import {place}\n\nused = {name}\n"]
+    else:
+        ways = [f"import {name}\n\nused = {name}\n", f"from {name} import anything\n\nused = anything\n"]
+    return [f'"""Is the ban awake?"""\n\n{way}' for way in ways]
+
+
+def test_every_ban_has_a_plant_and_every_plant_a_ban() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    banned = settings["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+    assert sorted(banned) == sorted(BANNED)
+    assert all(one["msg"].startswith("ask world.") for one in banned.values())
+
+
+@pytest.mark.parametrize("name", BANNED)
+def test_what_the_world_is_for_is_banned_outside_of_it(name: str) -> None:
+    for text in planted(name):
+        assert f"TID251 `{name}` is banned" in ruff("src/remit/commitment/planted.py", text), text
+        assert "TID251" not in ruff("src/remit/world/planted.py", text), text
 
 
 @pytest.mark.parametrize("room", ["model", "law", "store", "commitment", "client", "cli"])

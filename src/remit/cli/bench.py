@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-import subprocess
+import subprocess  # noqa: TID251 - it asks git which commit is measured, before anything is
 import sys
 from pathlib import Path
 from typing import Any, Literal, NamedTuple

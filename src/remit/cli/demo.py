@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import signal  # noqa: TID251 - the program's own end: asked to go, it leaves no process behind
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def demo(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
     """
     from rich.console import Console
 
-    from remit.cli.demo_link import DemoFailed
+    from remit.cli.demo_endpoint import DemoFailed
     from remit.client.client import NoAnswer
     from remit.store.protocol import StoreError
     from remit.world.promises import WorldError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE, Process  # noqa: TID251 - a child on two pipes, which must not outlive us: no work
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from remit.cli.demo_link import DemoFailed
+from remit.cli.demo_endpoint import DemoFailed
 from remit.cli.demo_server import Ready
 from remit.world.promises import Clock
 
@@ -30,7 +30,7 @@ class Served:
     async def start(cls, data: Path, socket: Path, clock: Clock) -> Served:
         log = socket.with_suffix(".log")
         with log.open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
                 sys.executable, "-m", "remit.cli.demo_server", str(data), str(socket), stdin=PIPE, stdout=PIPE, stderr=errors
             )
         try:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from remit.cli.demo_link import DemoFailed, SocketLink
+from remit.cli.demo_endpoint import AUTHORITY, DemoFailed, Watched
 from remit.cli.demo_process import Served
 from remit.cli.demo_server import Ready
 from remit.client.client import Client
@@ -71,7 +71,7 @@ class Kill(NamedTuple):
 
 
 class Notebook:
-    """What was sent and answered, as the askers saw it. Listens at every link; a later answer never replaces the first."""
+    """What was sent and answered, as the askers saw it. Listens at every endpoint; a later answer never replaces the first."""
 
     def __init__(self) -> None:
         self.operations: dict[OperationID, Operation] = {}
@@ -114,10 +114,10 @@ class Asker:
     """One actor with a client and a connection of its own."""
 
     def __init__(self, name: str, role: Role, socket: Path, notebook: Notebook, world: World) -> None:
-        self.link = SocketLink(socket, notebook, world.clock)
+        watched = Watched(socket, notebook, world.clock)
         # The restart takes as long as it takes: the budget must not run out under eight askers who wait for it.
         budget = RetryBudget(percent=100, per_second=200, tokens_max=2_000)
-        self.client = Client({"authority": self.link}, Actor(name, role), world, shape=SHAPE, budget=budget)
+        self.client = Client({AUTHORITY: watched}, Actor(name, role), world, shape=SHAPE, budget=budget)
         self._world = world
 
     async def lease(self, lease: str) -> int:
@@ -288,15 +288,9 @@ class Race:
         return asked
 
     async def stop(self) -> None:
-        await self.close_links()
         if self.server is not None:
             await self.server.stop(self._world.clock)
 
-    async def close_links(self) -> None:
-        for asker in self._askers.values():
-            await asker.link.close()
-
     async def end(self) -> None:
-        await self.close_links()
         if self.server is not None:
             await self.server.end()

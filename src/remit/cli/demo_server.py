@@ -16,9 +16,7 @@ from pathlib import Path
 import msgspec
 
 from remit.assembly import embedded
-from remit.cli.demo_link import LINE_BYTES_MAX, Call, Reply, call_in, to_line
-from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
-from remit.commitment.authority import Authority
+from remit.cli.demo_endpoint import AUTHORITY, Stamping, address_of
 from remit.store.protocol import StoreError
 from remit.world.production import production
 from remit.world.promises import WorldError
@@ -35,59 +33,17 @@ class Ready(msgspec.Struct, omit_defaults=True):
     failed: str = ""
 
 
-async def answer(authority: Authority, call: Call) -> Reply:
-    epoch = authority.head.epoch
-    try:
-        if call.operations:
-            return Reply(call.tag, epoch, verdicts=tuple(await authority.ask(call.operations)))
-        if call.renew is not None:
-            return Reply(call.tag, epoch, held=await authority.renew(call.renew))
-        return Reply(call.tag, epoch, status=await authority.status())
-    except Turned as error:
-        return Reply(call.tag, epoch, failed="turned", why=error.why, hint=error.hint)
-    except Overloaded as error:
-        return Reply(call.tag, epoch, failed="overloaded", why=error.why, retry_after_ms=error.retry_after_ms)
-    except (Silence, NoVerdict) as error:
-        return Reply(call.tag, epoch, failed="silence", why=str(error))
-
-
-async def converse(authority: Authority, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Each line is answered when it can be, whatever came before it: claims that arrive together are decided together."""
-
-    async def one(line: bytes) -> None:
-        reply = await answer(authority, call_in(line))
-        if not writer.is_closing():
-            writer.write(to_line(reply))
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            while (line := await reader.readline()).endswith(b"\n"):
-                group.create_task(one(line))
-    finally:
-        writer.close()
-
-
 async def serve(data: Path, socket: Path) -> None:
-    world = production()
+    world = production(address_of(socket))
     try:
         async with embedded(data, world) as authority, asyncio.TaskGroup() as group:
             running = group.create_task(authority.run())
-            conversations: set[asyncio.Task[None]] = set()
-
-            async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                conversation = group.create_task(converse(authority, reader, writer))
-                conversations.add(conversation)
-                conversation.add_done_callback(conversations.discard)
-
-            server = await asyncio.start_unix_server(begin, str(socket), limit=LINE_BYTES_MAX)
-            head = authority.head
-            revision, replicas = await authority.store.revision(), len(authority.books.replicas)
-            say(Ready(os.getpid(), head.epoch, head.sequence, revision, replicas))
-            await until_stdin_ends()
-            server.close()
+            async with world.link.serve(AUTHORITY, Stamping(authority)):
+                head = authority.head
+                revision, replicas = await authority.store.revision(), len(authority.books.replicas)
+                say(Ready(os.getpid(), head.epoch, head.sequence, revision, replicas))
+                await until_stdin_ends()
             running.cancel()
-            for conversation in tuple(conversations):
-                conversation.cancel()
     finally:
         await world.offload.close()
 
@@ -105,7 +61,6 @@ def say(ready: Ready) -> None:
 
 def main() -> int:
     data, socket = (Path(argument) for argument in sys.argv[1:3])
-    socket.unlink(missing_ok=True)  # the one before may have been killed, and left it behind
     try:
         asyncio.run(serve(data, socket))
     except (StoreError, WorldError) as error:

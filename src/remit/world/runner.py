@@ -152,10 +152,8 @@ def _spawn(order: Order) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         why, place = (error.strerror or str(error)).lower(), order.directory
-        if order.directory is not None and str(error.filename) == str(order.directory):
-            raise NotStarted(
-                f"the directory {order.directory} cannot be entered ({why})", "make it, or name another"
-            ) from error
+        if place is not None and str(error.filename) == str(place):
+            raise NotStarted(f"the directory {place} cannot be entered ({why})", "make it, or name another") from error
         cure = _CURES.get(error.errno or 0, "see what the machine says of it")
         raise NotStarted(f"{order.argv[0]} cannot be run ({why})", cure) from error
     except ValueError as error:

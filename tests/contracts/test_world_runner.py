@@ -1,0 +1,162 @@
+"""Does a runner keep its promises? Above all: does work outlive its starter, and is nothing touched that is not ours?"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+
+import pytest
+
+from remit.world.promises import Ended, NotStarted, Running
+from tests.contracts.worlds import RUNNERS, Program, RunnerTwin
+
+SOON_MS = 10_000
+TERM, KILL = 15, 9
+
+
+@pytest.fixture(params=RUNNERS, ids=lambda twin: twin.__name__)
+def twin(request: pytest.FixtureRequest, tmp_path: Path) -> RunnerTwin:
+    make: type[RunnerTwin] = request.param
+    return make(tmp_path)
+
+
+@pytest.mark.parametrize(("program", "code"), [(Program.EXITS_0, 0), (Program.EXITS_3, 3)])
+def test_how_it_exited_is_told_to_all_who_wait_also_late(twin: RunnerTwin, program: Program, code: int) -> None:
+    async def scene() -> None:
+        runner, clock = twin.runner(), twin.clock()
+        running = await runner.start(twin.order(program))
+        async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as group:
+            waits = [group.create_task(runner.wait(running)) for _ in range(3)]
+        assert [wait.result() for wait in waits] == [Ended(code=code)] * 3
+        assert not runner.alive(running)
+        await clock.sleep_ms(50)
+        assert await runner.wait(running) == Ended(code=code)
+
+    twin.run(scene())
+
+
+def test_each_has_its_own_end(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        runner, clock = twin.runner(), twin.clock()
+        forever = await runner.start(twin.order(Program.RUNS))
+        short = [await runner.start(twin.order(one)) for one in (Program.EXITS_3, Program.EXITS_0) * 5]
+        assert len({forever, *short}) == 11
+        async with clock.timeout_ms(SOON_MS):
+            ends = await asyncio.gather(*(runner.wait(running) for running in short))
+        assert ends == [Ended(code=3), Ended(code=0)] * 5
+        assert runner.alive(forever)
+        await runner.stop(forever, grace_ms=SOON_MS)
+
+    twin.run(scene())
+
+
+def test_it_runs_until_it_is_stopped_and_the_signal_is_told(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        runner, clock = twin.runner(), twin.clock()
+        running = await runner.start(twin.order(Program.RUNS))
+        with pytest.raises(TimeoutError):
+            async with clock.timeout_ms(200):
+                await runner.wait(running)
+        assert runner.alive(running), "whoever stops waiting stops nothing else"
+        began_ms = clock.now_ms()
+        await runner.stop(running, grace_ms=60_000)
+        assert clock.now_ms() - began_ms < 60_000
+        assert not runner.alive(running)
+        assert await runner.wait(running) == Ended(signal=TERM)
+
+    twin.run(scene())
+
+
+def test_one_that_ignores_the_request_is_made_to_end_but_not_before_the_grace(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        runner, clock = twin.runner(), twin.clock()
+        running = await runner.start(twin.order(Program.IGNORES))
+        await clock.sleep_ms(600)
+        began_ms = clock.now_ms()
+        async with asyncio.TaskGroup() as group:
+            stopping = group.create_task(runner.stop(running, grace_ms=400))
+            await clock.sleep_ms(200)
+            assert runner.alive(running)
+            async with clock.timeout_ms(SOON_MS):
+                await stopping
+        assert clock.now_ms() - began_ms >= 400
+        assert not runner.alive(running)
+        assert await runner.wait(running) == Ended(signal=KILL)
+
+    twin.run(scene())
+
+
+@pytest.mark.parametrize("program", [Program.RUNS, Program.IGNORES])
+def test_without_grace_it_ends_soon(twin: RunnerTwin, program: Program) -> None:
+    async def scene() -> None:
+        runner, clock = twin.runner(), twin.clock()
+        running = await runner.start(twin.order(program))
+        async with clock.timeout_ms(SOON_MS):
+            await runner.stop(running, grace_ms=0)
+            ended = await runner.wait(running)
+        assert ended in (Ended(signal=TERM), Ended(signal=KILL))
+
+    twin.run(scene())
+
+
+def test_to_stop_what_has_ended_is_nothing(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        runner, clock = twin.runner(), twin.clock()
+        running = await runner.start(twin.order(Program.EXITS_3))
+        assert await runner.wait(running) == Ended(code=3)
+        began_ms = clock.now_ms()
+        for _ in range(2):
+            await runner.stop(running, grace_ms=3_600_000)
+        assert clock.now_ms() - began_ms < SOON_MS
+        assert await runner.wait(running) == Ended(code=3)
+
+    twin.run(scene())
+
+
+def test_it_goes_on_when_its_starter_is_gone_and_another_takes_it_over(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        clock, starter = twin.clock(), twin.runner()
+        pid, began = await starter.start(twin.order(Program.RUNS))
+        del starter
+        gc.collect()
+        await clock.sleep_ms(100)
+        running = Running(pid, began)  # all that the second one has: what was written down
+        second = twin.runner()
+        assert second.alive(running)
+        async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as group:
+            wait = group.create_task(second.wait(running))
+            await clock.sleep_ms(100)
+            assert not wait.done()
+            await second.stop(running, grace_ms=60_000)
+        # Whose child it was is the twin's affair; that it is gone is not.
+        assert wait.result() in (Ended(), Ended(signal=TERM))
+        assert not second.alive(running)
+
+    twin.run(scene())
+
+
+def test_a_pid_with_another_beginning_is_somebody_else(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        runner, clock = twin.runner(), twin.clock()
+        mine = await runner.start(twin.order(Program.RUNS))
+        earlier = Running(mine.pid, mine.began + "0")
+        assert not runner.alive(earlier)
+        async with clock.timeout_ms(SOON_MS):
+            await runner.stop(earlier, grace_ms=0)
+            assert await runner.wait(earlier) == Ended()
+        await clock.sleep_ms(100)
+        assert runner.alive(mine)
+        await runner.stop(mine, grace_ms=SOON_MS)
+
+    twin.run(scene())
+
+
+def test_what_is_not_there_is_not_started_and_the_reader_learns_what_to_do(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        with pytest.raises(NotStarted) as caught:
+            await twin.runner().start(twin.order(Program.MISSING))
+        assert caught.value.cause
+        assert caught.value.cure
+
+    twin.run(scene())

@@ -1,0 +1,141 @@
+"""Which twins has each promise, how is each made, and how does time pass in it? What is promised is in test_world*.py.
+
+A twin is made for one test, over a directory of its own, and plays one scene with `run`. To add one: write a class that has
+what the Protocols below ask for, and put it in the lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from remit.world.chance import SeededChance
+from remit.world.clock import BootClock
+from remit.world.link import SocketLink
+from remit.world.production import production
+from remit.world.promises import Chance, Clock, Link, Order, Runner, World
+from remit.world.runner import ProcessRunner
+from tests.unit.world.virtual import run_virtually, virtual_world
+
+NAMES: Final = ("a", "b")
+"""What processes are called in the suite of links."""
+
+
+class Program(Enum):
+    """What a program does. None of them needs an environment or a directory."""
+
+    EXITS_0 = "ends at once, with code 0"
+    EXITS_3 = "ends at once, with code 3"
+    RUNS = "runs for ever, and is killed by the request to end (signal 15)"
+    IGNORES = "runs for ever, and ignores the request to end once it has run for half a second"
+    MISSING = "is not there"
+
+
+class Twin(Protocol):
+    def __init__(self, place: Path, /) -> None: ...
+
+    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+        """Play a scene to its end, in this twin's time. Raises what the scene raises."""
+        ...
+
+
+class WorldTwin(Twin, Protocol):
+    def world(self) -> World:
+        """Another world of the same machine and boot."""
+        ...
+
+    def chance(self, seed: str) -> Chance: ...
+
+
+class LinkTwin(Twin, Protocol):
+    def clock(self) -> Clock: ...
+
+    def link(self, name: str) -> Link:
+        """The link of another process, called `name`. It reaches, and may serve, each of `NAMES`."""
+        ...
+
+
+class RunnerTwin(Twin, Protocol):
+    def clock(self) -> Clock: ...
+
+    def runner(self) -> Runner:
+        """Another runner of the same machine: as if its process had been started again."""
+        ...
+
+    def order(self, program: Program) -> Order: ...
+
+
+class Production:
+    """The real machine; processes speak over Unix sockets."""
+
+    def __init__(self, place: Path, /) -> None:
+        self._addresses = {name: f"unix:{place}/{name}.socket" for name in NAMES}
+
+    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+        asyncio.run(scene)
+
+    def world(self) -> World:
+        return production(self._addresses)
+
+    def chance(self, seed: str) -> Chance:
+        return SeededChance(seed)
+
+    def clock(self) -> Clock:
+        return BootClock()
+
+    def link(self, name: str) -> Link:
+        return SocketLink(self._addresses)
+
+    def runner(self) -> Runner:
+        return ProcessRunner(BootClock())
+
+    def order(self, program: Program) -> Order:
+        script = {
+            Program.EXITS_0: "exit 0",
+            Program.EXITS_3: "exit 3",
+            Program.RUNS: "while :; do sleep 0.1; done",
+            Program.IGNORES: "trap '' TERM; while :; do sleep 0.1; done",
+        }
+        if program is Program.MISSING:
+            return Order(("/no/such/program",))
+        return Order(("/bin/sh", "-c", script[program]), {"PATH": os.defpath})
+
+
+class OverTcp(Production):
+    """The same, over TCP on the loopback interface."""
+
+    def __init__(self, place: Path, /) -> None:
+        self._addresses = {name: f"tcp:127.0.0.1:{_free_port()}" for name in NAMES}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Virtual:
+    """Virtual time on the real disk; alone in the world."""
+
+    def __init__(self, place: Path, /) -> None:
+        pass
+
+    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+        run_virtually(scene)
+
+    def world(self) -> World:
+        return virtual_world()
+
+    def chance(self, seed: str) -> Chance:
+        return SeededChance(seed)
+
+
+WORLDS: list[type[WorldTwin]] = [Production, Virtual]
+LINKS: list[type[LinkTwin]] = [Production, OverTcp]
+RUNNERS: list[type[RunnerTwin]] = [Production]

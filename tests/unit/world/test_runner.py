@@ -1,0 +1,233 @@
+"""Does work run as it was ordered, in a group that ends as a whole? And does it really outlive the process that started it?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from remit.world import runner as module
+from remit.world.clock import BootClock
+from remit.world.promises import Ended, NotStarted, Order, Running
+from remit.world.runner import ProcessRunner
+
+ENV = {"PATH": os.defpath}
+
+
+def shell(script: str, **env: str) -> Order:
+    return Order(("/bin/sh", "-c", script), {**ENV, **env})
+
+
+def runner() -> ProcessRunner:
+    return ProcessRunner(BootClock())
+
+
+async def text(path: Path) -> str:
+    async with asyncio.timeout(10):
+        while not (path.exists() and path.read_text().endswith("\n")):  # noqa: ASYNC110, ASYNC240 - the work says nothing
+            await asyncio.sleep(0.01)
+    return path.read_text()  # noqa: ASYNC240
+
+
+def listed(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+TELLER = """
+import json, os, sys
+from pathlib import Path
+print(json.dumps([os.getcwd(), Path("/proc/self/environ").read_text(), sys.argv[1:]]), file=open("told", "w"))
+"""
+
+
+def test_it_gets_its_arguments_its_directory_and_no_environment_but_its_own(tmp_path: Path) -> None:
+    async def scene() -> None:
+        one, arguments = runner(), ["a b; $(c)", "", "*"]
+        running = await one.start(Order((sys.executable, "-c", TELLER, *arguments), {"B": "2"}, tmp_path))
+        assert await one.wait(running) == Ended(code=0)
+
+    asyncio.run(scene())
+    assert json.loads((tmp_path / "told").read_text()) == [str(tmp_path), "B=2\0", ["a b; $(c)", "", "*"]]
+
+
+def test_its_streams_go_nowhere(tmp_path: Path) -> None:
+    async def scene() -> None:
+        one = runner()
+        script = f"cat > {tmp_path}/in; told=$(readlink /proc/$$/fd/1 /proc/$$/fd/2); echo $told > {tmp_path}/out"
+        assert await one.wait(await one.start(shell(script))) == Ended(code=0)
+        assert (tmp_path / "in").read_bytes() == b""
+        assert (tmp_path / "out").read_text().split() == ["/dev/null", "/dev/null"]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("leader", ["wait", "exit 0"])
+def test_stopping_ends_the_whole_group_also_what_outlives_its_leader(tmp_path: Path, leader: str) -> None:
+    async def scene() -> None:
+        one = runner()
+        script = f"(trap '' TERM; while :; do sleep 0.05; done) & echo $! > {tmp_path}/child; {leader}"
+        running = await one.start(shell(script))
+        child = int(await text(tmp_path / "child"))
+        await asyncio.sleep(0.2)
+        if leader == "exit 0":
+            assert await one.wait(running) == Ended(code=0)
+            assert not one.alive(running)
+        assert os.getpgid(child) == running.pid == os.getsid(child)
+        assert not gone(child)
+        await one.stop(running, grace_ms=200)
+        assert gone(child)
+
+    asyncio.run(scene())
+
+
+def test_the_number_of_a_dead_leader_is_kept_while_its_group_has_members_and_let_go_after(tmp_path: Path) -> None:
+    """Else the number could pass to a stranger, whose group would then be ended."""
+
+    async def scene() -> None:
+        one = runner()
+        running = await one.start(shell("sleep 600 & exit 0"))
+        assert await one.wait(running) == Ended(code=0)
+        assert listed(running.pid)
+        await one.stop(running, grace_ms=10_000)
+        assert not listed(running.pid)
+
+    asyncio.run(scene())
+
+
+def test_what_nobody_waited_for_is_reaped_by_the_next_start() -> None:
+    async def scene() -> None:
+        one = runner()
+        first = await one.start(shell("exit 3"))
+        async with asyncio.timeout(10):
+            while one.alive(first):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert listed(first.pid)
+        second = await one.start(shell("exit 0"))
+        assert not listed(first.pid)
+        assert [await one.wait(first), await one.wait(second)] == [Ended(code=3), Ended(code=0)]
+
+    asyncio.run(scene())
+
+
+def test_the_memory_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENDED_MAX", 2)
+
+    async def scene() -> None:
+        one = runner()
+        started = []
+        for code in range(4):
+            started.append(await one.start(shell(f"exit {code}")))
+            assert await one.wait(started[-1]) == Ended(code=code)
+        assert [await one.wait(running) for running in started] == [Ended(), Ended(), Ended(code=2), Ended(code=3)]
+
+    asyncio.run(scene())
+
+
+def test_one_that_is_killed_from_outside_tells_the_signal() -> None:
+    async def scene() -> None:
+        one = runner()
+        running = await one.start(shell("sleep 600"))
+        os.kill(running.pid, signal.SIGABRT)
+        assert await one.wait(running) == Ended(signal=signal.SIGABRT)
+        await one.stop(running, grace_ms=0)  # what it had begun
+
+    asyncio.run(scene())
+
+
+STARTER = """
+import asyncio, sys
+from remit.world.production import production
+from remit.world.promises import Order
+
+async def main():
+    script = "trap 'sleep 0.2; exit' TERM; while :; do sleep 0.05; done"
+    running = await production().runner.start(Order(("/bin/sh", "-c", script)))
+    print(running.pid, running.began, flush=True)
+    if sys.argv[1] == "hang":
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "hang"])
+def test_work_outlives_a_starter_that_ends_or_is_killed_and_is_stopped_by_another(end: str) -> None:
+    """The second one has only what was written down."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", STARTER, end], stdout=subprocess.PIPE, text=True, env=environment) as starter:
+        assert starter.stdout is not None
+        pid, began = starter.stdout.readline().split()
+        if end == "hang":
+            starter.kill()
+        starter.wait()
+    running = Running(int(pid), began)
+
+    async def scene() -> None:
+        one = runner()
+        await asyncio.sleep(0.2)
+        assert one.alive(running)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            wait = group.create_task(one.wait(running))
+            await asyncio.sleep(0.1)
+            assert not wait.done()
+            began_s = time.monotonic()
+            await one.stop(running, grace_ms=9_000)
+            assert time.monotonic() - began_s > 0.15, "it did not wait for the end"
+        assert wait.result() == Ended()
+        assert not one.alive(running)
+
+    asyncio.run(scene())
+
+
+def test_a_beginning_of_another_boot_is_another_process() -> None:
+    async def scene() -> None:
+        one = runner()
+        running = await one.start(shell("sleep 600"))
+        boot, _, ticks = running.began.rpartition("/")
+        assert boot == BootClock().boot()
+        before = Running(running.pid, f"another-boot/{ticks}")
+        assert not one.alive(before)
+        await one.stop(before, grace_ms=0)
+        assert one.alive(running)
+        await one.stop(running, grace_ms=0)
+
+    asyncio.run(scene())
+
+
+def test_what_cannot_be_started_is_told_with_its_cause_and_cure(tmp_path: Path) -> None:
+    plain, garbled = tmp_path / "plain", tmp_path / "garbled"
+    plain.write_text("#!/bin/sh\n")
+    garbled.write_bytes(b"\x00\x01\x02")
+    garbled.chmod(0o755)
+    told = [
+        (Order(("no-such-program",), ENV), "no-such-program cannot be run", "install it"),
+        (Order((str(plain),)), "permission denied", "make it executable"),
+        (Order((str(garbled),)), "exec format error", "built for this machine"),
+        (Order(("/bin/sh",), {}, tmp_path / "no"), f"the directory {tmp_path}/no cannot be entered", "make it"),
+        (Order(("/bin/sh", "a\0b")), "null", "mend the order"),
+        (Order(("/bin/sh", "x" * (1 << 22))), "argument list too long", "shorter"),
+    ]
+
+    async def scene() -> None:
+        one = runner()
+        for order, cause, cure in told:
+            with pytest.raises(NotStarted) as caught:
+                await one.start(order)
+            assert cause in caught.value.cause
+            assert cure in caught.value.cure
+
+    asyncio.run(scene())
