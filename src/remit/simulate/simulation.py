@@ -15,9 +15,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from remit.model.claims import Accepted, Verdict
+from remit.model.claims import Accepted, Role, Verdict
 from remit.simulate.checkers.history import Stand
 from remit.simulate.checkers.judge import Judge
+from remit.simulate.checkers.liveness import Bounds, Core
 from remit.simulate.checkers.promise import Violation
 from remit.simulate.cluster import Cluster, Record
 from remit.simulate.faults import KINDS, Heal
@@ -82,7 +83,7 @@ class Simulation(Record):
         self.loop = SimLoop(name)
         self.loop.on_failure = self._failed
         self.network = Network(self.loop, name, Weather())
-        self.judge = Judge(lambda: round(self.loop.time() * 1000))
+        self.judge = Judge(lambda: round(self.loop.time() * 1000), _bounds(scenario))
         self.judge.on_violation = lambda _: self.loop.stop()
         self._name = name
         self._sent: dict[str, Sent] = {}
@@ -193,6 +194,19 @@ class Simulation(Record):
                 if len(able) > 1:
                     chosen.append(lots.choice(able))
         return chosen
+
+    def _core(self, spared: list[Process]) -> Core:
+        """All that works from here on. Schedulers, agents and controllers hold their roles by leases, which any of them may."""
+        placing = self.scenario.cluster.placing
+        dead = {node for process in spared if process.name.startswith("agent-") for node in self.cluster.hosted(process.name)}
+        return Core(
+            scopes=frozenset(self.scenario.cluster.scopes),
+            nodes={scope: frozenset(self.cluster.nodes(scope)) - dead for scope in placing},
+            roles=frozenset(role.value for role in Role),
+            since_ms=self.judge.now_ms(),
+            silent={scope: frozenset(self.cluster.nodes(scope)) & dead for scope in placing},
+            calm=True,
+        )
 
     # -- the hand of faults ----------------------------------------------------------------------------------------------
 
@@ -358,6 +372,11 @@ class Simulation(Record):
     def _crashed(self, name: str, why: str) -> None:
         self.judge.violations.append(Violation("processes_do_not_end_by_themselves", "crash", "", "", why, self.judge.now_ms()))
         self.loop.stop()
+
+
+def _bounds(scenario: Scenario) -> Bounds:
+    beat_ms = scenario.cluster.beat_ms
+    return Bounds(pace=max(1.0, beat_ms / 2_000), beat_ms=beat_ms)
 
 
 def _keys(commit: Commit) -> str:
