@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from random import Random
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.lots import stream
 from remit.world.promises import Service, Unheard, Unreached
 
 RESET_S: Final = 0.05
@@ -50,8 +50,8 @@ class Network:
         self.weather = self._fair = weather
         self._worse: list[dict[str, float]] = []
         self.counts: dict[str, int] = {}
-        self._loop = loop
-        self._lots = Random(f"{seed}/network")  # noqa: S311 - no secret is drawn from it
+        self.loop = loop
+        self._lots = stream(f"{seed}/network")
         self._ways: dict[tuple[str, str], Way] = {}
         self._serving: dict[str, tuple[Unit, Service]] = {}
         self._under_way: dict[Unit, dict[_Call | _Flow, None]] = {}
@@ -132,7 +132,7 @@ class Network:
         self._carry(delay_s, callback, args, unit)
 
     def _carry(self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], unit: Unit) -> None:
-        self._loop.call_later(delay_s, callback, *args, context=unit.context)
+        self.loop.call_later(delay_s, callback, *args, context=unit.context)
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -179,7 +179,7 @@ class _Call:
             self.send_back(_refuse)
             return
         network.began(self, found[0])
-        asyncio.get_running_loop().create_task(self._serve(*found), name="serve")
+        network.loop.spawn(self._serve(*found), name="serve")
 
     async def _serve(self, unit: Unit, service: Service) -> None:
         try:

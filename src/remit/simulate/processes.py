@@ -59,7 +59,7 @@ class Process:
         self.starts += 1
         self.unit = self.loop.unit(f"{self.name}#{self.starts}")
         self.world = self._new_world()
-        self.unit.context.run(self.loop.create_task, self._run(), name=self.name)
+        self.loop.spawn(self._run(), name=self.name, unit=self.unit)
 
     async def _run(self) -> None:
         failure: BaseException | None = None

@@ -191,7 +191,7 @@ class Agent(Player):
             self.changes.keys[copy.key] = None
             self.changes.wake()
 
-        self.seat.process.loop.create_task(wait(), name=f"wait for {copy.key}")
+        self.seat.process.loop.spawn(wait(), name=f"wait for {copy.key}")
         self.changes.wake()
 
     def _end_strays(self, runs: dict[Copy, Run]) -> None:
@@ -214,7 +214,7 @@ class Agent(Player):
             return
         self._stopping.add(run.running.pid)
         stopping = self.world.runner.stop(run.running, grace_ms=KILL_GRACE_MS)
-        self.seat.process.loop.create_task(stopping, name="stop")
+        self.seat.process.loop.spawn(stopping, name="stop")
 
     def _spec_of(self, replica: Replica) -> Generation | None:
         meta, spec = replica.metadata, replica.spec
@@ -251,5 +251,5 @@ async def beat(seat: Seat, nodes: Sequence[str], listeners: Sequence[str]) -> No
 
     while True:
         for listener in listeners:
-            seat.process.loop.create_task(tell(listener), name="beat")
+            seat.process.loop.spawn(tell(listener), name="beat")
         await clock.sleep_ms(pace.beat_ms)
