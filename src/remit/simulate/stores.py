@@ -26,6 +26,7 @@ from remit.store.protocol import (
     Commit,
     Committed,
     Conflict,
+    Corrupt,
     Event,
     Invalid,
     NoSpace,
@@ -56,6 +57,8 @@ class Trouble(Struct):
     """Told to be lost, and applied some seconds later."""
     slow_s: float = 0.0
     no_space: bool = False
+    damaged: bool = False
+    """A crash has damaged the store's own index: it serves nothing that it cannot vouch for."""
     away: bool = False
     """No leader, or no quorum: nothing is served."""
     lag_s: float = 0.0
@@ -124,6 +127,8 @@ class StoreService:
         self.trouble = Trouble(**worst)  # type: ignore[arg-type]
 
     def check(self, *, writing: bool) -> None:
+        if self.trouble.damaged:
+            raise Corrupt("the store's index does not match its rows; restore a backup")
         if self.trouble.away:
             raise Unavailable("the store has no leader just now; try again")
         if writing and self.trouble.no_space:

@@ -93,8 +93,8 @@ class Repair(Player):
 
     role = Role.REPAIR
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(seat)
+    def __init__(self, seat: Seat, *, lease: str = "") -> None:
+        super().__init__(seat, lease=lease)
         self._since: dict[tuple[str, Phase], int] = {}
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
