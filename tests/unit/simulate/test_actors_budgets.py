@@ -14,16 +14,24 @@ from remit.simulate.processes import Process
 from tests.unit.simulate.worlds import Scene, furnish_region, furnish_upper
 
 
+class Pair(Scene):
+    """The two scopes, and the two who write to each other."""
+
+    budgets: Budgets
+    lender: Lender
+
+
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    scene = Scene("budgets", ["global", "r1"])
+def scene() -> Iterator[Pair]:
+    scene = Pair("budgets", ["global", "r1"])
     scene.do("global", furnish_upper)
     scene.do("r1", furnish_region)
 
     async def main(process: Process) -> None:
         upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
-        budgets = Budgets(region, upper)
+        budgets = scene.budgets = Budgets(region, upper)
         assert isinstance(budgets.lender, Lender)
+        scene.lender = budgets.lender
         scene.note(budgets)
         scene.note(budgets.lender)
         async with asyncio.TaskGroup() as group:
@@ -92,6 +100,22 @@ def test_a_scope_is_restored__they_recognise_each_other_again_and_slices_flow(sc
     assert scene.accepted(Accept) > 1 and scene.accepted(Credit) > 1
     assert {grant.spec.tenant for grant in working(scene)} >= {"t1", "t2"}
     assert not [key for key, grant in held(scene).items() if grant.status.phase is GrantPhase.VOID]
+
+
+def test_answers_are_lost__intents_keep_their_ids_and_slices_flow_when_answers_come_again(scene: Pair) -> None:
+    scene.run(4)
+    for n in range(30):
+        servers = scene.servers["global" if n % 2 else "r1"]
+        for name in servers:
+            scene.network.cut(name, "r1-controllers")
+        scene.run(0.7)
+        for name in servers:
+            scene.network.mend(name, "r1-controllers")
+        scene.run(0.5)
+    assert scene.budgets.resumed + scene.lender.resumed > 0
+    assert scene.budgets.abandoned + scene.lender.abandoned > 0
+    scene.run(6)
+    assert {grant.spec.tenant for grant in working(scene)} >= {"t1", "t2"}
 
 
 def test_a_scope_alone_plays_offers_only() -> None:

@@ -80,6 +80,8 @@ class Settler(Player):
 
     def __init__(self, seat: Seat, *, lease: str = "") -> None:
         super().__init__(seat, lease=lease)
+        self.resumed = self.abandoned = 0
+        """How often silence was ended by asking again, and by making sure that nothing happens."""
         self._unsettled: tuple[Operation, ...] = ()
         self._asked_ms = 0
 
@@ -113,9 +115,11 @@ class Settler(Player):
                 for operation, verdict in zip(self._unsettled, verdicts, strict=True):
                     self.heard(operation.claim, verdict)
                 self._unsettled = ()
+                self.resumed += 1
             while self._unsettled:
                 self.heard(self._unsettled[0].claim, await self.client.abandon(self._unsettled[0].id))
                 self._unsettled = self._unsettled[1:]
+                self.abandoned += 1
         except NoAnswer:
             return False
         return True
