@@ -13,7 +13,7 @@ from remit.simulate.actors.meddler import MISCHIEF, Meddler
 from remit.simulate.actors.policies import Policies
 from remit.simulate.actors.yard import NAME
 from remit.simulate.processes import Process
-from tests.unit.simulate.worlds import Scene, furnish_region, furnish_upper
+from tests.unit.simulate.worlds import Scene, furnish_region, furnish_upper, furnish_work
 
 
 class Play:
@@ -30,6 +30,7 @@ def play() -> Iterator[Play]:
     scene = Scene("meddler", ["global", "r1"])
     scene.do("global", furnish_upper)
     scene.do("r1", furnish_region)
+    scene.do("r1", furnish_work)
     meddlers: list[Meddler] = []
 
     async def controllers(process: Process) -> None:
@@ -77,6 +78,7 @@ def test_what_is_not_its_own_stays_as_it_was(play: Play) -> None:
         }
 
     before = others()
+    assert {"node/r1-n0", "tenant/t1", "workload/t1/w", "replica/t1/w-0", "replica/t1/w-1"} <= before.keys()
     play.scene.run(20)
     assert others() == before
 

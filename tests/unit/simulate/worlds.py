@@ -7,9 +7,21 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from remit.assembly import server
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Claim, Mark, Refused, Role, Verdict
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Bind, Claim, Mark, Refused, Role, Spawn, Verdict
 from remit.model.fields import Metadata
-from remit.model.kinds import Device, Node, NodeHealth, NodeSpec, Region, RegionSpec, Tenant, TenantSpec
+from remit.model.kinds import (
+    Device,
+    Node,
+    NodeHealth,
+    NodeSpec,
+    Region,
+    RegionSpec,
+    Template,
+    Tenant,
+    TenantSpec,
+    Workload,
+    WorkloadSpec,
+)
 from remit.model.objects import decode
 from remit.model.resources import Amount, Duration
 from remit.simulate.actors.seat import Pace, Player, Seat
@@ -195,3 +207,13 @@ async def furnish_region(seat: Seat) -> None:
 async def furnish_upper(seat: Seat) -> None:
     regions = [Apply(Region(metadata=Metadata(name="r1"), spec=RegionSpec(zones=("a", "b"))))]
     await must(seat, Role.OPERATOR, *regions, tenant("t1"), tenant("t2"))
+
+
+async def furnish_work(seat: Seat) -> None:
+    """Somebody's work in a region: one replica bound, one that waits."""
+    template = Template(command=("work", "-", "0"), resources=Amount({"cpu": 500}))
+    work = Workload(metadata=Metadata(name="w", tenant="t1"), spec=WorkloadSpec(type="service", template=template, replicas=2))
+    await must(seat, Role.OPERATOR, tenant("t1"), Apply(work))
+    spawned = await must(seat, Role.WORKLOADS, Spawn("t1", "w", 1, 0, 2), lease="workloads/person")
+    bind = Bind("replica/t1/w-0", spawned[0].revision, f"{seat.scope}-n0", "tenant/t1")
+    await must(seat, Role.SCHEDULER, bind, lease="scheduler/person")
