@@ -12,9 +12,9 @@ from tests.unit.simulate.checkers.pen import Json, Pen, World, generation_key, n
 
 Breach = Callable[[Pen], None]
 BREACHES: list[tuple[str, Breach]] = []
-GPU = {"devices": [{"name": "gpu-0", "kind": "gpu", "model": "A10"}, {"name": "gpu-1", "kind": "gpu", "model": "L4"}]}
-ASKS_GPU = {"template": {"command": ["x"], "resources": {"cpu": "1"}, "devices": [{"kind": "gpu", "count": 1}]}}
-FENCED = {"replace": "fenced", "fence": "1m"}
+GPU: dict[str, Json] = {"devices": [{"name": "gpu-0", "kind": "gpu", "model": "A10"}, {"name": "gpu-1", "kind": "gpu", "model": "L4"}]}
+ASKS_GPU: dict[str, Json] = {"template": {"command": ["x"], "resources": {"cpu": "1"}, "devices": [{"kind": "gpu", "count": 1}]}}
+FENCED: dict[str, Json] = {"replace": "fenced", "fence": "1m"}
 
 
 def breaks(check: str) -> Callable[[Breach], Breach]:
