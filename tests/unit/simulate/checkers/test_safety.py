@@ -12,8 +12,12 @@ from tests.unit.simulate.checkers.pen import Json, Pen, World, generation_key, n
 
 Breach = Callable[[Pen], None]
 BREACHES: list[tuple[str, Breach]] = []
-GPU: dict[str, Json] = {"devices": [{"name": "gpu-0", "kind": "gpu", "model": "A10"}, {"name": "gpu-1", "kind": "gpu", "model": "L4"}]}
-ASKS_GPU: dict[str, Json] = {"template": {"command": ["x"], "resources": {"cpu": "1"}, "devices": [{"kind": "gpu", "count": 1}]}}
+GPU: dict[str, Json] = {
+    "devices": [{"name": "gpu-0", "kind": "gpu", "model": "H100"}, {"name": "gpu-1", "kind": "gpu", "model": "L4"}]
+}
+ASKS_GPU: dict[str, Json] = {
+    "template": {"command": ["x"], "resources": {"cpu": "1"}, "devices": [{"kind": "gpu", "count": 1}]}
+}
 FENCED: dict[str, Json] = {"replace": "fenced", "fence": "1m"}
 
 
@@ -366,7 +370,7 @@ def one_device_twice(pen: Pen) -> None:
 @breaks("devices_are_those_that_were_asked_for")
 def another_device_than_asked(pen: Pen) -> None:
     pen.commit({"node/n1": {**node("n1", **GPU), "status": {"health": "ready"}}}, [pen.entry("apply", "node/n1", "operator")])
-    asks = {"command": ["x"], "devices": [{"kind": "gpu", "count": 1, "models": ["A10"]}]}
+    asks = {"command": ["x"], "devices": [{"kind": "gpu", "count": 1, "models": ["H100"]}]}
     pen.declare("g", template=asks)
     (a,) = pen.spawn(0, workload="g")
     pen.bind(a, devices={"gpu-1": 1000})
