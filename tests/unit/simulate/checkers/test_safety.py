@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from hashlib import sha256
 
 import pytest
 
@@ -93,6 +95,15 @@ def test_a_policy_that_runs_out_between_decision_and_commit_is_not_known_to_be_b
     assert pen.found == [] and len(pen.world.judge.unknown) == 1 and "lease ran out" in pen.world.judge.unknown[0]
 
 
+def test_a_grant_that_runs_out_between_draw_and_commit_is_not_known_to_be_broken() -> None:
+    pen = Pen().furnish()
+    until = pen.world.now_ms + 1_000
+    pen.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": until}})
+    for key in pen.spawn(0, 1):
+        pen.bind(key, grants=["s"], stand=Stand("b1", until - 1, until, until))
+    assert pen.found == [] and len(pen.world.judge.unknown) == 1 and "a grant ran out" in pen.world.judge.unknown[0]
+
+
 def test_a_takeover_gives_a_grant_a_new_term_and_the_old_one_ends_when_that_does() -> None:
     pen = Pen().furnish()
     a, b = pen.spawn(0, 1)
@@ -169,6 +180,26 @@ def rows_are_miscounted(pen: Pen) -> None:
     pen.commit({}, [], head={"count": 7})
 
 
+@breaks("chain_is_unbroken")
+def a_commit_has_no_head(pen: Pen) -> None:
+    pen.world.judge.applied("r1", [("event/e", b"{}")], [], 99, Stand("b1", 0, 0, 0))
+
+
+@breaks("chain_is_unbroken")
+def an_incarnation_from_nowhere(pen: Pen) -> None:
+    pen.commit({}, [], head={"incarnation": "r1-i7"})
+
+
+@breaks("chain_is_unbroken")
+def a_takeover_that_decided_something(pen: Pen) -> None:
+    """Its count and digest are those of its rows, so that nothing else is wrong with it."""
+    batch = {"epoch": 2, "entries": [pen.entry("note", "e", "user", code="role")]}
+    table = [f"{pen.head['digest']} 2 a2", [["batch/x", len(json.dumps(batch))]], []]
+    hashed = sha256(json.dumps(table, separators=(",", ":")).encode() + json.dumps(batch).encode()).hexdigest()[:32]
+    pen.commit({"batch/x": batch}, [], head={"epoch": 2, "holder": "a2", "digest": hashed})
+    assert [violation.why for violation in pen.world.judge.violations] == ["a takeover decided something"]
+
+
 @breaks("entries_say_who_and_what")
 def nobody_did_it(pen: Pen) -> None:
     pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", actor="")])
@@ -176,7 +207,7 @@ def nobody_did_it(pen: Pen) -> None:
 
 @breaks("entries_say_who_and_what")
 def it_was_seen_before_it_was(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", seen=10_000)])
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("mark", "e", "node-lifecycle", seen=10_000)])
 
 
 @breaks("refusals_change_nothing")
@@ -221,6 +252,15 @@ def a_commit_follows_the_end(pen: Pen) -> None:
     pen.move(a, "released", "agent/n1", reason="again")
 
 
+@breaks("phases_move_along_edges_by_their_owners")
+def a_restore_bound_it(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.restore(dict(pen.rows), incarnation="r1-i2")
+    pen.seize("a2")
+    bound = pen.status(a, phase="bound", node="n1", grants=["tenant/t1"])
+    pen.commit({a: bound, "incarnation": "r1-i2"}, [pen.entry("bind", a, "scheduler")])
+
+
 @breaks("agents_move_only_what_is_theirs")
 def another_nodes_agent_moved_it(pen: Pen) -> None:
     (a,) = pen.spawn(0)
@@ -231,6 +271,11 @@ def another_nodes_agent_moved_it(pen: Pen) -> None:
 @breaks("accepted_entries_held_their_lease")
 def a_stale_epoch_was_accepted(pen: Pen) -> None:
     pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair", epoch=7)])
+
+
+@breaks("accepted_entries_held_their_lease")
+def with_the_lease_of_another_role(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "scheduler", lease="repair", actor="repair!")])
 
 
 @breaks("lease_epochs_never_decrease")
@@ -397,6 +442,13 @@ def a_node_went_from_under_its_work(pen: Pen) -> None:
     pen.commit({"node/n1": None}, [pen.entry("delete", "node/n1", "operator")])
 
 
+@breaks("node_sums_never_rise_above_capacity")
+@breaks("hard_constraints_hold_at_the_bind")
+def bound_to_a_node_that_is_not_there(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a, "n9")
+
+
 @breaks("ledgers_never_rise_above_amount")
 def over_quota(pen: Pen) -> None:
     pen.declare("big", template={"command": ["x"], "resources": {"cpu": "17"}})
@@ -526,6 +578,12 @@ def bound_elsewhere_than_reserved(pen: Pen) -> None:
 
 
 @breaks("reservations_are_committed_once_or_released")
+def bound_and_still_waiting_for_victims(pen: Pen) -> None:
+    a, b = pen.spawn(0, 1)
+    pen.bind(a, victims={b: 1})
+
+
+@breaks("reservations_are_committed_once_or_released")
 def released_and_still_charged(pen: Pen) -> None:
     (a,) = pen.spawn(0)
     pen.run(a)
@@ -550,7 +608,7 @@ def on_a_child_of_a_closed_grant(pen: Pen) -> None:
     pen.bind(a, grants=["c"])
 
 
-@pytest.mark.parametrize(("check", "breach"), BREACHES, ids=[breach.__name__ for _, breach in BREACHES])
+@pytest.mark.parametrize(("check", "breach"), BREACHES, ids=[f"{breach.__name__}-{check}" for check, breach in BREACHES])
 def test_a_breach_is_found_under_its_name(check: str, breach: Breach) -> None:
     pen = Pen().furnish()
     assert pen.found == []
