@@ -124,7 +124,11 @@ class StoreService:
         for one in self._troubles:
             for name, value in one.items():
                 worst[name] = max(value, worst.get(name, 0))
+        lagged = self.trouble.lag_s
         self.trouble = Trouble(**worst)  # type: ignore[arg-type]
+        if lagged and not self.trouble.lag_s:
+            for watch in self._watches:
+                watch.caught_up()
 
     def check(self, *, writing: bool) -> None:
         if self.trouble.damaged:
@@ -301,6 +305,7 @@ class SimWatch:
         self._arrived: list[Event | StoreError | None] = []
         self._waiting: asyncio.Future[None] | None = None
         self._not_before_s = 0.0
+        self._on_its_way: dict[Any, Event | StoreError] = {}
         self._closed = False
         loop = service.loop
         self._pump_task = service.unit.context.run(loop.create_task, self._pump(), name=f"watch by {process}")
@@ -355,10 +360,26 @@ class SimWatch:
         # In order, as a stream is: one that is late holds up those behind it.
         at_s = max(service.loop.time() + late_s + service.network.delay_s(), self._not_before_s)
         self._not_before_s = at_s
-        service.loop.call_at(at_s, self._depart, item, context=service.unit.context)
+        self._depart_at(at_s, item)
         if trouble.events_repeated and lots.random() < trouble.events_repeated:
             service.count("event-repeated")
-            service.loop.call_at(at_s + 0.5 * lots.random(), self._depart, item, context=service.unit.context)
+            self._depart_at(at_s + 0.5 * lots.random(), item)
+
+    def _depart_at(self, at_s: float, item: Event | StoreError) -> None:
+        def depart() -> None:
+            self._on_its_way.pop(handle, None)
+            self._depart(item)
+
+        handle = self._service.loop.call_at(at_s, depart, context=self._service.unit.context)
+        self._on_its_way[handle] = item
+
+    def caught_up(self) -> None:
+        """The member behind it lags no more: what it still owed departs at once, in order."""
+        self._lag_s, self._not_before_s = 0.0, 0.0
+        owed, self._on_its_way = self._on_its_way, {}
+        for handle, item in sorted(owed.items(), key=lambda one: one[0].when_s):
+            handle.cancel()
+            self._depart(item)
 
     def _depart(self, item: Event | StoreError) -> None:
         """A cut way loses what is sent, and so tears the stream: the gap shows at the next event that gets through."""

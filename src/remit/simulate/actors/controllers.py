@@ -35,8 +35,9 @@ class Workloads(Player):
             if key.startswith("workload/"):
                 _, tenant, name = key.split("/")
                 found[tenant, name] = None
-            elif key.startswith("replica/") and (replica := self.view.get(key)) is not None:
-                found[replica.metadata.tenant, replica.spec.workload] = None
+            elif key.startswith("replica/"):
+                _, tenant, name = key.split("/")
+                found[tenant, name.rsplit("-", 1)[0]] = None  # also of one that is gone: its workload may go now
         return list(found)
 
     def _clear(self, tenant: str, name: str, workload: Workload | None, replicas: Iterable[str]) -> Iterator[AnyClaim]:
