@@ -271,6 +271,17 @@ class Lender(Side):
         self._asked: dict[tuple[str, int], Reading] = {}
         self._renewed_ms: dict[str, int] = {}
 
+    async def _acquire(self) -> Tenure | None:
+        """Only beside the one who holds the region's role: there may be other pairs, and letters do not reach those."""
+        return await super()._acquire() if self._beside() else None
+
+    def renewed(self, tenure: Tenure) -> None:
+        if not self._beside():
+            tenure.end()
+
+    def _beside(self) -> bool:
+        return self.other is not None and self.other.tenure is not None
+
     def business(self) -> Iterable[AnyClaim]:
         region = self.other
         if region is None or region.view.head is None or self.addresses(region) is None:
