@@ -70,13 +70,14 @@ PLACED_HERE: Final = frozenset({"create", "reserve", "bind", "confirm", "forget"
 
 
 class Meddler(Yard):
-    """It rests for `mean_beats` between two mischiefs, on average. `upper` is where policies are published, if not here."""
+    """It rests for `mean_beats` between two mischiefs, on average. `upper` is where policies are published, if not here.
+
+    In quiet times there is no mischief: the yard is taken away, and again whenever a restore brings it back.
+    """
 
     def __init__(self, seat: Seat, upper: Seat | None = None, *, mean_beats: int = 5) -> None:
         super().__init__(seat)
         self.reached: dict[Code, int] = {}
-        self.quiet = False
-        """Set it to end the mischief: the yard is taken away, and again whenever a restore brings it back."""
         self._mean_ms = mean_beats * seat.pace.beat_ms
         self._upper = upper
 
@@ -84,7 +85,7 @@ class Meddler(Yard):
         while True:
             await self.world.clock.sleep_ms(1 + self.chance.uniform_ms(2 * self._mean_ms))
             if self.view.head is not None:
-                await self._try(self.leave if self.quiet else self._mischief)
+                await self._try(self.leave if self.seat.pace.quiet else self._mischief)
 
     async def _try(self, deed: Callable[[], Awaitable[object]]) -> None:
         try:
