@@ -62,7 +62,7 @@ from remit.model.objects import key_of
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, Phase, SummarySpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.actors.seat import Seat
-from remit.simulate.actors.yard import HOME, NAME, NEW, NOWHERE, PASSING, SHUT, SURGE, Yard
+from remit.simulate.actors.yard import HOME, NAME, NEW, NOWHERE, SHUT, Yard
 
 LITTLE: Final = Amount({"cpu": 10})
 PLACED_HERE: Final = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
@@ -105,6 +105,7 @@ class Meddler(Yard):
             aim = self.chance.choice(unreached if unreached and self.chance.below(3) else codes)
             await self.furnish()
             await MISCHIEF[aim](self)
+            await self.shut_down()
 
     def _noted(self, actor: Actor, verdicts: Any) -> list[Verdict]:
         for verdict in verdicts:
@@ -342,13 +343,10 @@ class Meddler(Yard):
             await self.say(Role.POLICY, Adopt(number - 1, {}, Duration(1_000), 0), Rollback(number))
 
     async def short_gang(self) -> None:
-        await self.say(Role.USER, Apply(self.workload(PASSING)))
-        await self.look("")
-        found = await self.pending(PASSING)
+        found = await self.pending("gang")
         if found is not None:
             await self.say(Role.SCHEDULER, Ganged((Bind(*found, HOME, f"tenant/{NAME}"),)))
-            await self.bind(PASSING)
-        await self.say(Role.USER, Delete("Workload", f"{NAME}-{PASSING}", NAME))
+            await self.bind("gang")
 
     async def wrong_victims(self) -> None:
         placed, found = await self.placed(), await self.pending("plain")
@@ -357,7 +355,7 @@ class Meddler(Yard):
             await self.say(Role.SCHEDULER, claim)
 
     async def too_many(self) -> None:
-        await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, 1_000, SURGE + 1))
+        await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, 1_000, 100))
 
     # -- grants ----------------------------------------------------------------------------------------------------------
 
