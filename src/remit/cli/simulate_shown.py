@@ -119,8 +119,8 @@ class Shown:
             {
                 "cluster": _cluster(scenario),
                 "load": _load(scenario),
-                "ran": f"{totals.hours:,.1f} simulated hours, of which {totals.counted_hours:,.1f} had enough faults and decisions"
-                f" to count: {_amounts(totals)}",
+                "ran": f"{totals.hours:,.1f} simulated hours, of which {totals.counted_hours:,.1f} had enough in them to"
+                f" count: {_amounts(totals)}",
                 "rate": f"{totals.hours * 60 / seconds:,.1f} simulated hours a minute, {totals.events / seconds:,.0f} events/s",
                 "violations": f"{totals.violations:,} in {totals.failing:,} seeds,"
                 f" {totals.per_million_commits:,.2f} in a million commits",

@@ -219,7 +219,7 @@ class Totals(Struct):
 
 
 def counted_s(run: Run) -> float:
-    """As much of the run's time as it had faults and decisions for. Each run by itself: a busy one lends nothing to a calm one."""
+    """As much of the run as it had faults and decisions for. Each run by itself: a busy one lends nothing to a calm one."""
     faults = sum(_faults(run).values())
     return min(run.simulated_s, faults * 3600 / FAULTS_AN_HOUR, run.decided * 3600 / DECIDED_AN_HOUR)
 
