@@ -74,7 +74,7 @@ class SeededIds:
     """Names that nobody else has in this run, and that are the same in the next."""
 
     def __init__(self, seed: str) -> None:
-        self._lots = Random(seed)  # noqa: S311, TID251 - no secret is drawn from it
+        self._lots = Random(seed)  # noqa: S311 - no secret is drawn from it
 
     def nonce(self) -> str:
         return b32encode(self._lots.randbytes(10)).decode().lower()

@@ -30,9 +30,7 @@ _DRIFT_MAX = 0.004
 class Cluster:
     """Every machine and process of one run, by name."""
 
-    def __init__(
-        self, scenario: Scenario, seed: str, loop: SimLoop, network: Network, record: Record
-    ) -> None:
+    def __init__(self, scenario: Scenario, seed: str, loop: SimLoop, network: Network, record: Record) -> None:
         self.scenario = scenario
         self.loop = loop
         self.network = network
@@ -43,7 +41,7 @@ class Cluster:
         self.quiet = False
         self._record = record
         self._seed = seed
-        self._lots = Random(f"{seed}/cluster")  # noqa: S311, TID251 - no secret is drawn from it
+        self._lots = Random(f"{seed}/cluster")  # noqa: S311 - no secret is drawn from it
         self.stores = {scope: StoreService(loop, network, scope, seed, record) for scope in scenario.cluster.scopes}
         for scope in scenario.cluster.scopes:
             self._build(scope)
@@ -95,6 +93,7 @@ class Cluster:
         machine = machine or self._machine(f"host-{name}")
         process = Process(self.loop, self.network, name, machine, self._seed, main)
         process.on_end = self._record.process_ended
+        process.on_silence = self._record.process_silenced
         self.processes[name] = process
 
     # -- what each does --------------------------------------------------------------------------------------------------
@@ -206,6 +205,9 @@ class Cluster:
 
 class Record(Ear, Witness, Recorder):
     """Everybody who writes down what happened: see simulation.py."""
+
+    def process_silenced(self, process: Process) -> None:
+        raise NotImplementedError
 
     def process_ended(self, process: Process, failure: BaseException | None) -> None:
         raise NotImplementedError

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
-from msgspec.structs import replace
-
 from remit.simulate.processes import Process
 from remit.simulate.scenarios import Injection, Scenario
 from remit.simulate.stores import StoreService, at_once
@@ -48,7 +46,7 @@ class Hand(Protocol):
 
     def power_cut(self, process: Process) -> None: ...
 
-    def weather(self, **changes: object) -> Heal: ...
+    def weather(self, **changes: float) -> Heal: ...
 
     def backup(self, scope: str) -> None: ...
 
@@ -240,13 +238,15 @@ def slow_links(hand: Hand, lots: Random, one: Injection) -> Heal | None:
     victim = lots.choice(hand.everyone())
     # Replies more than requests: whoever counts a term from the reply counts too long.
     others, by_s = hand.peers(victim), one.size or 0.2 + 3.0 * lots.random()
-    ways = [(other, victim.name) for other in others] + ([(victim.name, other) for other in others] if lots.random() < 0.3 else [])
+    ways = [(other, victim.name) for other in others] + (
+        [(victim.name, other) for other in others] if lots.random() < 0.3 else []
+    )
     for way in ways:
         hand.slow(*way, by_s)
 
     def heal() -> None:
         for way in ways:
-            hand.slow(*way, 0.0)
+            hand.slow(*way, -by_s)
 
     return heal
 
@@ -272,9 +272,8 @@ def delays(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 @fault("drift", "a clock runs fast or slow, within what the fence allows for", 17)
 def drift(hand: Hand, lots: Random, one: Injection) -> Heal | None:
     clock = lots.choice(hand.everyone()).machine.clock
-    before = clock.rate
     clock.drift(1.0 + 0.004 * (2 * lots.random() - 1))
-    return lambda: clock.drift(before)
+    return None
 
 
 @fault("wall-jump", "a wall clock jumps by up to an hour", 17)
@@ -289,17 +288,11 @@ def wall_jump(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 def _trouble(**changes: float | bool) -> Deed:
     def deed(hand: Hand, lots: Random, one: Injection) -> Heal | None:
         store = lots.choice(hand.stores(one.where))
-        before = {name: getattr(store.trouble, name) for name in changes}
-        drawn = {
+        drawn: dict[str, float | bool] = {
             name: value if isinstance(value, bool) else (one.size or value * (0.2 + 0.8 * lots.random()))
             for name, value in changes.items()
         }
-        store.trouble = replace(store.trouble, **drawn)
-
-        def heal() -> None:
-            store.trouble = replace(store.trouble, **before)
-
-        return heal
+        return store.worsen(drawn)
 
     return deed
 
@@ -319,12 +312,7 @@ fault("events-repeated", "watch events come again", 6)(_trouble(events_repeated=
 @fault("leader-change", "the store elects a new leader", 8)
 def leader_change(hand: Hand, lots: Random, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
-    store.trouble = replace(store.trouble, away=True, lost_after=0.5)
-
-    def back() -> None:
-        store.trouble = replace(store.trouble, away=False, lost_after=0.0)
-
-    hand.later(1.4 + 1.3 * lots.random(), back)
+    hand.later(1.4 + 1.3 * lots.random(), store.worsen({"away": True}))
     return None
 
 

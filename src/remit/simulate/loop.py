@@ -58,7 +58,9 @@ class Handle:
 
     __slots__ = ("args", "callback", "cancelled_", "context", "unit", "when_s")
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context, unit: Unit) -> None:
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context, unit: Unit
+    ) -> None:
         self.callback: Callable[..., object] | None = callback
         self.args = args
         self.context = context

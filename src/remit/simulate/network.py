@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from remit.simulate.loop import SimLoop, Unit
 from remit.world.promises import Service, Unheard, Unreached
@@ -25,7 +26,7 @@ GAP_S: Final = 1.0
 """How long a stream waits for an item that others have overtaken, before it counts as lost."""
 
 
-class Weather(Struct):
+class Weather(Struct, frozen=True):
     """How the network is everywhere. Chances are of each message; delays in seconds."""
 
     delay_s: tuple[float, float] = (0.000_2, 0.003)
@@ -45,11 +46,12 @@ class Way(Struct):
 
 
 class Network:
-    def __init__(self, loop: SimLoop, seed: str, weather: Weather) -> None:
-        self.weather = weather
+    def __init__(self, loop: SimLoop, seed: str, weather: Weather = Weather()) -> None:
+        self.weather = self._fair = weather
+        self._worse: list[dict[str, float]] = []
         self.counts: dict[str, int] = {}
         self._loop = loop
-        self._lots = Random(f"{seed}/network")  # noqa: S311, TID251 - no secret is drawn from it
+        self._lots = Random(f"{seed}/network")  # noqa: S311 - no secret is drawn from it
         self._ways: dict[tuple[str, str], Way] = {}
         self._serving: dict[str, tuple[Unit, Service]] = {}
         self._under_way: dict[Unit, dict[_Call | _Flow, None]] = {}
@@ -75,6 +77,24 @@ class Network:
             held, way.held = way.held, []
             for callback, args, unit in held:
                 self._carry(self.delay_s(), callback, args, unit)
+
+    def worsen(self, changes: dict[str, float]) -> Callable[[], None]:
+        """Make the weather worse everywhere; of two alike the worse counts. Answers how to take this back."""
+        self._worse.append(changes)
+        self._add_up()
+
+        def back() -> None:
+            self._worse = [one for one in self._worse if one is not changes]
+            self._add_up()
+
+        return back
+
+    def _add_up(self) -> None:
+        worst: dict[str, float] = {}
+        for one in self._worse:
+            for name, value in one.items():
+                worst[name] = max(value, worst.get(name, 0.0))
+        self.weather = replace(self._fair, **worst)
 
     def reaches(self, source: str, target: str) -> bool:
         way = self._ways.get((source, target))
@@ -245,7 +265,7 @@ class _Flow:
     def __init__(self, link: SimLink, to: str, body: bytes) -> None:
         self.link, self.to, self.body = link, to, body
         self._loop = asyncio.get_running_loop()
-        self._arrived: dict[int, bytes | None | Exception] = {}
+        self._arrived: dict[int, bytes | Exception | None] = {}
         self._next = 0
         self._sent = 0
         self._waiting: asyncio.Future[None] | None = None
@@ -271,11 +291,11 @@ class _Flow:
     def broke_off(self) -> None:
         self._send(Unheard("the stream broke", "open it anew"))
 
-    def _send(self, item: bytes | None | Exception) -> None:
+    def _send(self, item: bytes | Exception | None) -> None:
         number, self._sent = self._sent, self._sent + 1
         self.link.network.send(self.to, self.link.name, self.link.unit, self._arrive, number, item)
 
-    def _arrive(self, number: int, item: bytes | None | Exception) -> None:
+    def _arrive(self, number: int, item: bytes | Exception | None) -> None:
         self._arrived[number] = item
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)

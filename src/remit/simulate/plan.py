@@ -14,7 +14,7 @@ _SWARM_EVERY_S: Final = (20.0, 240.0)
 
 def draw(scenario: Scenario, seed: int) -> tuple[Injection, ...]:
     """Every fault of this run, in the order of time."""
-    lots = Random(f"{scenario.name}/{seed}/plan")  # noqa: S311, TID251 - no secret is drawn from it
+    lots = Random(f"{scenario.name}/{seed}/plan")  # noqa: S311 - no secret is drawn from it
     found: list[Injection] = []
     for line in (*scenario.faults, *_swarmed(scenario, lots)):
         for at_s in _moments(line, scenario.duration_s, lots):

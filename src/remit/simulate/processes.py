@@ -45,6 +45,8 @@ class Process:
         self.unit.dead = True
         self.world: World
         self.on_end: Callable[[Process, BaseException | None], None] | None = None
+        self.on_silence: Callable[[Process], None] | None = None
+        """It was killed or frozen: what it waits for is nobody's any more."""
         self._seed = seed
 
     @property
@@ -77,9 +79,15 @@ class Process:
             unit = self.unit
             self.loop.kill(unit)
             self.network.died(unit)
+            self._silenced()
 
     def freeze(self) -> None:
         self.loop.freeze(self.unit)
+        self._silenced()
+
+    def _silenced(self) -> None:
+        if self.on_silence is not None:
+            self.on_silence(self)
 
     def thaw(self) -> None:
         self.loop.thaw(self.unit)

@@ -13,7 +13,6 @@ from random import Random
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from remit.model.claims import Accepted, Role, Verdict
 from remit.simulate.checkers.history import Stand
@@ -23,7 +22,7 @@ from remit.simulate.checkers.promise import Violation
 from remit.simulate.cluster import Cluster, Record
 from remit.simulate.faults import KINDS, Heal
 from remit.simulate.loop import SimLoop, Unit
-from remit.simulate.network import Network, Weather
+from remit.simulate.network import Network
 from remit.simulate.plan import draw
 from remit.simulate.processes import Process
 from remit.simulate.scenarios import Injection, Scenario
@@ -82,7 +81,7 @@ class Simulation(Record):
         name = f"{scenario.name}/{seed}"
         self.loop = SimLoop(name)
         self.loop.on_failure = self._failed
-        self.network = Network(self.loop, name, Weather())
+        self.network = Network(self.loop, name)
         self.judge = Judge(lambda: round(self.loop.time() * 1000), _bounds(scenario))
         self.judge.on_violation = lambda _: self.loop.stop()
         self._name = name
@@ -91,7 +90,7 @@ class Simulation(Record):
         self._leaders: dict[str, str] = {}
         self._backups: dict[str, list[Snapshot]] = {}
         self._heals: dict[int, Heal] = {}
-        self._ends: list[str] = []
+        self._waiting: dict[str, dict[tuple[str, str], None]] = {}
         self.cluster = Cluster(scenario, name, self.loop, self.network, self)
 
     # -- one run ---------------------------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class Simulation(Record):
 
     def _inject(self, injection: Injection) -> None:
         kind = KINDS[injection.kind]
-        lots = Random(f"{self._name}/fault-{injection.number}")  # noqa: S311, TID251 - no secret is drawn from it
+        lots = Random(f"{self._name}/fault-{injection.number}")  # noqa: S311 - no secret is drawn from it
         self.count(injection.kind)
         self.loop.note(f"fault {injection.kind}".encode())
         self.tell(f"fault {injection.kind} for {injection.lasts_s:.1f} s")
@@ -171,7 +170,6 @@ class Simulation(Record):
         """The faults end. What the scenario leaves broken for good is chosen among what can be spared."""
         for number in sorted(self._heals):
             self.loop.root.context.run(self._take_back, number)
-        self.network.weather = Weather()
         spared = self._spared() if self.scenario.holds.core else []
         for process in self.cluster.processes.values():
             if process in spared:
@@ -186,7 +184,7 @@ class Simulation(Record):
 
     def _spared(self) -> list[Process]:
         """One server and one agent too few: a permanent fault outside the core."""
-        lots = Random(f"{self._name}/core")  # noqa: S311, TID251 - no secret is drawn from it
+        lots = Random(f"{self._name}/core")  # noqa: S311 - no secret is drawn from it
         chosen = []
         for scope in self.scenario.cluster.scopes:
             for sort in ("server", "agent"):
@@ -247,19 +245,13 @@ class Simulation(Record):
         self.network.unclog(source, target)
 
     def slow(self, source: str, target: str, by_s: float) -> None:
-        self.network.way(source, target).slow_s = by_s
+        self.network.way(source, target).slow_s += by_s
 
     def later(self, delay_s: float, deed: Callable[[], None]) -> None:
         self.loop.root.context.run(self.loop.call_later, delay_s, deed)
 
-    def weather(self, **changes: object) -> Heal:
-        before = {name: getattr(self.network.weather, name) for name in changes}
-        self.network.weather = replace(self.network.weather, **changes)
-
-        def heal() -> None:
-            self.network.weather = replace(self.network.weather, **before)
-
-        return heal
+    def weather(self, **changes: float) -> Heal:
+        return self.network.worsen(changes)
 
     def power_cut(self, process: Process) -> None:
         """All processes of its machine die, all work there with them, and its clock begins anew."""
@@ -283,7 +275,7 @@ class Simulation(Record):
             return False
         for server in self.cluster.named("server", scope):
             server.kill()
-        lots = Random(f"{self._name}/restore-{self.loop.time()}")  # noqa: S311, TID251 - no secret is drawn from it
+        lots = Random(f"{self._name}/restore-{self.loop.time()}")  # noqa: S311 - no secret is drawn from it
         store = self.cluster.stores[scope]
         store.restore(lots.choice(kept), f"restored{len(self.judge.marks)}x{round(self.loop.time())}")
         kept.clear()
@@ -330,17 +322,24 @@ class Simulation(Record):
         self.tell(f"{scope} was put back to revision {backup.revision}")
         self.judge.restored(scope, [(row.key, row.value, row.revision) for row in now.rows], now.revision)
 
-    def asked(self, scope: str, operation: str) -> None:
+    def asked(self, asker: str, scope: str, operation: str) -> None:
+        self._waiting.setdefault(asker, {})[scope, operation] = None
         self.judge.asked(scope, operation)
 
-    def answered(self, scope: str, operation: str, verdict: Verdict) -> None:
+    def answered(self, asker: str, scope: str, operation: str, verdict: Verdict) -> None:
+        self._waiting.get(asker, {}).pop((scope, operation), None)
         if isinstance(verdict, Accepted):
             self.judge.answered(scope, operation, "", verdict.number, verdict.revision)
         else:
             self.judge.answered(scope, operation, verdict.code.value, 0, verdict.revision)
 
-    def gave_up(self, scope: str, operation: str) -> None:
+    def gave_up(self, asker: str, scope: str, operation: str) -> None:
+        self._waiting.get(asker, {}).pop((scope, operation), None)
         self.judge.gave_up(scope, operation)
+
+    def process_silenced(self, process: Process) -> None:
+        for scope, operation in self._waiting.pop(process.name, {}):
+            self.judge.gave_up(scope, operation)
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         self.judge.observed(observer, scope, incarnation, revision)

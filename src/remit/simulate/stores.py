@@ -94,7 +94,8 @@ class StoreService:
         self.unit = loop.unit(self.name)
         self.store = MemoryStore()
         self.trouble = Trouble()
-        self.lots = Random(f"{seed}/{self.name}")  # noqa: S311, TID251 - no secret is drawn from it
+        self._troubles: list[dict[str, float | bool]] = []
+        self.lots = Random(f"{seed}/{self.name}")  # noqa: S311 - no secret is drawn from it
         self.counts: dict[str, int] = {}
         self._witness = witness
         self._lagging: list[tuple[float, int]] = []
@@ -103,6 +104,24 @@ class StoreService:
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
+
+    def worsen(self, changes: dict[str, float | bool]) -> Callable[[], None]:
+        """Add a trouble to those there are; of two alike the worse counts. Answers how to take this one back."""
+        self._troubles.append(changes)
+        self._add_up()
+
+        def back() -> None:
+            self._troubles = [one for one in self._troubles if one is not changes]
+            self._add_up()
+
+        return back
+
+    def _add_up(self) -> None:
+        worst: dict[str, float | bool] = {}
+        for one in self._troubles:
+            for name, value in one.items():
+                worst[name] = max(value, worst.get(name, 0))
+        self.trouble = Trouble(**worst)  # type: ignore[arg-type]
 
     def check(self, *, writing: bool) -> None:
         if self.trouble.away:
@@ -172,9 +191,7 @@ class StorePort:
         return await self._read(lambda store, _: store.get(key))
 
     async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
-        return await self._read(
-            lambda store, lag: store.range(prefix, after=after, limit=limit, revision=revision or lag)
-        )
+        return await self._read(lambda store, lag: store.range(prefix, after=after, limit=limit, revision=revision or lag))
 
     async def revision(self) -> int:
         return await self._read(lambda store, _: store.revision())

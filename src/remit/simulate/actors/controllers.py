@@ -105,7 +105,9 @@ class Repair(Player):
                 continue
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
-            elif isinstance(seen.thing, Grant) and not seen.thing.spec.holder.startswith("scope/") and not seen.thing.spec.issuer:
+            elif (
+                isinstance(seen.thing, Grant) and not seen.thing.spec.holder.startswith("scope/") and not seen.thing.spec.issuer
+            ):
                 if self.chance.below(4) == 0:
                     yield Close(seen.thing.metadata.name)  # refused while it lives
 

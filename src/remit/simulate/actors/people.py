@@ -71,8 +71,7 @@ class People:
             except NoAnswer as error:
                 patience += 1
                 operations = operations or error.operations
-                for operation in operations:
-                    self.seat.ear.gave_up(self.seat.scope, operation.id)
+                self.seat.give_up(error)
                 await clock.sleep_ms(500 + self.chance.uniform_ms(4_000))
 
     # -- a day's work ----------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Scheduler(Player):
             shape = self._shape(replica)
             if shape is None:
                 continue
-            if shape.spec.gang is not None:
+            if shape.spec.gang is not None and self._standing(replica) < shape.spec.gang.min:
                 gangs.setdefault((replica.metadata.tenant, replica.spec.workload), []).append(key)
                 continue
             claims += self._place(key, replica, shape)
@@ -112,6 +112,12 @@ class Scheduler(Player):
                     _take(free, {f"@{name}": n for name, n in replica.status.devices.items()})
             self._free[name] = free
         return free
+
+    def _standing(self, replica: Replica) -> int:
+        """How many of its generation hold room: a gang that stands takes in one at a time."""
+        keys = self.view.by_workload.get((replica.metadata.tenant, replica.spec.workload), ())
+        others = (self.view.get(key) for key in keys)
+        return sum(o.status.phase in HOLDS and o.spec.generation == replica.spec.generation for o in others)
 
     def _shape(self, replica: Replica) -> Shape | None:
         meta, spec = replica.metadata, replica.spec

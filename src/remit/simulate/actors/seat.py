@@ -26,11 +26,11 @@ from remit.world.promises import World
 class Ear(Protocol):
     """Who hears what clients were told. Nothing is told back."""
 
-    def asked(self, scope: str, operation: str) -> None: ...
+    def asked(self, asker: str, scope: str, operation: str) -> None: ...
 
-    def answered(self, scope: str, operation: str, verdict: Verdict) -> None: ...
+    def answered(self, asker: str, scope: str, operation: str, verdict: Verdict) -> None: ...
 
-    def gave_up(self, scope: str, operation: str) -> None: ...
+    def gave_up(self, asker: str, scope: str, operation: str) -> None: ...
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None: ...
 
@@ -51,15 +51,15 @@ class Pace:
 class Heard:
     """An endpoint whose answers are written down the moment they arrive."""
 
-    def __init__(self, endpoint: Endpoint, scope: str, ear: Ear) -> None:
-        self._endpoint, self._scope, self._ear = endpoint, scope, ear
+    def __init__(self, endpoint: Endpoint, asker: str, scope: str, ear: Ear) -> None:
+        self._endpoint, self._asker, self._scope, self._ear = endpoint, asker, scope, ear
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         for operation in operations:
-            self._ear.asked(self._scope, operation.id)
+            self._ear.asked(self._asker, self._scope, operation.id)
         verdicts = await self._endpoint.ask(operations)
         for operation, verdict in zip(operations, verdicts, strict=False):
-            self._ear.answered(self._scope, operation.id, verdict)
+            self._ear.answered(self._asker, self._scope, operation.id, verdict)
         return verdicts
 
     async def status(self) -> Status:
@@ -81,15 +81,19 @@ class Seat:
         self.pace = pace
         self.view = View(
             process.port(store, observer=True),
+            process.port(store),
             process.world,
-            f"{process.name}-{store.scope}",
             lambda incarnation, revision: ear.observed(process.name, store.scope, incarnation, revision),
         )
+
+    def give_up(self, error: NoAnswer) -> None:
+        for operation in error.operation_ids:
+            self.ear.gave_up(self.process.name, self.scope, operation)
 
     def client(self, actor: Actor) -> Client:
         chance = self.world.chance
         names = chance.shuffled(self.servers)
-        endpoints = {name: Heard(Remote(self.world.link, name), self.scope, self.ear) for name in names}
+        endpoints = {name: Heard(Remote(self.world.link, name), self.process.name, self.scope, self.ear) for name in names}
         return Client(endpoints, actor, self.world, shape=RetryShape(deadline_ms=10_000))
 
 
@@ -143,7 +147,7 @@ class Player:
         try:
             found = await acquire(self.client, self.world.clock, self.lease, Duration(self.seat.pace.lease_ms))
         except NoAnswer as error:
-            self.give_up(error)
+            self.seat.give_up(error)
             return None
         return found if isinstance(found, Tenure) else None
 
@@ -189,15 +193,11 @@ class Player:
         try:
             verdicts = await self.client.ask_many(claims, evidence=evidence, **more)
         except NoAnswer as error:
-            self.give_up(error)
+            self.seat.give_up(error)
             return None
         for claim, verdict in zip(claims, verdicts, strict=True):
             self.heard(claim, verdict)
         return verdicts
-
-    def give_up(self, error: NoAnswer) -> None:
-        for operation in error.operation_ids:
-            self.seat.ear.gave_up(self.seat.scope, operation)
 
 
 def accepted(verdict: Verdict) -> bool:

@@ -1,7 +1,7 @@
 """What does an actor believe of its scope? A local copy by list and watch, which proves that it missed nothing, or lists anew.
 
-A list may come from a member that lags: one that is older than what this observer has seen is refused, also after a restart,
-because the last revision seen is kept on disk.
+A list may come from a member that lags: one that is older than what this observer has seen is refused. After a restart it has
+seen nothing that it could compare with, so its first list is a linearizable one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from remit.model.objects import decode
 from remit.model.records import Phase, Replica
 from remit.store import chain
 from remit.store.protocol import HEAD, Event, Head, Page, Row, Store, StoreError, Unavailable
-from remit.world.promises import World, WorldError
+from remit.world.promises import World
 
-_KEPT: Final = Path("/seen")
 _RESYNC_MS: Final = 45_000
-_SAVE_EVERY: Final = 64
 
 
 class Seen(NamedTuple):
@@ -37,7 +34,7 @@ def _decoded(value: bytes) -> Any:
 class View:
     """`rows` are objects by key; `replicas` the keys of replicas by phase. Subscribers hear which keys changed."""
 
-    def __init__(self, store: Store, world: World, name: str, observed: Callable[[str, int], None]) -> None:
+    def __init__(self, store: Store, sure: Store, world: World, observed: Callable[[str, int], None]) -> None:
         self.rows: dict[str, Seen] = {}
         self.by_phase: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
         self.by_node: dict[str, dict[str, None]] = {}
@@ -46,11 +43,10 @@ class View:
         self.revision = 0
         self.seen_ms = 0
         self._store = store
+        self._sure = sure
         self._world = world
-        self._name = name
         self._observed = observed
         self._subscribers: list[Changes] = []
-        self._saved = 0
 
     def subscribe(self) -> Changes:
         changes = Changes(self)
@@ -71,7 +67,6 @@ class View:
 
     async def follow(self) -> None:
         """For ever: list, then watch. A watch that only broke is taken up where it was; whatever else happened, list anew."""
-        self._remember()
         listed = False
         while True:
             try:
@@ -89,14 +84,19 @@ class View:
     async def _list(self) -> None:
         rows: list[Row] = []
         page: Page | None = None
+        store = self.lister()
         while page is None or page.more:
             after, revision = (rows[-1].key, page.revision) if page is not None else ("", 0)
-            page = await self._store.range("", after=after, revision=revision)
+            page = await store.range("", after=after, revision=revision)
             rows += page.rows
         head = next((chain.decode_head(row.value) for row in rows if row.key == HEAD), None)
         if head is None or not self._takes(head, page.revision):
             raise TimeoutError("the list is older than what was seen, or there is nothing yet")
         self._replace(rows, head, page.revision)
+
+    def lister(self) -> Store:
+        """Whom to ask for everything: somebody sure, as long as nothing has been seen."""
+        return self._sure if self.head is None else self._store
 
     def _takes(self, head: Head, revision: int) -> bool:
         """Is this list at least as new as what this observer has seen before?"""
@@ -143,9 +143,6 @@ class View:
     def _reached(self, head: Head, revision: int) -> None:
         self.head, self.revision, self.seen_ms = head, revision, self._world.clock.now_ms()
         self._observed(head.incarnation, revision)
-        self._saved += 1
-        if self._saved % _SAVE_EVERY == 1:
-            self._save()
         for changes in self._subscribers:
             changes.wake()
 
@@ -174,25 +171,6 @@ class View:
         self.by_phase[replica.status.phase].pop(key, None)
         self.by_node.get(replica.status.node, {}).pop(key, None)
         self.by_workload.get((replica.metadata.tenant, replica.spec.workload), {}).pop(key, None)
-
-    # -- over restarts ---------------------------------------------------------------------------------------------------
-
-    def _save(self) -> None:
-        if self.head is not None:
-            try:
-                self._world.disk.write_atomically(self._place(), f"{self.head.incarnation} {self.revision}".encode())
-            except WorldError:
-                return  # what is not remembered is only looked up again
-
-    def _remember(self) -> None:
-        try:
-            incarnation, revision = self._world.disk.read(self._place()).decode().split()
-        except WorldError:
-            return
-        self.head, self.revision = Head(incarnation, 0, 0, "", 0, ""), int(revision)
-
-    def _place(self) -> Path:
-        return _KEPT.with_name(f"seen-{self._name.replace('/', '-')}")
 
 
 class Changes:
