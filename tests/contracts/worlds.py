@@ -14,13 +14,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from remit.simulate.loop import SimLoop
+from remit.simulate.network import Network
+from remit.simulate.processes import Machine, Process
+from remit.simulate.runners import Program as Behaviour
 from remit.world.chance import SeededChance
 from remit.world.clock import BootClock
 from remit.world.link import SocketLink
 from remit.world.production import production
 from remit.world.promises import Chance, Clock, Link, Order, Runner, World
 from remit.world.runner import ProcessRunner
-from tests.unit.world.virtual import run_virtually, virtual_world
 
 NAMES: Final = ("a", "b")
 """What processes are called in the suite of links."""
@@ -120,22 +123,79 @@ def _free_port() -> int:
         return port
 
 
-class Virtual:
-    """Virtual time on the real disk; alone in the world."""
+class Simulated:
+    """The simulated world: virtual time, its own network, disk and machine. Each process is a unit of its own."""
 
     def __init__(self, place: Path, /) -> None:
-        pass
+        self._loop = SimLoop.seeded("contract")
+        self._network = Network(self._loop, "contract")
+        self._machine = Machine(self._loop, "machine", _Unrecorded(), start_ms=1_000, rate=1.003)
+        self._made = 0
+        self._process("maker").world.disk.make_directory(place)
 
     def run(self, scene: Coroutine[Any, Any, None], /) -> None:
-        run_virtually(scene)
+        ended: list[BaseException | None] = []
+
+        async def watched() -> None:
+            try:
+                await scene
+            except Exception as error:
+                ended.append(error)
+            else:
+                ended.append(None)
+            self._loop.stop()
+
+        self._loop.spawn(watched(), name="scene", unit=self._process("scene").unit)
+        self._loop.run(3_600.0)
+        self._loop.finish()
+        assert ended, "the scene did not end within an hour"
+        if ended[0] is not None:
+            raise ended[0]
 
     def world(self) -> World:
-        return virtual_world()
+        return self._process("world").world
 
     def chance(self, seed: str) -> Chance:
         return SeededChance(seed)
 
+    def clock(self) -> Clock:
+        return self._machine.clock
 
-WORLDS: list[type[WorldTwin]] = [Production, Virtual]
-LINKS: list[type[LinkTwin]] = [Production, OverTcp]
-RUNNERS: list[type[RunnerTwin]] = [Production]
+    def link(self, name: str) -> Link:
+        return self._process(name).world.link
+
+    def runner(self) -> Runner:
+        return self._process("runner").world.runner
+
+    def order(self, program: Program) -> Order:
+        plays = {
+            Program.EXITS_0: Behaviour(1, 0),
+            Program.EXITS_3: Behaviour(1, 3),
+            Program.RUNS: Behaviour(None, 0, 10),
+            Program.IGNORES: Behaviour(None, 0, None),
+        }
+        return Order(("missing",)) if program is Program.MISSING else Order(plays[program].argv())
+
+    def _process(self, name: str) -> Process:
+        """Another process, under its own number: those of one name are told apart by it."""
+        self._made += 1
+        process = Process(self._loop, self._network, name, self._machine, f"contract-{self._made}", _unused)
+        process.come_to_life()
+        return process
+
+
+async def _unused(process: Process) -> None:
+    raise AssertionError("these processes only lend their world")
+
+
+class _Unrecorded:
+    def started(self, machine: str, order: Order, pid: int) -> None:
+        """Nobody asks here what ran when."""
+
+    def ended(self, machine: str, pid: int) -> None:
+        """Nobody asks here."""
+
+
+WORLDS: list[type[WorldTwin]] = [Production, Simulated]
+LINKS: list[type[LinkTwin]] = [Production, OverTcp, Simulated]
+RUNNERS: list[type[RunnerTwin]] = [Production, Simulated]

@@ -6,10 +6,10 @@ import asyncio
 from base64 import b32encode
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from random import Random
 from typing import Final
 
 from remit.simulate.loop import SimLoop
+from remit.simulate.lots import stream
 
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -74,7 +74,7 @@ class SeededIds:
     """Names that nobody else has in this run, and that are the same in the next."""
 
     def __init__(self, seed: str) -> None:
-        self._lots = Random(seed)  # noqa: S311 - no secret is drawn from it
+        self._lots = stream(seed)
 
     def nonce(self) -> str:
         return b32encode(self._lots.randbytes(10)).decode().lower()

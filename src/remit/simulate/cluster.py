@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from random import Random
 
 from remit.assembly import server
 from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
@@ -16,6 +15,7 @@ from remit.simulate.actors.policies import Policies
 from remit.simulate.actors.scheduler import Scheduler
 from remit.simulate.actors.seat import Ear, Pace, Player, Seat
 from remit.simulate.loop import SimLoop
+from remit.simulate.lots import stream
 from remit.simulate.network import Network
 from remit.simulate.processes import Machine, Main, Process
 from remit.simulate.runners import Recorder
@@ -41,7 +41,7 @@ class Cluster:
         self.quiet = False
         self._record = record
         self._seed = seed
-        self._lots = Random(f"{seed}/cluster")  # noqa: S311 - no secret is drawn from it
+        self._lots = stream(f"{seed}/cluster")
         self.stores = {scope: StoreService(loop, network, scope, seed, record) for scope in scenario.cluster.scopes}
         for scope in scenario.cluster.scopes:
             self._build(scope)
@@ -200,7 +200,7 @@ class Cluster:
             people.quiet = True
             process = people.seat.process
             if process.alive and people.seat.world is process.world:
-                process.unit.context.run(self.loop.create_task, people.open_all(), name="open all")
+                self.loop.spawn(people.open_all(), name="open all", unit=process.unit)
 
 
 class Record(Ear, Witness, Recorder):

@@ -1,15 +1,15 @@
 """What can go wrong, and how is it done to the simulated world? Each kind of fault is a function with the rows that it plays.
 
-A fault chooses its victim by its own lots, does its harm, and answers how to take that back. Its lots come from the seed and its
-number in the plan alone, so leaving another fault out changes nothing here: that is what makes shrinking honest.
+A fault chooses its victim by its own lots, does its harm, and answers how to take that back. Its lots come from the seed and
+its number in the plan alone, so leaving another fault out changes nothing here: that is what makes shrinking honest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from random import Random
 from typing import Final, NamedTuple, Protocol
 
+from remit.simulate.lots import Lots
 from remit.simulate.processes import Process
 from remit.simulate.scenarios import Injection, Scenario
 from remit.simulate.stores import StoreService, at_once
@@ -55,7 +55,7 @@ class Hand(Protocol):
     def count(self, kind: str) -> None: ...
 
 
-Deed = Callable[[Hand, Random, Injection], Heal | None]
+Deed = Callable[[Hand, Lots, Injection], Heal | None]
 
 
 class Kind(NamedTuple):
@@ -87,7 +87,7 @@ def fault(name: str, summary: str, *rows: int, swarms: bool = True, scopes_min: 
 
 
 def _killer(sort: str) -> Deed:
-    def deed(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    def deed(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
         able = [process for process in hand.processes(sort, one.where) if process.alive]
         if not able:
             return None
@@ -106,7 +106,7 @@ fault("kill-people", "a client is killed while it waits for an answer", 1)(_kill
 
 
 @fault("kill-leader", "the active authority is killed", 8, 19, 20)
-def kill_leader(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def kill_leader(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = hand.leader(lots.choice(hand.stores(one.where)).scope)
     if victim is None or not victim.alive:
         return None
@@ -115,13 +115,13 @@ def kill_leader(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("freeze-leader", "the active authority stands still past its term, and wakes", 15, 18)
-def freeze_leader(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def freeze_leader(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = hand.leader(lots.choice(hand.stores(one.where)).scope)
     return None if victim is None or not victim.alive else _freeze(victim)
 
 
 @fault("freeze", "a process stands still, and wakes", 15, 18)
-def freeze(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def freeze(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = [process for process in hand.everyone() if process.alive and not process.name.startswith("keeper-")]
     return _freeze(lots.choice(able)) if able else None
 
@@ -138,7 +138,7 @@ def _freeze(victim: Process) -> Heal:
 
 
 @fault("power-cut", "a machine with nodes loses power, and all that ran there with it", 36)
-def power_cut(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def power_cut(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = hand.processes("agent", one.where)
     if not able:
         return None
@@ -172,13 +172,13 @@ def _both(one: str, others: Sequence[str]) -> list[tuple[str, str]]:
 
 
 @fault("isolate", "a process is cut off from everybody", 9, 16, 34)
-def isolate(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def isolate(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = lots.choice(hand.everyone())
     return _cutting(hand, _both(victim.name, hand.peers(victim)))
 
 
 @fault("cut-node", "a node is cut off from everybody, and returns", 34, 39)
-def cut_node(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def cut_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = hand.processes("agent", one.where)
     if not able:
         return None
@@ -187,27 +187,27 @@ def cut_node(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("all-silent", "every node falls silent at once", 35)
-def all_silent(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def all_silent(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     ways = [way for victim in hand.processes("agent", one.where) for way in _both(victim.name, hand.peers(victim))]
     return _cutting(hand, ways)
 
 
 @fault("cut-one-way", "messages between two processes get through in one direction only", 16)
-def cut_one_way(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def cut_one_way(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = lots.choice(hand.everyone())
     other = lots.choice(hand.peers(victim))
     return _cutting(hand, [(victim.name, other) if lots.random() < 0.5 else (other, victim.name)])
 
 
 @fault("cut-store", "the active authority cannot reach its store", 9, 16)
-def cut_store(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def cut_store(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     victim = hand.leader(store.scope)
     return None if victim is None else _cutting(hand, _both(victim.name, [store.name]))
 
 
 @fault("cut-scopes", "scopes cannot reach each other", 34, scopes_min=2)
-def cut_scopes(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def cut_scopes(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     stores = hand.stores("")
     apart = lots.choice(stores[1:]).scope
     inside = [process.name for process in hand.everyone() if f"-{apart}-" in process.name] + [f"store/{apart}"]
@@ -217,7 +217,7 @@ def cut_scopes(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("swizzle-clog", "links are clogged one by one, and opened in another order", 43)
-def swizzle_clog(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def swizzle_clog(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     ways = [(process.name, other) for process in hand.everyone() for other in hand.peers(process)]
     chosen = lots.sample(ways, min(len(ways), 3 + lots.randrange(12)))
     step_s = max(one.lasts_s, 1.0) / (2 * len(chosen))
@@ -234,7 +234,7 @@ def swizzle_clog(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("slow-links", "the ways of one process are slow", 12, 29)
-def slow_links(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def slow_links(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = lots.choice(hand.everyone())
     # Replies more than requests: whoever counts a term from the reply counts too long.
     others, by_s = hand.peers(victim), one.size or 0.2 + 3.0 * lots.random()
@@ -252,17 +252,17 @@ def slow_links(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("loss", "messages are lost", 1, 32)
-def loss(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def loss(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(loss=one.size or 0.01 + 0.2 * lots.random())
 
 
 @fault("repeats", "messages arrive twice", 37)
-def repeats(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def repeats(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(repeat=one.size or 0.05 + 0.4 * lots.random())
 
 
 @fault("delays", "messages overtake each other", 2, 6)
-def delays(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def delays(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(tail_chance=0.05 + 0.3 * lots.random(), tail_s=one.size or 0.1 + 2.0 * lots.random())
 
 
@@ -270,14 +270,14 @@ def delays(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("drift", "a clock runs fast or slow, within what the fence allows for", 17)
-def drift(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def drift(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     clock = lots.choice(hand.everyone()).machine.clock
     clock.drift(1.0 + 0.004 * (2 * lots.random() - 1))
     return None
 
 
 @fault("wall-jump", "a wall clock jumps by up to an hour", 17)
-def wall_jump(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def wall_jump(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     lots.choice(hand.everyone()).machine.clock.wall_offset_ms += lots.randrange(-3_600_000, 3_600_000)
     return None
 
@@ -286,7 +286,7 @@ def wall_jump(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 def _trouble(**changes: float | bool) -> Deed:
-    def deed(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+    def deed(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
         store = lots.choice(hand.stores(one.where))
         drawn: dict[str, float | bool] = {
             name: value if isinstance(value, bool) else (one.size or value * (0.2 + 0.8 * lots.random()))
@@ -310,14 +310,14 @@ fault("events-repeated", "watch events come again", 6)(_trouble(events_repeated=
 
 
 @fault("leader-change", "the store elects a new leader", 8)
-def leader_change(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def leader_change(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     hand.later(1.4 + 1.3 * lots.random(), store.worsen({"away": True}))
     return None
 
 
 @fault("lagging-member", "observers fail over to a member that lags, in the middle of a watch", 6)
-def lagging_member(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def lagging_member(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     heal = _trouble(lag_s=15.0)(hand, lots, one)
     store = lots.choice(hand.stores(one.where))
     store.break_watches()
@@ -325,7 +325,7 @@ def lagging_member(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("compaction", "the history is compacted away under those who watch", 7)
-def compaction(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def compaction(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     away_s = 1.0 + 4.0 * lots.random()
     store.break_watches(for_s=away_s)
@@ -338,14 +338,14 @@ def compaction(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("backup", "a backup is taken", swarms=False)
-def backup(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def backup(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     for store in hand.stores(one.where):
         hand.backup(store.scope)
     return None
 
 
 @fault("restore", "an old backup is put in the store's place", 10)
-def restore(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def restore(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     if not hand.restore(store.scope):
         hand.count("restore-without-backup")
@@ -356,7 +356,7 @@ def restore(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("disk-full", "a machine's disk is full", 11, 14)
-def disk_full(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def disk_full(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     disk = lots.choice(hand.everyone()).machine.disk
     disk.full = True
 
@@ -367,7 +367,7 @@ def disk_full(hand: Hand, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("disk-failing", "a machine's disk answers with errors", 14)
-def disk_failing(hand: Hand, lots: Random, one: Injection) -> Heal | None:
+def disk_failing(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     disk = lots.choice(hand.everyone()).machine.disk
     disk.failing = True
 

@@ -23,8 +23,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from heapq import heappop, heappush
-from random import Random
 from typing import Any, Final
+
+from remit.simulate.lots import stream
 
 _DIGEST_EVERY: Final = 2_048
 _event = struct.Struct("<dI").pack
@@ -117,7 +118,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._numbers = 0
         self._timers: list[tuple[float, int, Handle]] = []
         self._runnable: list[Unit] = []
-        self._lots = Random(f"{seed}/order").random  # noqa: S311 - no secret is drawn from it
+        self._lots = stream(f"{seed}/order").random
         self._stopping = False
         self._closed = False
         self._hash = sha256()
@@ -125,6 +126,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._buried: list[CountedTask] = []
         self._units: list[Unit] = []
         self.root = self.unit("world")
+
+    @classmethod
+    def seeded(cls, seed: str) -> SimLoop:
+        """A new one. What it does not offer (sockets, signals, subprocesses) raises NotImplementedError."""
+        return cls(seed)  # type: ignore[abstract]
 
     # -- processes -------------------------------------------------------------------------------------------------------
 
@@ -262,7 +268,9 @@ class SimLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None) -> Any:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
         context = contextvars.copy_context() if context is None else context
         unit = context.get(CURRENT) or self.root
         handle = Handle(callback, args, context, unit)
@@ -272,12 +280,12 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._queue(unit)
         return handle
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
         return self.call_at(self._now_s + max(0.0, delay), callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
         context = contextvars.copy_context() if context is None else context
@@ -305,6 +313,13 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._buried.append(task)
         return task
 
+    def spawn(self, coro: Coroutine[Any, Any, Any], *, name: str, unit: Unit | None = None) -> None:
+        """A task that nobody waits for; what it fails with is told by its process. In `unit`, or where this is called."""
+        if unit is None:
+            self.create_task(coro, name=name).add_done_callback(_told)
+        else:
+            unit.context.run(self.spawn, coro, name=name)
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._closed:
             self._failed(CURRENT.get(self.root), context.get("exception"), str(context.get("message", "")))
@@ -326,10 +341,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return self._closed
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
         raise RuntimeError("there are no threads in a simulated world")
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         raise RuntimeError("there are no threads in a simulated world: use world.offload")
 
     async def shutdown_asyncgens(self) -> None:
@@ -337,6 +354,11 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's own name
         return
+
+
+def _told(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
 
 
 def _number(task: asyncio.Task[Any]) -> int:

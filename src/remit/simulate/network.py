@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from random import Random
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from remit.simulate.loop import SimLoop, Unit
-from remit.world.promises import Service, Unheard, Unreached
+from remit.simulate.lots import stream
+from remit.world.promises import NotServed, Service, Unheard, Unreached
 
 RESET_S: Final = 0.05
 """After so long a caller hears that the far side's process is gone, if its machine is there."""
+
+LET_GO_S: Final = 1.0
+"""How long a service that ends goes on with what it has begun."""
 
 GAP_S: Final = 1.0
 """How long a stream waits for an item that others have overtaken, before it counts as lost."""
@@ -50,8 +53,8 @@ class Network:
         self.weather = self._fair = weather
         self._worse: list[dict[str, float]] = []
         self.counts: dict[str, int] = {}
-        self._loop = loop
-        self._lots = Random(f"{seed}/network")  # noqa: S311 - no secret is drawn from it
+        self.loop = loop
+        self._lots = stream(f"{seed}/network")
         self._ways: dict[tuple[str, str], Way] = {}
         self._serving: dict[str, tuple[Unit, Service]] = {}
         self._under_way: dict[Unit, dict[_Call | _Flow, None]] = {}
@@ -132,7 +135,7 @@ class Network:
         self._carry(delay_s, callback, args, unit)
 
     def _carry(self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], unit: Unit) -> None:
-        self._loop.call_later(delay_s, callback, *args, context=unit.context)
+        self.loop.call_later(delay_s, callback, *args, context=unit.context)
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -156,6 +159,9 @@ class Network:
     def over(self, call: _Call | _Flow, unit: Unit) -> None:
         self._under_way.get(unit, {}).pop(call, None)
 
+    def under_way(self, unit: Unit) -> list[_Call | _Flow]:
+        return list(self._under_way.get(unit, ()))
+
     def died(self, unit: Unit) -> None:
         """Its machine tells those who wait for it that the connection is gone, if a message gets through."""
         for call in self._under_way.pop(unit, {}):
@@ -165,10 +171,12 @@ class Network:
 class _Call:
     """One request on its way. It may reach the far side twice; the first reply counts."""
 
-    __slots__ = ("body", "link", "reply", "to")
+    __slots__ = ("body", "link", "reply", "service", "task", "to")
 
     def __init__(self, link: SimLink, to: str, body: bytes) -> None:
         self.link, self.to, self.body = link, to, body
+        self.service: Service | None = None
+        self.task: asyncio.Task[None] | None = None
         self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def arrived(self) -> None:
@@ -179,7 +187,8 @@ class _Call:
             self.send_back(_refuse)
             return
         network.began(self, found[0])
-        asyncio.get_running_loop().create_task(self._serve(*found), name="serve")
+        self.service = found[1]
+        self.task = network.loop.create_task(self._serve(*found), name="serve")
 
     async def _serve(self, unit: Unit, service: Service) -> None:
         try:
@@ -195,6 +204,8 @@ class _Call:
         self.link.network.send(self.to, self.link.name, self.link.unit, what, self.reply, *args)
 
     def broke_off(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
         self.send_back(_break_off)
 
 
@@ -252,11 +263,25 @@ class SimLink:
 
     @asynccontextmanager
     async def serve(self, at: str, service: Service, /) -> AsyncIterator[None]:
+        if self.network.serving(at) is not None:
+            raise NotServed(f"{at} is served already", "stop that one, or use another name")
         self.network.enlist(at, self.unit, service)
         try:
             yield
         finally:
             self.network.strike(at, service)
+            await self._let_go(service)
+
+    async def _let_go(self, service: Service) -> None:
+        """Streams break now; a request may still be answered for a while."""
+        until_s = self.network.loop.time() + LET_GO_S
+        while calls := [call for call in self.network.under_way(self.unit) if call.service is service]:
+            late = self.network.loop.time() >= until_s
+            for call in calls:
+                if late or isinstance(call, _Flow):
+                    self.network.over(call, self.unit)
+                    call.broke_off()
+            await asyncio.sleep(LET_GO_S / 20)
 
 
 class _Flow:
@@ -269,6 +294,7 @@ class _Flow:
         self._next = 0
         self._sent = 0
         self._waiting: asyncio.Future[None] | None = None
+        self.service: Service | None = None
         self._task: asyncio.Task[None] | None = None
         self._left = False
 
@@ -277,18 +303,22 @@ class _Flow:
         if self._left or self._task is not None:
             return
         self.link.network.began(self, unit)
-        self._task = self._loop.create_task(self._pump(service), name="stream")
+        self.service = service
+        self._task = self._loop.create_task(self._pump(unit, service), name="stream")
 
-    async def _pump(self, service: Service) -> None:
+    async def _pump(self, unit: Unit, service: Service) -> None:
         try:
             async for item in service.stream(self.body):
                 self._send(item)
         except Exception:  # noqa: BLE001 - a service that raises breaks off that one call
-            self.broke_off()
-            return
-        self._send(None)
+            self._send(Unheard("the stream broke", "open it anew"))
+        else:
+            self._send(None)
+        self.link.network.over(self, unit)
 
     def broke_off(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
         self._send(Unheard("the stream broke", "open it anew"))
 
     def _send(self, item: bytes | Exception | None) -> None:

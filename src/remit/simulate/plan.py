@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Final
 
 from remit.model.quantity import parse_duration
 from remit.simulate.faults import KINDS
+from remit.simulate.lots import Lots, stream
 from remit.simulate.scenarios import FaultLine, Injection, Scenario
 
 _SWARM_EVERY_S: Final = (20.0, 240.0)
@@ -14,7 +14,7 @@ _SWARM_EVERY_S: Final = (20.0, 240.0)
 
 def draw(scenario: Scenario, seed: int) -> tuple[Injection, ...]:
     """Every fault of this run, in the order of time."""
-    lots = Random(f"{scenario.name}/{seed}/plan")  # noqa: S311 - no secret is drawn from it
+    lots = stream(f"{scenario.name}/{seed}/plan")
     found: list[Injection] = []
     for line in (*scenario.faults, *_swarmed(scenario, lots)):
         for at_s in _moments(line, scenario.duration_s, lots):
@@ -24,7 +24,7 @@ def draw(scenario: Scenario, seed: int) -> tuple[Injection, ...]:
     return tuple(sorted(found, key=lambda one: (one.at_s, one.number)))
 
 
-def _moments(line: FaultLine, duration_s: float, lots: Random) -> list[float]:
+def _moments(line: FaultLine, duration_s: float, lots: Lots) -> list[float]:
     if line.at:
         at_s = parse_duration(line.at) / 1000
         return [at_s] if at_s < duration_s else []
@@ -37,7 +37,7 @@ def _moments(line: FaultLine, duration_s: float, lots: Random) -> list[float]:
     return moments
 
 
-def _swarmed(scenario: Scenario, lots: Random) -> list[FaultLine]:
+def _swarmed(scenario: Scenario, lots: Lots) -> list[FaultLine]:
     """A few kinds for this seed, each at a rate of its own: many faults of few kinds find what a little of all does not."""
     if not scenario.swarm:
         return []

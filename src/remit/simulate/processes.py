@@ -56,10 +56,14 @@ class Process:
     def start(self) -> None:
         if self.alive:
             return
+        self.come_to_life()
+        self.loop.spawn(self._run(), name=self.name, unit=self.unit)
+
+    def come_to_life(self) -> None:
+        """A new unit and a new world; nothing runs in it yet."""
         self.starts += 1
         self.unit = self.loop.unit(f"{self.name}#{self.starts}")
         self.world = self._new_world()
-        self.unit.context.run(self.loop.create_task, self._run(), name=self.name)
 
     async def _run(self) -> None:
         failure: BaseException | None = None

@@ -112,15 +112,23 @@ class SimRunner:
         self._machinery = machinery
         self._unit = unit
         self._pause = pause
+        self._own: dict[Running, Run] = {}
+        """Its children: only their parent learns how they ended."""
 
     async def start(self, order: Order, /) -> Running:
         await asyncio.sleep(self._pause())
         self._check_alive()
-        return self._machinery.start(order)
+        running = self._machinery.start(order)
+        self._own[running] = self._machinery.runs[running.pid]
+        return running
 
     async def wait(self, running: Running, /) -> Ended:
-        run = self._machinery.find(running)
-        return await asyncio.shield(run.ended) if run is not None else Ended()
+        own, run = self._own.get(running), self._machinery.find(running)
+        if own is not None:
+            return await asyncio.shield(own.ended)
+        if run is not None:
+            await asyncio.shield(run.ended)
+        return Ended()
 
     def alive(self, running: Running, /) -> bool:
         return self._machinery.find(running) is not None

@@ -1,15 +1,14 @@
 """How does one run go? Faults for a while, then they end, and what is left must move on; the judge hears of everything.
 
-One seed is one run. It has two phases: in the first, faults come as the plan says and only safety is judged; then every fault is
-taken back (but, if the scenario says so, a few outside a healthy core stay for good), people ask for nothing new, and what is
-promised about progress is judged too.
+One seed is one run. It has two phases. In the first, faults come as the plan says, and only safety is judged. Then every fault
+is taken back (but, if the scenario says so, a few outside a healthy core stay for good), people ask for nothing new, and what
+is promised about progress is judged too.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from random import Random
 from typing import Final
 
 from msgspec import Struct
@@ -22,6 +21,7 @@ from remit.simulate.checkers.promise import Violation
 from remit.simulate.cluster import Cluster, Record
 from remit.simulate.faults import KINDS, Heal
 from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.lots import stream
 from remit.simulate.network import Network
 from remit.simulate.plan import draw
 from remit.simulate.processes import Process
@@ -79,7 +79,7 @@ class Simulation(Record):
         self.faults: dict[str, int] = {}
         self.commits = self.decided = 0
         name = f"{scenario.name}/{seed}"
-        self.loop = SimLoop(name)
+        self.loop = SimLoop.seeded(name)
         self.loop.on_failure = self._failed
         self.network = Network(self.loop, name)
         self.judge = Judge(lambda: round(self.loop.time() * 1000), _bounds(scenario))
@@ -151,7 +151,7 @@ class Simulation(Record):
 
     def _inject(self, injection: Injection) -> None:
         kind = KINDS[injection.kind]
-        lots = Random(f"{self._name}/fault-{injection.number}")  # noqa: S311 - no secret is drawn from it
+        lots = stream(f"{self._name}/fault-{injection.number}")
         self.count(injection.kind)
         self.loop.note(f"fault {injection.kind}".encode())
         self.tell(f"fault {injection.kind} for {injection.lasts_s:.1f} s")
@@ -184,7 +184,7 @@ class Simulation(Record):
 
     def _spared(self) -> list[Process]:
         """One server and one agent too few: a permanent fault outside the core."""
-        lots = Random(f"{self._name}/core")  # noqa: S311 - no secret is drawn from it
+        lots = stream(f"{self._name}/core")
         chosen = []
         for scope in self.scenario.cluster.scopes:
             for sort in ("server", "agent"):
@@ -275,7 +275,7 @@ class Simulation(Record):
             return False
         for server in self.cluster.named("server", scope):
             server.kill()
-        lots = Random(f"{self._name}/restore-{self.loop.time()}")  # noqa: S311 - no secret is drawn from it
+        lots = stream(f"{self._name}/restore-{self.loop.time()}")
         store = self.cluster.stores[scope]
         store.restore(lots.choice(kept), f"restored{len(self.judge.marks)}x{round(self.loop.time())}")
         kept.clear()

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
 from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.lots import stream
 from remit.simulate.network import Network
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import (
@@ -95,7 +95,7 @@ class StoreService:
         self.store = MemoryStore()
         self.trouble = Trouble()
         self._troubles: list[dict[str, float | bool]] = []
-        self.lots = Random(f"{seed}/{self.name}")  # noqa: S311 - no secret is drawn from it
+        self.lots = stream(f"{seed}/{self.name}")
         self.counts: dict[str, int] = {}
         self._witness = witness
         self._lagging: list[tuple[float, int]] = []
@@ -217,8 +217,7 @@ class StorePort:
             await asyncio.sleep(0.2 + lots.random())
             raise Unanswered("the store did not answer in time")
         lose = bool(trouble.lost_after) and lots.random() < trouble.lost_after
-        answer = await self._call(lambda: service.apply(commit, sent), lose=lose, writing=True)
-        return answer
+        return await self._call(lambda: service.apply(commit, sent), lose=lose, writing=True)
 
     def _apply_late(self, commit: Commit, sent: Sent) -> None:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
@@ -197,6 +199,62 @@ def test_an_answerer_that_does_not_speak_this_is_no_answer(tmp_path: Path) -> No
         server.close()
 
     asyncio.run(scene())
+
+
+SERVER = """
+import asyncio, sys
+from remit.world.link import SocketLink
+
+class Shop:
+    async def request(self, body):
+        print("heard", flush=True)
+        await asyncio.Event().wait()
+
+    async def stream(self, body):
+        yield b"one"
+        await asyncio.Event().wait()
+
+async def main():
+    async with SocketLink({"a": sys.argv[1]}).serve("a", Shop()):
+        print("serves", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_answerer_may_have_heard_what_was_under_way_and_has_not_heard_what_comes_after(tmp_path: Path) -> None:
+    """The line between the two failures, where it is drawn by the system and not by a farewell of the other side."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", SERVER, f"unix:{tmp_path}/a"]
+
+    async def scene(server: subprocess.Popen[str]) -> None:
+        assert server.stdout is not None
+        asker, came = link_in(tmp_path), list[bytes]()
+
+        async def ask() -> None:
+            with pytest.raises(Unheard, match="a did not answer"):
+                await asker.request("a", b"x")
+
+        async def read() -> None:
+            with pytest.raises(Unheard):
+                async for item in asker.stream("a", b"x"):
+                    came.append(item)
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            for work in (ask(), read()):
+                group.create_task(work)
+            await until(lambda: came == [b"one"])
+            assert server.stdout.readline() == "heard\n"
+            server.kill()
+        server.wait()  # a dying process closes one socket after another, and may still let one in
+        with pytest.raises(Unreached, match="connection refused"):
+            await asker.request("a", b"x")
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "serves\n"
+        asyncio.run(scene(server))
 
 
 def test_a_socket_that_a_killed_process_left_behind_is_no_obstacle(tmp_path: Path) -> None:

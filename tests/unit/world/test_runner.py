@@ -193,15 +193,17 @@ def test_work_outlives_a_starter_that_ends_or_is_killed_and_is_stopped_by_anothe
     asyncio.run(scene())
 
 
-def test_a_beginning_of_another_boot_is_another_process() -> None:
+def test_another_boot_or_another_start_time_is_another_process() -> None:
     async def scene() -> None:
         one = runner()
         running = await one.start(shell("sleep 600"))
         boot, _, ticks = running.began.rpartition("/")
         assert boot == BootClock().boot()
-        before = Running(running.pid, f"another-boot/{ticks}")
-        assert not one.alive(before)
-        await one.stop(before, grace_ms=0)
+        for began in (f"another-boot/{ticks}", f"{boot}/{int(ticks) - 1}"):
+            assert not one.alive(Running(running.pid, began))
+            assert await one.wait(Running(running.pid, began)) == Ended()
+            await one.stop(Running(running.pid, began), grace_ms=0)
+        await asyncio.sleep(0.05)
         assert one.alive(running)
         await one.stop(running, grace_ms=0)
 

@@ -26,7 +26,7 @@ from remit.model.resources import Amount
 from remit.simulate.actors.seat import Player, Seat, accepted
 from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Run
-from remit.world.promises import Ended, LinkError, Order, Running
+from remit.world.promises import Ended, LinkError, Order
 
 KEEPER_MS: Final = 250
 _ACTIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
@@ -50,9 +50,12 @@ class Keeper:
         pipes = self.machine.pipes
         pipes[node] = max(sent_ms, pipes.get(node, 0))
 
-    def start(self, order: Order) -> Running | None:
+    def start(self, order: Order) -> Run | None:
         """Start it, unless its deadline has passed. Looking and starting is one step."""
-        return None if self._overdue(order) else self.machine.machinery.start(order)
+        if self._overdue(order):
+            return None
+        machinery = self.machine.machinery
+        return machinery.find(machinery.start(order))
 
     def _overdue(self, order: Order) -> bool:
         fence_ms = int(order.env["REMIT_FENCE_MS"])
@@ -180,18 +183,20 @@ class Agent(Player):
             "REMIT_ATTEMPT": str(copy.attempt),
             "REMIT_FENCE_MS": str(int(spec.fence) if spec.never_twice else 0),
         }
-        running = self.keeper.start(Order(spec.template.command, env))
-        if running is not None:
+        run = self.keeper.start(Order(spec.template.command, env))
+        if run is not None:
             self.changes.keys[copy.key] = None
-            self._watch(copy, running)
+            self._watch(copy, run)
 
-    def _watch(self, copy: Copy, running: Running) -> None:
+    def _watch(self, copy: Copy, run: Run) -> None:
+        """The keeper is the parent of all that runs, and tells how each ended."""
+
         async def wait() -> None:
-            self._ends[copy] = await self.world.runner.wait(running)
+            self._ends[copy] = await asyncio.shield(run.ended)
             self.changes.keys[copy.key] = None
             self.changes.wake()
 
-        self.seat.process.loop.create_task(wait(), name=f"wait for {copy.key}")
+        self.seat.process.loop.spawn(wait(), name=f"wait for {copy.key}")
         self.changes.wake()
 
     def _end_strays(self, runs: dict[Copy, Run]) -> None:
@@ -207,14 +212,14 @@ class Agent(Player):
                 self._stop(run)
             elif copy not in self._started:
                 self._started[copy] = 0
-                self._watch(copy, run.running)
+                self._watch(copy, run)
 
     def _stop(self, run: Run) -> None:
         if run.running.pid in self._stopping:
             return
         self._stopping.add(run.running.pid)
         stopping = self.world.runner.stop(run.running, grace_ms=KILL_GRACE_MS)
-        self.seat.process.loop.create_task(stopping, name="stop")
+        self.seat.process.loop.spawn(stopping, name="stop")
 
     def _spec_of(self, replica: Replica) -> Generation | None:
         meta, spec = replica.metadata, replica.spec
@@ -251,5 +256,5 @@ async def beat(seat: Seat, nodes: Sequence[str], listeners: Sequence[str]) -> No
 
     while True:
         for listener in listeners:
-            seat.process.loop.create_task(tell(listener), name="beat")
+            seat.process.loop.spawn(tell(listener), name="beat")
         await clock.sleep_ms(pace.beat_ms)

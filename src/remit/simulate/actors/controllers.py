@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import Final
 
-from remit.model.claims import AnyClaim, Close, Code, Delete, Forget, Mark, Move, Refused, Role, Spawn, Verdict
+from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.records import Grant, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
@@ -105,11 +105,8 @@ class Repair(Player):
                 continue
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
-            elif (
-                isinstance(seen.thing, Grant) and not seen.thing.spec.holder.startswith("scope/") and not seen.thing.spec.issuer
-            ):
-                if self.chance.below(4) == 0:
-                    yield Close(seen.thing.metadata.name)  # refused while it lives
+            elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing) and self.chance.below(4) == 0:
+                yield Close(seen.thing.metadata.name)  # refused while it lives
 
     def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
         phase = replica.status.phase
@@ -270,5 +267,5 @@ class Endpoints(Player):
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
 
 
-def was(verdict: Verdict, code: Code) -> bool:
-    return isinstance(verdict, Refused) and verdict.code is code
+def _of_this_scope(grant: Grant) -> bool:
+    return not grant.spec.holder.startswith("scope/") and not grant.spec.issuer

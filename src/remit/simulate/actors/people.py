@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from remit.client.client import NoAnswer
-from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Delete, Operation, Refused, Role, Verdict
+from remit.model.claims import Actor, AnyClaim, Apply, Delete, Operation, Role, Verdict
 from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
@@ -169,7 +169,8 @@ class People:
         name = f"{kind}-{self.submitted}"
         tenant = chance.choice(TENANTS)
         many = 1 + chance.below(2 * self.load.size)
-        placement, gang, devices, rank = Placement(), None, (), ""
+        placement, gang, rank = Placement(), None, ""
+        devices: tuple[DeviceAsk, ...] = ()
         cpu = chance.choice(("250m", "500m", "1"))
         replace_ = chance.choice(("", "", "fenced", "eager"))
         type_ = "service" if kind in ("service", "spread") else "job"
@@ -210,7 +211,3 @@ class People:
 def _declared(metadata: Metadata) -> Metadata:
     """As a person would write it: what the authority filled in is left out."""
     return Metadata(name=metadata.name, tenant=metadata.tenant, labels=metadata.labels)
-
-
-def happened(verdict: Verdict | None) -> bool:
-    return isinstance(verdict, Accepted) and not isinstance(verdict, Refused)

@@ -1,4 +1,4 @@
-"""What does every actor need? A seat: a process's view of one scope and its way of asking there; and a player, who holds a role.
+"""What does every actor need? A seat: a view of one scope and a way of asking there; and a player, who holds a role.
 
 A player is level-triggered: it is told which keys changed, looks at what stands, and says what it wants as claims. Those travel
 together. It acts only while its tenure lasts, and whatever went unanswered shows again in the view.

@@ -141,8 +141,9 @@ class Judge:
     # -- what runs ---------------------------------------------------------------------------------------------------
 
     def started(self, node: str, scope: str, replica: str, uid: str, attempt: int, pid: int) -> None:
-        """The runner of a node has started a process; `replica` is the row's key."""
-        process = Process(scope, (replica, uid, attempt), node, pid, self.now_ms())
+        """The runner of a node has started a process; `replica` is the row's key, with or without its kind."""
+        key = replica if replica.startswith("replica/") else f"replica/{replica}"
+        process = Process(scope, (key, uid, attempt), node, pid, self.now_ms())
         self.runs.start(process)
         self._note("runs_only_what_was_ordered", "S14", scope, self.runs.runs_only_what_was_ordered(process))
         self._note("one_copy_at_a_time", "S8", scope, self.runs.one_copy_at_a_time(process))
@@ -172,7 +173,8 @@ class Judge:
 
     def conclude(self) -> None:
         """The run is over: what can only be judged at the end, and every sum once more from scratch."""
-        self._note("intervals_are_disjoint", "S8", "", self.runs.intervals_are_disjoint())
+        for scope in self.histories:
+            self._note("intervals_are_disjoint", "S8", scope, self.runs.intervals_are_disjoint(scope))
         for check, property_, waiting in self.liveness.conclude():
             self._waited(check, property_, waiting)
         for waiting in self.liveness.unsettled():

@@ -95,7 +95,7 @@ def _settled(issuer: History, holder: History) -> bool:
     on; what a restored holder believes to have is void with its first batches.
     """
     for side in (issuer, holder):
-        if side.row(MARKER) != side.head["incarnation"]:
+        if side.head is None or side.row(MARKER) != side.head["incarnation"]:
             return False
     if len(issuer.incarnations) < 2:
         return True

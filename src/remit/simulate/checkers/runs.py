@@ -59,7 +59,7 @@ class Runs:
                 self._release(history, key, new)
 
     def _release(self, history: History, key: str, replica: Json) -> None:
-        history.releases.setdefault((key, replica["metadata"]["uid"], attempt_of(replica)), history.serial)
+        history.releases[key, replica["metadata"]["uid"], attempt_of(replica)] = history.serial
 
     def start(self, process: Process) -> None:
         self.alive[process.node, process.pid] = process
@@ -129,16 +129,15 @@ class Runs:
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
-    def intervals_are_disjoint(self) -> Found:
+    def intervals_are_disjoint(self, scope: str) -> Found:
         """S8 once more, from the whole record rather than as it happened."""
-        by_replica: dict[tuple[str, str, str], list[tuple[int, int, Process]]] = {}
+        by_replica: dict[tuple[str, str], list[tuple[int, int, Process]]] = {}
         now = self.now_ms()
         lived = [*self.past, *(Lived(process, now + 1) for process in self.alive.values())]
         for process, ended_ms in lived:
-            if self._fenced(process) and process.node not in self.frozen:
-                key, uid, _ = process.run
-                by_replica.setdefault((process.scope, key, uid), []).append((process.began_ms, ended_ms, process))
-        for (_, key, _), intervals in by_replica.items():
+            if process.scope == scope and self._fenced(process) and process.node not in self.frozen:
+                by_replica.setdefault(process.run[:2], []).append((process.began_ms, ended_ms, process))
+        for (key, _), intervals in by_replica.items():
             intervals.sort(key=lambda one: one[:2])
             for (_, ended_ms, first), (began_ms, _, second) in pairwise(intervals):
                 if began_ms < ended_ms:

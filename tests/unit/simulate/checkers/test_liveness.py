@@ -1,0 +1,279 @@
+"""Is it noticed when work stands still in a healthy core? One history for each look, and some that are well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from remit.simulate.checkers.judge import Bounds, Core, Judge
+from remit.simulate.checkers.liveness import LOOKS
+from tests.unit.simulate.checkers.pen import ROLES, Pen, World, node
+
+Story = Callable[[Pen], None]
+STANDS: list[tuple[str, Story, int]] = []
+"""The look that must find it, the story, and how many seconds may pass at most before that."""
+
+
+def healed(
+    pen: Pen, *, silent: frozenset[str] = frozenset(), roles: frozenset[str] = frozenset(ROLES), calm: bool = False
+) -> None:
+    nodes = frozenset({"n1", "n2"}) - silent
+    core = Core(frozenset({pen.scope}), {pen.scope: nodes}, roles, pen.world.now_ms, {pen.scope: silent}, calm)
+    pen.world.judge.heal(core)
+
+
+def pass_time(pen: Pen, seconds: int, *, beats: bool = True) -> None:
+    """A look each second, and a beat of the chain every two, as an idle authority makes it."""
+    for second in range(seconds):
+        pen.world.now_ms += 1_000
+        if beats and second % 2:
+            pen.commit({}, [])
+        pen.world.judge.tick()
+
+
+def stands(check: str, seconds: int) -> Callable[[Story], Story]:
+    def register(story: Story) -> Story:
+        STANDS.append((check, story, seconds))
+        return story
+
+    return register
+
+
+@stands("eligible_work_is_bound", 60)
+def pending_with_room(pen: Pen) -> None:
+    pen.spawn(0)
+    healed(pen)
+
+
+@stands("one_gang_runs", 60)
+def a_gang_with_room(pen: Pen) -> None:
+    pen.declare("g", gang={"min": 3}, template={"command": ["x"], "resources": {"cpu": "2"}})
+    pen.spawn(0, 1, 2, workload="g")
+    healed(pen)
+
+
+@stands("reservations_do_not_leak", 120)
+def a_reservation_that_nobody_binds(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    held = pen.status(a, phase="reserved", node="n1", grants=["tenant/t1"])
+    pen.commit({a: held}, [pen.entry("reserve", a, "scheduler")])
+    healed(pen)
+
+
+@stands("grants_return", 130)
+def a_grant_that_nobody_closes(pen: Pen) -> None:
+    pen.grant("s", ttl="10s", status={"deadline": {"boot": "b1", "atMs": pen.world.now_ms + 10_000}})
+    healed(pen)
+
+
+@stands("orphans_end", 120)
+def a_process_of_a_released_attempt(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    pen.world.now_ms += 31_000
+    pen.move(a, "failed", "node-lifecycle", result="lost")
+    pen.move(a, "released", "repair", grants=None)
+    healed(pen)
+
+
+@stands("what_is_said_to_run_runs", 60)
+def running_by_the_agents_word_alone(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    healed(pen)
+
+
+@stands("silence_is_noticed", 21)
+def a_silent_node_that_is_ready(pen: Pen) -> None:
+    pen.commit({"node/n3": node("n3")}, [pen.entry("apply", "node/n3", "operator")])
+    healed(pen, silent=frozenset({"n2"}))
+
+
+@stands("returned_nodes_are_ready", 15)
+def a_node_that_came_back_and_is_not_ready(pen: Pen) -> None:
+    pen.mark("suspect", "n1")
+    pen.mark("unknown", "n1")
+    healed(pen)
+
+
+@stands("unknown_resolves", 30)
+def unknown_on_a_node_that_is_well(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    healed(pen)
+
+
+@stands("unknown_resolves", 60)
+def unknown_on_a_node_that_stays_silent(pen: Pen) -> None:
+    pen.commit({"node/n3": node("n3")}, [pen.entry("apply", "node/n3", "operator")])
+    (a,) = pen.spawn(0)
+    pen.run(a, "n2")
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    healed(pen, silent=frozenset({"n2"}))
+
+
+@stands("deletion_completes", 60)
+def a_workload_that_does_not_go(pen: Pen) -> None:
+    pen.spawn(0)
+    work = pen.rows["workload/t1/w"]
+    going = {**work, "metadata": {**work["metadata"], "deleting": True}}
+    pen.commit({"workload/t1/w": going}, [pen.entry("delete", "workload/t1/w", "user")])
+    healed(pen)
+
+
+@pytest.mark.parametrize(("check", "story", "seconds"), STANDS, ids=[story.__name__ for _, story, _ in STANDS])
+def test_what_stands_still_is_found_after_its_bound_and_not_before(check: str, story: Story, seconds: int) -> None:
+    pen = Pen().furnish()
+    story(pen)
+    pass_time(pen, seconds)
+    assert check not in pen.found
+    pass_time(pen, 3)
+    assert check in pen.found
+    found = next(one for one in pen.world.judge.violations if one.check == check)
+    assert found.property == LOOKS[check][0]
+    assert len([one for one in pen.world.judge.violations if one.check == check]) == 1, "told once"
+
+
+def test_a_chain_that_stands_still_has_no_leader() -> None:
+    pen = Pen().furnish()
+    healed(pen)
+    pass_time(pen, 17, beats=False)
+    assert pen.found == []
+    pass_time(pen, 1, beats=False)
+    assert pen.found == ["somebody_leads"]
+
+
+def test_every_look_finds_something_in_some_history() -> None:
+    assert {check for check, _, _ in STANDS} | {"somebody_leads"} == set(LOOKS)
+
+
+def test_a_scenario_with_a_longer_beat_has_longer_bounds() -> None:
+    world = World()
+    world.judge = Judge(lambda: world.now_ms, Bounds(pace=2))
+    pen = Pen(world).furnish()
+    pending_with_room(pen)
+    pass_time(pen, 120)
+    assert pen.found == []
+    pass_time(pen, 3)
+    assert pen.found == ["eligible_work_is_bound"]
+
+
+def test_work_that_moves_on_is_left_alone() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    healed(pen, calm=True)
+    pass_time(pen, 50)
+    pen.bind(a)
+    pen.move(a, "starting", "agent/n1")
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.move(a, "running", "agent/n1")
+    pass_time(pen, 200)
+    pen.world.judge.conclude()
+    assert pen.found == [] and pen.world.judge.unknown == []
+
+
+BLOCKED: dict[str, dict[str, Any]] = {
+    "no node has the room": {"template": {"command": ["x"], "resources": {"cpu": "5"}}},
+    "no node has the labels": {"placement": {"nodeSelector": {"disk": "tape"}}},
+    "no quota is left": {"template": {"command": ["x"], "resources": {"memory": "1Mi"}}},
+    "no node has the device": {"template": {"command": ["x"], "devices": [{"kind": "gpu", "count": 1}]}},
+    "it needs a friend": {"placement": {"affinity": [{"labelSelector": {"app": "friend"}, "topologyKey": "zone"}]}},
+}
+
+
+@pytest.mark.parametrize("why", BLOCKED)
+def test_work_that_cannot_be_placed_may_wait(why: str) -> None:
+    pen = Pen().furnish()
+    pen.declare("c", **BLOCKED[why])
+    pen.spawn(0, workload="c")
+    healed(pen)
+    pass_time(pen, 100)
+    assert pen.found == []
+
+
+def test_work_of_roles_that_are_not_well_may_wait() -> None:
+    pen = Pen().furnish()
+    pending_with_room(pen)
+    healed(pen, roles=frozenset())
+    pass_time(pen, 200)
+    assert pen.found == []
+
+
+def test_a_break_in_the_waiting_begins_it_anew() -> None:
+    pen = Pen().furnish()
+    pending_with_room(pen)
+    pass_time(pen, 40)
+    shut = {
+        f"node/{n}": {**pen.rows[f"node/{n}"], "spec": {**pen.rows[f"node/{n}"]["spec"], "draining": True}}
+        for n in ("n1", "n2")
+    }
+    opened = {key: pen.rows[key] for key in shut}
+    pen.commit(shut, [pen.entry("apply", key, "operator") for key in shut])
+    pass_time(pen, 2)
+    pen.commit(opened, [pen.entry("apply", key, "operator") for key in opened])
+    pass_time(pen, 40)
+    assert pen.found == []
+
+
+def test_while_most_nodes_are_silent_unknown_is_held_by_name() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.mark("suspect", "n1", "n2")
+    pen.mark("unknown", "n1", "n2")
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    healed(pen, silent=frozenset({"n1", "n2"}))
+    pass_time(pen, 200)
+    assert pen.found == []
+    pen.world.judge.conclude()
+    assert any("mass silence" in why for why in pen.world.judge.unknown)
+
+
+def test_what_still_waits_at_the_end_is_not_known_to_be_well() -> None:
+    pen = Pen().furnish()
+    pending_with_room(pen)
+    pass_time(pen, 5)
+    pen.world.judge.conclude()
+    assert pen.found == [] and any("when the run ended" in why for why in pen.world.judge.unknown)
+
+
+def test_writes_that_do_not_cease_are_found_at_the_end() -> None:
+    pen = Pen().furnish()
+    healed(pen, calm=True)
+    for _ in range(100):
+        pass_time(pen, 1)
+        pen.commit({"workload/t1/w": pen.rows["workload/t1/w"]}, [pen.entry("apply", "workload/t1/w", "user")])
+    pen.world.judge.conclude()
+    assert pen.found == ["writes_cease"]
+
+
+def test_a_run_that_ends_too_soon_says_nothing_of_its_writes() -> None:
+    pen = Pen().furnish()
+    healed(pen, calm=True)
+    pass_time(pen, 10)
+    pen.world.judge.conclude()
+    assert pen.found == [] and any(why.startswith("writes_cease") for why in pen.world.judge.unknown)
+
+
+def test_a_call_that_takes_too_long_is_found_when_it_ends_or_at_the_end() -> None:
+    for ends in ("answered", "gave up", "never"):
+        pen = Pen().furnish()
+        pen.commit({}, [pen.entry("note", "e", "user", id="r1-i1.1.x", code="role")])
+        at = pen.revision
+        for operation in ("r1-i1.1.x", "quick"):
+            pen.world.judge.asked("r1", operation)
+        pen.world.judge.gave_up("r1", "quick")
+        pass_time(pen, 41)
+        if ends == "answered":
+            pen.world.judge.answered("r1", "r1-i1.1.x", "role", 0, at)
+        elif ends == "gave up":
+            pen.world.judge.gave_up("r1", "r1-i1.1.x")
+        else:
+            pen.world.judge.conclude()
+        assert pen.found == ["calls_are_answered"], ends
+        assert [one.key for one in pen.world.judge.violations] == ["r1-i1.1.x"]

@@ -1,0 +1,160 @@
+"""Is what ran judged by the runner's record alone? Starts without orders, second copies, ends that were none."""
+
+from __future__ import annotations
+
+from tests.unit.simulate.checkers.pen import Pen
+
+FENCED = {"replace": "fenced", "fence": "1m"}
+LOST_MS = 70_000
+
+
+def started(**more: str) -> tuple[Pen, str]:
+    """One replica, running on n1 as process 1."""
+    pen = Pen().furnish(**more)
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.move(a, "starting", "agent/n1")
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.move(a, "running", "agent/n1")
+    return pen, a
+
+
+def give_up(pen: Pen, key: str) -> None:
+    """Its node falls silent, and after the fence the attempt is given up."""
+    pen.move(key, "unknown", "node-lifecycle", before="running")
+    pen.world.now_ms += LOST_MS
+    pen.move(key, "failed", "node-lifecycle", result="lost")
+    pen.move(key, "released", "repair", grants=None)
+    pen.requeue(key)
+
+
+def again(pen: Pen, key: str, pid: int = 2) -> None:
+    """A second attempt, on n2."""
+    pen.bind(key, "n2")
+    pen.move(key, "starting", "agent/n2")
+    pen.world.judge.started("n2", "r1", key, "uw0", 2, pid)
+
+
+def test_a_life_that_ends_before_the_next_begins_is_lawful() -> None:
+    pen, a = started(**FENCED)
+    pen.move(a, "draining", "workloads")
+    pen.move(a, "stopping", "agent/n1")
+    pen.world.judge.ended("n1", 1)
+    pen.move(a, "released", "agent/n1", grants=None, result="ok")
+    pen.requeue(a)
+    again(pen, a)
+    pen.world.judge.conclude()
+    assert pen.found == [] and not pen.world.judge.waived
+
+
+def test_a_copy_that_stops_itself_in_time_is_replaced_lawfully() -> None:
+    pen, a = started(**FENCED)
+    pen.world.judge.ended("n1", 1)
+    give_up(pen, a)
+    again(pen, a)
+    pen.world.judge.conclude()
+    assert pen.found == []
+
+
+def test_a_fence_that_passes_while_the_copy_runs_is_a_breach() -> None:
+    pen, a = started(**FENCED)
+    give_up(pen, a)
+    assert pen.found == ["ended_work_runs_no_more"]
+
+
+def test_a_second_copy_of_fenced_work_is_a_breach() -> None:
+    pen, a = started(**FENCED)
+    give_up(pen, a)
+    again(pen, a)
+    assert "one_copy_at_a_time" in pen.found
+    pen.world.judge.conclude()
+    assert "intervals_are_disjoint" in pen.found
+
+
+def test_a_second_copy_of_a_job_is_a_breach_by_default() -> None:
+    pen, a = started(type="job", fence="1m")
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 2)
+    assert pen.found == ["one_copy_at_a_time"]
+
+
+def test_a_second_copy_of_eager_work_is_waived_by_name() -> None:
+    pen, a = started()
+    give_up(pen, a)
+    again(pen, a)
+    pen.world.judge.conclude()
+    assert pen.found == [] and pen.world.judge.waived["eager"] == 3, "given up, released, and run twice"
+
+
+def test_a_machine_that_stood_still_is_excused_by_name() -> None:
+    pen, a = started(**FENCED)
+    pen.world.judge.froze("n1")
+    give_up(pen, a)
+    again(pen, a)
+    pen.world.judge.conclude()
+    assert pen.found == [] and pen.world.judge.waived["frozen"] == 3
+
+
+def test_an_end_that_was_none_is_a_breach_also_of_eager_work() -> None:
+    pen, a = started()
+    pen.move(a, "draining", "workloads")
+    pen.move(a, "stopping", "agent/n1")
+    pen.move(a, "released", "agent/n1", grants=None, result="ok")
+    assert pen.found == ["ended_work_runs_no_more"]
+
+
+def test_a_start_without_its_own_commit_is_a_breach() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    assert pen.found == ["runs_only_what_was_ordered"]
+
+
+def test_a_start_on_another_node_than_ordered_is_a_breach() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.move(a, "starting", "agent/n1")
+    pen.world.judge.started("n2", "r1", a, "uw0", 1, 1)
+    assert pen.found == ["runs_only_what_was_ordered"]
+
+
+def test_an_order_that_is_executed_after_its_release_is_a_breach() -> None:
+    pen, a = started(**FENCED)
+    pen.world.judge.ended("n1", 1)
+    give_up(pen, a)
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 3)
+    assert pen.found == ["runs_only_what_was_ordered"]
+
+
+def test_an_order_of_a_forgotten_replica_is_executed_too_late() -> None:
+    pen, a = started()
+    pen.world.judge.ended("n1", 1)
+    pen.release(a)
+    pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 3)
+    assert pen.found == ["runs_only_what_was_ordered"]
+
+
+def test_a_restart_inside_an_attempt_needs_no_new_commit() -> None:
+    """S20: while the store refuses writes, what was committed as starting may be started again."""
+    pen, a = started(**FENCED)
+    pen.world.judge.ended("n1", 1)
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 2)
+    assert pen.found == []
+
+
+def test_what_a_restore_forgot_may_be_started_again_but_not_twice_at_once() -> None:
+    pen = Pen().furnish(**FENCED)
+    (a,) = pen.spawn(0)
+    backup = dict(pen.rows)
+    pen.run(a)
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.restore(backup, incarnation="r1-i2")
+    pen.seize("a2")
+    pen.commit({"incarnation": "r1-i2"}, [])
+    pen.bind(a, "n2")
+    pen.move(a, "starting", "agent/n2")
+    assert pen.found == []
+    pen.world.judge.started("n2", "r1", a, "uw0", 1, 2)
+    assert pen.found == ["one_copy_at_a_time"] and "was restored" in pen.world.judge.violations[0].why

@@ -1,0 +1,650 @@
+"""Would each promise's breach be noticed, under its own name? One broken history each; and lawful ones, which pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import sha256
+
+import pytest
+
+from remit.simulate.checkers.judge import Stand
+from remit.simulate.checkers.promise import PROMISES
+from tests.unit.simulate.checkers.pen import Json, Pen, World, generation_key, node, replica
+
+Breach = Callable[[Pen], None]
+BREACHES: list[tuple[str, Breach]] = []
+GPU: dict[str, Json] = {
+    "devices": [{"name": "gpu-0", "kind": "gpu", "model": "H100"}, {"name": "gpu-1", "kind": "gpu", "model": "L4"}]
+}
+ASKS_GPU: dict[str, Json] = {
+    "template": {"command": ["x"], "resources": {"cpu": "1"}, "devices": [{"kind": "gpu", "count": 1}]}
+}
+FENCED: dict[str, Json] = {"replace": "fenced", "fence": "1m"}
+
+
+def breaks(check: str) -> Callable[[Breach], Breach]:
+    def register(breach: Breach) -> Breach:
+        BREACHES.append((check, breach))
+        return breach
+
+    return register
+
+
+# ------------------------------------------------------------------------------------------------------------- lawful lives
+
+
+def test_a_lawful_life_breaks_nothing() -> None:
+    """Every phase, a grant, a reservation with a victim, a loss past its fence, another attempt, and the end."""
+    pen = Pen().furnish()
+    a, b, c = pen.spawn(0, 1, 2)
+    pen.run(a, until="ready")
+    pen.move(a, "serving", "endpoints")
+    pen.move(a, "unknown", "node-lifecycle", before="serving")
+    pen.move(a, "serving", "agent/n1", before=None)
+    pen.grant("s")
+    pen.bind(b, "n2", grants=["s"])
+    pen.move(b, "unknown", "node-lifecycle", before="bound")
+    pen.world.now_ms += 31_000
+    pen.move(b, "failed", "node-lifecycle", result="lost")
+    pen.move(b, "released", "repair", grants=None)
+    pen.requeue(b)
+    victim = pen.status(a, phase="draining")
+    held = pen.status(c, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: 1})
+    pen.commit({a: victim, c: held}, [pen.entry("reserve", c, "scheduler")])
+    pen.move(a, "stopping", "agent/n1")
+    pen.move(a, "released", "agent/n1", grants=None, result="ok")
+    pen.bind(c, victims=None)
+    pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
+    pen.world.judge.conclude()
+    assert pen.world.judge.violations == []
+    assert pen.world.judge.edges_seen["reserved", "bound", "scheduler"] == 1
+    assert pen.world.judge.marks["spawn"] == 1 and pen.world.judge.codes_seen["accepted"] == pen.count
+
+
+def test_a_reservation_holds_only_what_its_victims_will_not_free() -> None:
+    """A node that is full is not overfull because somebody waits for a place on it."""
+    pen = Pen().furnish(template={"command": ["x"], "resources": {"cpu": "3"}})
+    a, b, c = pen.spawn(0, 1, 2)
+    pen.run(a)
+    victim = pen.status(a, phase="draining")
+    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: 1})
+    pen.commit({a: victim, b: held}, [pen.entry("reserve", b, "scheduler")])
+    assert pen.found == [] and pen.world.judge.history("r1").sums.nodes["n1", "cpu"] == 3000
+    pen.bind(c, "n1")
+    assert pen.found == ["node_sums_never_rise_above_capacity"]
+
+
+def test_a_lawful_reduction_may_leave_more_than_there_is() -> None:
+    pen = Pen().furnish()
+    for key in pen.spawn(0, 1, 2):
+        pen.bind(key)
+    small = {**pen.rows["node/n1"], "spec": {**pen.rows["node/n1"]["spec"], "capacity": {"cpu": "1"}}}
+    poor = {"metadata": {"name": "t1"}, "spec": {"quota": {"cpu": "1"}}}
+    pen.commit({"node/n1": small, "tenant/t1": poor}, [pen.entry("apply", "node/n1", "operator")])
+    pen.release("replica/t1/w-0")
+    assert pen.found == []
+
+
+def test_a_policy_that_runs_out_between_decision_and_commit_is_not_known_to_be_broken() -> None:
+    pen = Pen().furnish()
+    until = pen.world.now_ms + 1_000
+    pen.commit({"policyrevision/1": policy(1, until)}, [pen.entry("adopt", "1", "policy")])
+    for key in pen.spawn(0, 1):
+        pen.bind(key, policy=1, stand=Stand("b1", until - 1, until, until + 1))
+    assert pen.found == [] and len(pen.world.judge.unknown) == 1 and "lease ran out" in pen.world.judge.unknown[0]
+
+
+def test_a_grant_that_runs_out_between_draw_and_commit_is_not_known_to_be_broken() -> None:
+    pen = Pen().furnish()
+    until = pen.world.now_ms + 1_000
+    pen.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": until}})
+    for key in pen.spawn(0, 1):
+        pen.bind(key, grants=["s"], stand=Stand("b1", until - 1, until, until))
+    assert pen.found == [] and len(pen.world.judge.unknown) == 1 and "a grant ran out" in pen.world.judge.unknown[0]
+
+
+def test_a_takeover_gives_a_grant_a_new_term_and_the_old_one_ends_when_that_does() -> None:
+    pen = Pen().furnish()
+    a, b = pen.spawn(0, 1)
+    pen.grant("s", ttl="10s", status={"deadline": {"boot": "b1", "atMs": pen.world.now_ms + 10_000}})
+    pen.world.now_ms += 60_000
+    pen.boot = "b2"
+    pen.seize("a2")
+    pen.bind(a, grants=["s"])
+    assert pen.found == []
+    pen.world.now_ms += 11_000
+    pen.bind(b, grants=["s"])
+    assert pen.found == ["draws_are_on_living_grants"]
+
+
+def test_what_is_held_from_another_scope_has_lapsed_on_another_boot() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.grant("s", issuer="scope/global", parent="")
+    pen.boot = "b2"
+    pen.seize("a2")
+    pen.bind(a, grants=["s"])
+    assert pen.found == ["draws_are_on_living_grants"]
+
+
+def test_a_restore_is_no_breach_and_what_it_lost_is_listed() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    backup = dict(pen.rows)
+    pen.bind(a, "n2")
+    operation = f"{pen.head['incarnation']}.1.n{pen.count}"
+    pen.world.judge.answered("r1", operation, "", 0, pen.revision)
+    pen.restore({key: row for key, row in backup.items() if key != "head"}, incarnation="r1-i2")
+    pen.seize("a2")
+    nodes = {name: {**pen.rows[name], "status": {"health": "unknown"}} for name in ("node/n1", "node/n2")}
+    pen.commit({**nodes, "incarnation": "r1-i2"}, [])
+    pen.mark("joining", "n1", "n2")
+    pen.mark("ready", "n1", "n2")
+    pen.bind(a, "n1")
+    pen.world.judge.conclude()
+    assert pen.found == [] and pen.world.judge.lost == {"r1": [operation]}
+
+
+# ------------------------------------------------------------------------------------------------------------ broken ones
+
+
+def policy(number: int, until: int = 0, **rule: Json) -> Json:
+    deadline = {"deadline": {"boot": "b1", "atMs": until}} if until else {}
+    return {"spec": {"number": number, "policies": {"p": {"rules": [rule]}}, **deadline}}
+
+
+@breaks("chain_is_unbroken")
+def a_sequence_is_left_out(pen: Pen) -> None:
+    pen.commit({}, [], head={"sequence": pen.head["sequence"] + 2})
+
+
+@breaks("chain_is_unbroken")
+def the_digest_is_of_other_rows(pen: Pen) -> None:
+    pen.commit({}, [], head={"digest": "0" * 32})
+
+
+@breaks("chain_is_unbroken")
+def an_older_epoch_writes(pen: Pen) -> None:
+    pen.seize("a2")
+    pen.commit({}, [], head={"epoch": pen.head["epoch"] - 1})
+
+
+@breaks("chain_is_unbroken")
+def two_write_in_one_epoch(pen: Pen) -> None:
+    pen.commit({}, [], head={"holder": "somebody else"})
+
+
+@breaks("chain_is_unbroken")
+def rows_are_miscounted(pen: Pen) -> None:
+    pen.commit({}, [], head={"count": 7})
+
+
+@breaks("chain_is_unbroken")
+def a_commit_has_no_head(pen: Pen) -> None:
+    pen.world.judge.applied("r1", [("event/e", b"{}")], [], 99, Stand("b1", 0, 0, 0))
+
+
+@breaks("chain_is_unbroken")
+def an_incarnation_from_nowhere(pen: Pen) -> None:
+    pen.commit({}, [], head={"incarnation": "r1-i7"})
+
+
+@breaks("chain_is_unbroken")
+def a_takeover_that_decided_something(pen: Pen) -> None:
+    """Its count and digest are those of its rows, so that nothing else is wrong with it."""
+    batch = {"epoch": 2, "entries": [pen.entry("note", "e", "user", code="role")]}
+    table = [f"{pen.head['digest']} 2 a2", [["batch/x", len(json.dumps(batch))]], []]
+    hashed = sha256(json.dumps(table, separators=(",", ":")).encode() + json.dumps(batch).encode()).hexdigest()[:32]
+    pen.commit({"batch/x": batch}, [], head={"epoch": 2, "holder": "a2", "digest": hashed})
+    assert [violation.why for violation in pen.world.judge.violations] == ["a takeover decided something"]
+
+
+@breaks("entries_say_who_and_what")
+def nobody_did_it(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", actor="")])
+
+
+@breaks("entries_say_who_and_what")
+def it_was_seen_before_it_was(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("mark", "e", "node-lifecycle", seen=10_000)])
+
+
+@breaks("refusals_change_nothing")
+def refused_and_done(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", code="role")])
+
+
+@breaks("one_binding_per_attempt")
+def it_moved_house(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.move(a, "starting", "agent/n1", node="n2")
+
+
+@breaks("phases_move_along_edges_by_their_owners")
+def a_phase_is_skipped(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.move(a, "running", "agent/n1")
+
+
+@breaks("phases_move_along_edges_by_their_owners")
+def another_role_moved_it(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a, until="ready")
+    pen.move(a, "serving", "repair")
+
+
+@breaks("phases_move_along_edges_by_their_owners")
+def it_resumed_elsewhere(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    pen.move(a, "ready", "agent/n1", before=None)
+
+
+@breaks("phases_move_along_edges_by_their_owners")
+def a_commit_follows_the_end(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.release(a)
+    pen.move(a, "released", "agent/n1", reason="again")
+
+
+@breaks("phases_move_along_edges_by_their_owners")
+def a_restore_bound_it(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.restore(dict(pen.rows), incarnation="r1-i2")
+    pen.seize("a2")
+    bound = pen.status(a, phase="bound", node="n1", grants=["tenant/t1"])
+    pen.commit({a: bound, "incarnation": "r1-i2"}, [pen.entry("bind", a, "scheduler")])
+
+
+@breaks("agents_move_only_what_is_theirs")
+def another_nodes_agent_moved_it(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a, "n1")
+    pen.move(a, "starting", "agent/n2")
+
+
+@breaks("accepted_entries_held_their_lease")
+def a_stale_epoch_was_accepted(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair", epoch=7)])
+
+
+@breaks("accepted_entries_held_their_lease")
+def with_the_lease_of_another_role(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "scheduler", lease="repair", actor="repair!")])
+
+
+@breaks("lease_epochs_never_decrease")
+def an_epoch_went_back(pen: Pen) -> None:
+    row = {"metadata": {"name": "repair"}, "spec": {"holder": "repair!", "epoch": 9}}
+    pen.commit({"lease/repair": row}, [pen.entry("acquire", "repair", "repair")])
+    pen.commit({"lease/repair": {**row, "spec": {"holder": "repair!", "epoch": 8}}}, [pen.entry("acquire", "repair", "repair")])
+
+
+@breaks("lease_epochs_never_decrease")
+def an_epoch_was_given_to_another(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair")])
+    row = {"metadata": {"name": "repair"}, "spec": {"holder": "another", "epoch": 1}}
+    pen.commit({"lease/repair": row}, [pen.entry("acquire", "repair", "repair", actor="another")])
+
+
+@breaks("lease_epochs_never_decrease")
+def an_old_epoch_came_back_with_a_backup(pen: Pen) -> None:
+    row = {"metadata": {"name": "repair"}, "spec": {"holder": "repair!", "epoch": 2}}
+    backup = dict(pen.rows)
+    pen.commit({"lease/repair": row}, [pen.entry("acquire", "repair", "repair")])
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair", epoch=2)])
+    pen.restore(backup, incarnation="r1-i2")
+    pen.seize("a2")
+    pen.commit({"incarnation": "r1-i2"}, [])
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair")])
+
+
+@breaks("one_outcome_per_operation")
+def one_id_came_to_two_ends(pen: Pen) -> None:
+    pen.commit({}, [pen.entry("note", "e", "user", id="r1-i1.1.x", code="role")])
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.1.x")])
+
+
+@breaks("attempts_have_one_result")
+def a_result_on_the_way(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.move(a, "starting", "agent/n1", result="ok")
+
+
+@breaks("attempts_have_one_result")
+def two_results(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.move(a, "finished", "agent/n1", result="ok")
+    pen.move(a, "released", "workloads", result="failed", grants=None)
+
+
+@breaks("attempts_have_one_result")
+def an_attempt_without_a_new_beginning(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.move(a, "starting", "agent/n1", attempt=2)
+
+
+@breaks("a_new_attempt_waits_for_the_end_of_the_last")
+def a_second_attempt_from_nowhere(pen: Pen) -> None:
+    (a,) = pen.spawn(0, phase="pending", attempt=2)
+    pen.bind(a, attempt=2)
+
+
+@breaks("lost_only_after_its_fence")
+def given_up_too_early(pen: Pen) -> None:
+    pen.declare("f", **FENCED)
+    (a,) = pen.spawn(0, workload="f")
+    pen.run(a)
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    pen.world.now_ms += 65_000
+    pen.move(a, "failed", "node-lifecycle", result="lost")
+
+
+@breaks("lost_only_after_its_fence")
+def given_up_too_early_after_a_takeover(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    pen.world.now_ms += 60_000
+    pen.seize("a2")
+    pen.world.now_ms += 1_000
+    pen.move(a, "failed", "node-lifecycle", result="lost")
+
+
+@breaks("no_more_replicas_than_desired")
+def one_too_many(pen: Pen) -> None:
+    pen.spawn(0, 1, 2, 3)
+    assert pen.found == [], "three, and a surge of one"
+    pen.spawn(4)
+
+
+@breaks("no_more_replicas_than_desired")
+def one_of_a_workload_that_goes(pen: Pen) -> None:
+    work = pen.rows["workload/t1/w"]
+    going = {**work, "metadata": {**work["metadata"], "deleting": True}}
+    pen.commit({"workload/t1/w": going}, [pen.entry("delete", "workload/t1/w", "user")])
+    pen.spawn(0)
+
+
+@breaks("node_health_moves_by_its_owner")
+def marked_across_the_table(pen: Pen) -> None:
+    pen.mark("lost", "n1")
+
+
+@breaks("node_health_moves_by_its_owner")
+def marked_by_another(pen: Pen) -> None:
+    row = {**pen.rows["node/n1"], "status": {"health": "suspect"}}
+    pen.commit({"node/n1": row}, [pen.entry("mark", "n1", "repair")])
+
+
+@breaks("nothing_goes_while_something_depends_on_it")
+def a_workload_went_before_its_replicas(pen: Pen) -> None:
+    pen.spawn(0)
+    pen.commit({"workload/t1/w": None}, [pen.entry("delete", "workload/t1/w", "user")])
+
+
+@breaks("nothing_goes_while_something_depends_on_it")
+def a_tenant_went_before_its_work(pen: Pen) -> None:
+    pen.spawn(0)
+    pen.commit({"tenant/t1": None}, [pen.entry("delete", "tenant/t1", "operator")])
+
+
+@breaks("nothing_goes_while_something_depends_on_it")
+def a_generation_went_before_its_replicas(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.commit({generation_key("w"): None}, [pen.entry("apply", "workload/t1/w", "user")])
+
+
+@breaks("exclusive_device_has_one_owner")
+def one_device_twice(pen: Pen) -> None:
+    pen.commit({"node/n1": {**node("n1", **GPU), "status": {"health": "ready"}}}, [pen.entry("apply", "node/n1", "operator")])
+    pen.declare("g", **ASKS_GPU)
+    for key in pen.spawn(0, 1, workload="g"):
+        pen.bind(key, devices={"gpu-0": 1000})
+
+
+@breaks("devices_are_those_that_were_asked_for")
+def another_device_than_asked(pen: Pen) -> None:
+    pen.commit({"node/n1": {**node("n1", **GPU), "status": {"health": "ready"}}}, [pen.entry("apply", "node/n1", "operator")])
+    asks = {"command": ["x"], "devices": [{"kind": "gpu", "count": 1, "models": ["H100"]}]}
+    pen.declare("g", template=asks)
+    (a,) = pen.spawn(0, workload="g")
+    pen.bind(a, devices={"gpu-1": 1000})
+
+
+@breaks("devices_are_those_that_were_asked_for")
+def fewer_devices_than_asked(pen: Pen) -> None:
+    pen.declare("g", **ASKS_GPU)
+    (a,) = pen.spawn(0, workload="g")
+    pen.bind(a)
+
+
+@breaks("node_sums_never_rise_above_capacity")
+def too_much_on_one_node(pen: Pen) -> None:
+    pen.declare("big", template={"command": ["x"], "resources": {"cpu": "3"}})
+    for key in pen.spawn(0, 1, workload="big"):
+        pen.bind(key)
+
+
+@breaks("node_sums_never_rise_above_capacity")
+def a_node_went_from_under_its_work(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    pen.commit({"node/n1": None}, [pen.entry("delete", "node/n1", "operator")])
+
+
+@breaks("node_sums_never_rise_above_capacity")
+@breaks("hard_constraints_hold_at_the_bind")
+def bound_to_a_node_that_is_not_there(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a, "n9")
+
+
+@breaks("ledgers_never_rise_above_amount")
+def over_quota(pen: Pen) -> None:
+    pen.declare("big", template={"command": ["x"], "resources": {"cpu": "17"}})
+    row = {**node("n1"), "status": {"health": "ready"}}
+    row["spec"]["capacity"]["cpu"] = "32"
+    pen.commit({"node/n1": row}, [pen.entry("apply", "node/n1", "operator")])
+    (a,) = pen.spawn(0, workload="big")
+    pen.bind(a)
+
+
+@breaks("ledgers_never_rise_above_amount")
+def over_granted(pen: Pen) -> None:
+    pen.grant("s", amount={"cpu": "17"})
+
+
+@breaks("ledgers_never_rise_above_amount")
+def charged_to_nothing(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a, grants=["tenant/nobody"])
+
+
+@breaks("ledgers_never_rise_above_amount")
+def a_grant_went_from_under_its_draws(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.grant("s")
+    pen.bind(a, grants=["s"])
+    pen.commit({"grant/s": None}, [pen.entry("close", "s", "budgets")])
+
+
+@breaks("quota_comes_from_quota")
+def quota_of_an_offer(pen: Pen) -> None:
+    pen.grant("o", purpose="offer", parent="")
+    pen.grant("q", parent="o", amount={"cpu": "1"})
+
+
+@breaks("grants_are_held_by_somebody")
+def drawn_on_what_another_scope_holds(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.grant("s", holder="scope/r2")
+    pen.bind(a, grants=["s"])
+
+
+@breaks("hard_constraints_hold_at_the_bind")
+def against_the_labels(pen: Pen) -> None:
+    pen.declare("c", placement={"nodeSelector": {"disk": "ssd"}})
+    (a,) = pen.spawn(0, workload="c")
+    pen.bind(a, "n2")
+
+
+@breaks("hard_constraints_hold_at_the_bind")
+def on_a_node_that_is_not_ready(pen: Pen) -> None:
+    pen.mark("suspect", "n1")
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+
+
+@breaks("hard_constraints_hold_at_the_bind")
+def against_the_policy(pen: Pen) -> None:
+    pen.commit({"policyrevision/1": policy(1, allow={"zones": ["b"]})}, [pen.entry("apply", "policy/p", "operator")])
+    (a,) = pen.spawn(0)
+    pen.bind(a, policy=1)
+
+
+@breaks("hard_constraints_hold_at_the_bind")
+def too_near(pen: Pen) -> None:
+    pen.declare("c", placement={"antiAffinity": [{"labelSelector": {"app": "c"}, "topologyKey": "node"}]})
+    for key in pen.spawn(0, 1, workload="c"):
+        pen.bind(key)
+
+
+@breaks("hard_constraints_hold_at_the_bind")
+def against_the_spread(pen: Pen) -> None:
+    pen.declare("c", placement={"topologySpread": [{"topologyKey": "zone"}]})
+    for key in pen.spawn(0, 1, workload="c"):
+        pen.bind(key)
+
+
+@breaks("hard_constraints_hold_at_the_bind")
+def a_daemon_twice_on_a_node(pen: Pen) -> None:
+    pen.declare("d", type="daemon")
+    for key in pen.spawn(0, 1, workload="d"):
+        pen.bind(key)
+
+
+@breaks("policy_in_force_is_recorded_and_alive")
+def under_another_policy(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a, policy=3)
+
+
+@breaks("policy_in_force_is_recorded_and_alive")
+def past_the_policys_lease(pen: Pen) -> None:
+    pen.commit({"policyrevision/1": policy(1, pen.world.now_ms)}, [pen.entry("adopt", "1", "policy")])
+    (a,) = pen.spawn(0)
+    pen.bind(a, policy=1)
+
+
+@breaks("nothing_fenced_is_placed_before_all_nodes_reported")
+def bound_while_a_node_is_awaited(pen: Pen) -> None:
+    pen.declare("f", **FENCED)
+    (a,) = pen.spawn(0, workload="f")
+    pen.commit({"summary/awaited/node/n2": {"spec": {}}}, [pen.entry("report", "x", "budgets")])
+    pen.bind(a)
+
+
+@breaks("gangs_are_bound_together")
+def one_of_a_gang(pen: Pen) -> None:
+    pen.declare("g", gang={"min": 2})
+    (a, _) = pen.spawn(0, 1, workload="g")
+    pen.bind(a)
+
+
+@breaks("reservations_are_committed_once_or_released")
+def bound_before_the_victims_went(pen: Pen) -> None:
+    a, b = pen.spawn(0, 1)
+    pen.run(a)
+    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: 1})
+    pen.commit({a: pen.status(a, phase="draining"), b: held}, [pen.entry("reserve", b, "scheduler")])
+    pen.bind(b, victims=None)
+
+
+@breaks("reservations_are_committed_once_or_released")
+def bound_elsewhere_than_reserved(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.commit({a: pen.status(a, phase="reserved", node="n1", grants=["tenant/t1"])}, [pen.entry("reserve", a, "scheduler")])
+    pen.bind(a, "n2")
+
+
+@breaks("reservations_are_committed_once_or_released")
+def bound_and_still_waiting_for_victims(pen: Pen) -> None:
+    a, b = pen.spawn(0, 1)
+    pen.bind(a, victims={b: 1})
+
+
+@breaks("reservations_are_committed_once_or_released")
+def released_and_still_charged(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.move(a, "draining", "workloads")
+    pen.move(a, "stopping", "agent/n1")
+    pen.move(a, "released", "agent/n1", result="ok")
+
+
+@breaks("draws_are_on_living_grants")
+def on_an_expired_grant(pen: Pen) -> None:
+    pen.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": pen.world.now_ms + 1_000}})
+    (a,) = pen.spawn(0)
+    pen.world.now_ms += 1_000
+    pen.bind(a, grants=["s"])
+
+
+@breaks("draws_are_on_living_grants")
+def on_a_child_of_a_closed_grant(pen: Pen) -> None:
+    pen.grant("s", status={"phase": "closed"})
+    pen.grant("c", parent="s")
+    (a,) = pen.spawn(0)
+    pen.bind(a, grants=["c"])
+
+
+@pytest.mark.parametrize(("check", "breach"), BREACHES, ids=[f"{breach.__name__}-{check}" for check, breach in BREACHES])
+def test_a_breach_is_found_under_its_name(check: str, breach: Breach) -> None:
+    pen = Pen().furnish()
+    assert pen.found == []
+    breach(pen)
+    assert check in pen.found, pen.world.judge.violations
+    found = next(one for one in pen.world.judge.violations if one.check == check)
+    assert found.property == PROMISES[check].property and found.scope == "r1" and found.why
+
+
+def test_every_promise_is_broken_by_some_history() -> None:
+    assert {check for check, _ in BREACHES} == set(PROMISES)
+
+
+def test_the_first_violation_is_called_out_and_the_rest_are_kept() -> None:
+    pen, called = Pen(World()).furnish(), list[str]()
+    pen.world.judge.on_violation = lambda violation: called.append(violation.check)
+    one_too_many(pen)
+    past_the_policys_lease(pen)
+    assert called == ["no_more_replicas_than_desired"] and len(pen.world.judge.violations) > 1
+
+
+def test_the_story_of_an_object_tells_when_who_and_what() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 77)
+    told = pen.world.judge.story("r1", a)
+    assert "bind by scheduler!" in told and "status.phase 'bound' -> 'starting'" in told and "process 77" in told
+    assert f"{pen.world.now_ms} ms, revision {pen.revision}" in told
+
+
+def test_one_forgotten_and_spawned_again_in_one_batch_is_two_replicas() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.release(a)
+    anew = replica("w", 0, uid="other")
+    pen.commit({a: anew}, [pen.entry("forget", a, "workloads"), pen.entry("spawn", "w", "workloads")])
+    assert pen.found == []
