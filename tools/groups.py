@@ -54,10 +54,13 @@ def tool(name: str, *arguments: str) -> tuple[str, ...]:
     return (str(BIN / name), *arguments)
 
 
+GROUPED = ("integration", "simulation")
+
+
 def tests(name: str, *folders: str, workers: bool = True) -> Step:
     # worksteal: property tests differ in length by far more than a fixed split could even out. Files that must stay on one
     # worker say so with `pytest.mark.xdist_group` and belong to a group that runs with loadgroup.
-    spread = ("-n", "2", "--dist", "loadgroup" if name == "integration" else "worksteal") if workers else ()
+    spread = ("-n", "2", "--dist", "loadgroup" if name in GROUPED else "worksteal") if workers else ()
     return Step(name, tool("python", "-m", "pytest", "--color=auto", *spread), folders)
 
 
@@ -73,6 +76,7 @@ GROUPS: dict[str, tuple[Step, ...]] = {
     "unit": (tests("unit", "tests/unit", "tests/properties"),),
     "contracts": (tests("contracts", "tests/contracts"),),
     "integration": (tests("integration", "tests/integration"),),
+    "simulation": (tests("simulation", "tests/determinism", "tests/scenarios", "tests/marks", "tests/planted"),),
 }
 
 
