@@ -359,6 +359,7 @@ def main() -> int:
         except KeyboardInterrupt:
             soak.say("interrupted; what was under way has ended")
             soak.stop()
+            soak.replays += [seed_command(done.run) for done in soak.broken]
         summary(soak, options.minutes)
     nothing = "" if soak.stopping else proved_nothing(soak, options.lanes)
     if nothing:
