@@ -401,7 +401,7 @@ async def _publish(upper: Seat, claim: AnyClaim) -> None:
         await upper.client(Actor(NAME, Role.OPERATOR)).ask(claim)
     except NoAnswer as error:
         for operation in error.operation_ids:
-            upper.ear.gave_up(upper.scope, operation)
+            upper.ear.gave_up(upper.process.name, upper.scope, operation)
 
 
 def _misplaced(workload: str) -> Callable[[Meddler], Awaitable[None]]:

@@ -204,7 +204,7 @@ class Yard:
 
     def gave_up(self, error: NoAnswer) -> None:
         for operation in error.operation_ids:
-            self.seat.ear.gave_up(self.seat.scope, operation)
+            self.seat.ear.gave_up(self.seat.process.name, self.seat.scope, operation)
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
