@@ -190,7 +190,7 @@ class Cluster:
                 group.create_task(people.live(), name="people")
                 if upper is not None:
                     group.create_task(upper.view.follow(), name="view above")
-                for _ in range(cluster.meddlers):
+                for _ in range(0 if below else cluster.meddlers):
                     group.create_task(Meddler(seat, upper).play(), name="meddler")
 
         return main

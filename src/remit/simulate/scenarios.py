@@ -141,7 +141,7 @@ def _scenario(name: str, text: str) -> Scenario:
         scenario = msgspec.convert(merged, Scenario)
     except msgspec.ValidationError as error:
         raise BadScenario(f"{name}: {error}; docs/simulation.md lists the fields") from None
-    for problem in _problems(scenario):
+    for problem in problems(scenario):
         raise BadScenario(f"{name}: {problem}")
     return scenario
 
@@ -175,7 +175,7 @@ def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _problems(scenario: Scenario) -> Iterator[str]:
+def problems(scenario: Scenario) -> Iterator[str]:
     from remit.simulate.actors.people import WORK
     from remit.simulate.faults import KINDS  # the kinds know the simulation, which knows scenarios
 

@@ -20,7 +20,7 @@ from remit.client.tenure import Tenure
 from remit.law.lifecycle import KILL_GRACE_MS
 from remit.model.claims import AnyClaim, Apply, Move, Role, Verdict
 from remit.model.fields import Metadata
-from remit.model.kinds import Device, Node, NodeSpec
+from remit.model.kinds import Device, Node, NodeHealth, NodeSpec
 from remit.model.records import Generation, Phase, Replica
 from remit.model.resources import Amount
 from remit.simulate.actors.seat import Player, Seat, accepted
@@ -144,10 +144,15 @@ class Agent(Player):
                 return None
             case Phase.STOPPING:
                 return Move(copy.key, at, "stopped", attempt, result=_result(ended or Ended(code=0)))
-            case Phase.UNKNOWN:
+            case Phase.UNKNOWN if not self._given_up():
                 return Move(copy.key, at, "resume", attempt)
             case _:
                 return None
+
+    def _given_up(self) -> bool:
+        """Is this node held for silent? Then what is resumed would be doubted at once, again and again: it joins first."""
+        node: Node | None = self.view.get(f"node/{self.name}")
+        return node is not None and node.status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
     def _ended(self, copy: Copy, replica: Replica, at: int, ended: Ended) -> AnyClaim:
         fits = replica.status.phase in (Phase.RUNNING, Phase.READY)

@@ -86,6 +86,7 @@ class Seat:
             process.port(store),
             process.world,
             lambda incarnation, revision: ear.observed(process.name, store.scope, incarnation, revision),
+            idle_ms=5 * pace.beat_ms,
         )
 
     def give_up(self, error: NoAnswer) -> None:
