@@ -225,7 +225,6 @@ class People:
             fence=Duration.parse(self.load.fence),
             placement=placement,
             gang=gang,
-            retries=2 if type_ == "job" else 0,
             rollout=Rollout(max_surge=1),
         )
         return Workload(metadata=Metadata(name=name, tenant=tenant, labels={"app": name}), spec=spec)
