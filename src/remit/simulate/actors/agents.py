@@ -29,6 +29,7 @@ from remit.simulate.runners import Run
 from remit.world.promises import Ended, LinkError, Order
 
 KEEPER_MS: Final = 250
+_DAWDLES_MS: Final = 5_000
 _ACTIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
@@ -89,6 +90,7 @@ class Agent(Player):
         """Attempts whose own `start` was committed, and their fence."""
         self._ends: dict[Copy, Ended] = {}
         self._stopping: set[int] = set()
+        self._not_before: dict[tuple[Copy, Phase], int] = {}
         self._kick = asyncio.Event()
 
     # -- being there -----------------------------------------------------------------------------------------------------
@@ -122,6 +124,8 @@ class Agent(Player):
     def _next(self, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
         phase, attempt = replica.status.phase, replica.status.attempt
         ended = self._ends.get(copy)
+        if ended is None and self._dawdles(copy, phase):
+            return None
         match phase:
             case Phase.BOUND:
                 return Move(copy.key, at, "start", attempt)
@@ -148,6 +152,23 @@ class Agent(Player):
                 return Move(copy.key, at, "resume", attempt)
             case _:
                 return None
+
+    def _dawdles(self, copy: Copy, phase: Phase) -> bool:
+        """Now and then a step takes seconds, as pulling an image or a hook before the stop would."""
+        if phase not in (Phase.BOUND, Phase.STARTING, Phase.DRAINING):
+            return False
+        now_ms = self.world.clock.now_ms()
+        if (copy, phase) not in self._not_before:
+            slow_ms = self.chance.uniform_ms(_DAWDLES_MS) if self.chance.below(4) == 0 else 0
+            self._not_before[copy, phase] = now_ms + slow_ms
+            if slow_ms:
+                self.seat.process.loop.spawn(self._look_in(slow_ms, copy.key), name="look again")
+        return now_ms < self._not_before[copy, phase]
+
+    async def _look_in(self, pause_ms: int, key: str) -> None:
+        await self.world.clock.sleep_ms(pause_ms)
+        self.changes.keys[key] = None
+        self.changes.wake()
 
     def _given_up(self) -> bool:
         """Is this node held for silent? Then what is resumed would be doubted at once, again and again: it joins first."""

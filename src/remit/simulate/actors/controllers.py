@@ -267,7 +267,7 @@ class Endpoints(Player):
             if seen is None or not isinstance(seen.thing, Replica):
                 continue
             match seen.thing.status.phase:
-                case Phase.READY:
+                case Phase.READY if self.chance.below(4):  # else at a later look
                     yield Move(key, seen.revision, "serve")
                 case Phase.SERVING if self.chance.below(60) == 0:
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")

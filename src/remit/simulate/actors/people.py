@@ -48,11 +48,13 @@ WORK: Final = {
     "urgent": "a job of higher priority, which others make room for",
     "device": "a job that needs a whole device",
     "spread": "a service with no two on one node, and evenly over zones",
+    "fleeting": "a service that ends by itself after a while",
     "stubborn": "a service that does not listen when it is asked to end",
     "herd": "a gang that needs most of every node at once",
     "impossible": "an urgent job that no node has room for",
 }
 """What a load may be made of."""
+SERVICES: Final = ("service", "spread", "stubborn", "fleeting")
 
 
 class People:
@@ -191,7 +193,7 @@ class People:
         devices: tuple[DeviceAsk, ...] = ()
         cpu = chance.choice(("250m", "500m", "1"))
         replace_ = chance.choice(("", "", "fenced", "eager"))
-        type_ = "service" if kind in ("service", "spread", "stubborn") else "job"
+        type_ = "service" if kind in SERVICES else "job"
         match kind:
             case "gang":
                 many = 2 + chance.below(3)
@@ -212,7 +214,7 @@ class People:
                     anti_affinity=(Affinity(label_selector={"app": name}, topology_key="node"),),
                 )
         program = Program(
-            None if type_ == "service" else 3_000 + chance.below(90_000),
+            None if type_ == "service" and kind != "fleeting" else 3_000 + chance.below(90_000),
             0 if chance.below(10) else 1,
             chance.choice((0, 200, 2_000, None)) if kind != "stubborn" else None,
         )
