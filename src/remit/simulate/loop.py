@@ -172,16 +172,15 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._stopping = False
         asyncio._set_running_loop(self)
         try:
-            runnable, timers = self._runnable, self._timers
             while not self._stopping:
-                if not runnable:
-                    if not timers:
-                        raise Deadlock(f"at {self._now_s:.3f} s nothing is ready and no timer is left:\n{self.waits()}")
-                    if timers[0][0] >= until_s:
-                        break
+                if self._runnable:
+                    self._round()
+                elif not self._timers:
+                    raise Deadlock(f"at {self._now_s:.3f} s nothing is ready and no timer is left:\n{self.waits()}")
+                elif self._timers[0][0] >= until_s:
+                    break
+                else:
                     self._jump()
-                    continue
-                self._step(runnable)
         finally:
             asyncio._set_running_loop(None)
         if not self._stopping:
@@ -200,29 +199,32 @@ class SimLoop(asyncio.AbstractEventLoop):
                 unit.ready.append(handle)
                 self._queue(unit)
 
-    def _step(self, runnable: list[Unit]) -> None:
-        many = len(runnable)
-        index = int(self._lots() * many) if many > 1 else 0
-        unit = runnable[index]
-        if unit.frozen or not unit.ready:
-            runnable[index] = runnable[-1]
-            runnable.pop()
-            unit.queued = False
-            return
-        handle = unit.ready.popleft()
-        callback = handle.callback
-        if callback is None:
-            return
-        self.events += 1
-        self._unhashed.append(_event(self._now_s, unit.number))
-        if len(self._unhashed) >= _DIGEST_EVERY:
-            self._fold()
-        try:
-            handle.context.run(callback, *handle.args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - a callback that fails is its process's failure, and is told
-            self._failed(unit, error, "a callback failed")
+    def _round(self) -> None:
+        """Until nothing is ready: choose a process, and run its next callback."""
+        runnable, unhashed, lots = self._runnable, self._unhashed, self._lots
+        while runnable and not self._stopping:
+            many = len(runnable)
+            index = int(lots() * many) if many > 1 else 0
+            unit = runnable[index]
+            if unit.frozen or not unit.ready:
+                runnable[index] = runnable[-1]
+                runnable.pop()
+                unit.queued = False
+                continue
+            handle = unit.ready.popleft()
+            callback = handle.callback
+            if callback is None:
+                continue
+            self.events += 1
+            unhashed.append(_event(self._now_s, unit.number))
+            if len(unhashed) >= _DIGEST_EVERY:
+                self._fold()
+            try:
+                handle.context.run(callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - a callback that fails is its process's failure, and is told
+                self._failed(unit, error, "a callback failed")
 
     def stop(self) -> None:
         self._stopping = True

@@ -350,16 +350,12 @@ class SimWatch:
         # In order, as a stream is: one that is late holds up those behind it.
         at_s = max(service.loop.time() + late_s + service.network.delay_s(), self._not_before_s)
         self._not_before_s = at_s
-        service.loop.call_at(at_s, self._depart, item, context=service.unit.context)
+        if not service.network.reaches(service.name, self._process):
+            return  # it tears the stream: the gap shows at the next event that gets through
+        service.loop.call_at(at_s, self._arrive, item, context=self._unit.context)
         if trouble.events_repeated and lots.random() < trouble.events_repeated:
             service.count("event-repeated")
-            service.loop.call_at(at_s + 0.5 * lots.random(), self._depart, item, context=service.unit.context)
-
-    def _depart(self, item: Event | StoreError) -> None:
-        """A cut way loses what is sent, and so tears the stream: the gap shows at the next event that gets through."""
-        service = self._service
-        if service.network.reaches(service.name, self._process):
-            service.loop.call_soon(self._arrive, item, context=self._unit.context)
+            service.loop.call_at(at_s + 0.5 * lots.random(), self._arrive, item, context=self._unit.context)
 
     def _arrive(self, item: Event | StoreError) -> None:
         self._arrived.append(item)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
@@ -19,6 +19,15 @@ class Workloads(Player):
     """From workload to replicas: as many as are wanted, and none when it goes."""
 
     role = Role.WORKLOADS
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        if isinstance(new, Replica):
+            return old is None or new.status.phase in (Phase.RELEASED, Phase.FINISHED, Phase.PENDING) or self._going(new)
+        return key.startswith(("workload/", "replica/"))
+
+    def _going(self, replica: Replica) -> bool:
+        workload = self.view.get(f"workload/{replica.metadata.tenant}/{replica.spec.workload}")
+        return workload is None or workload.metadata.deleting
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         for tenant, name in self._touched(keys):
@@ -96,6 +105,11 @@ class Repair(Player):
 
     role = Role.REPAIR
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return key.startswith(("replica/", "workload/")) and (
+            not isinstance(new, Replica) or new.status.phase in (Phase.FAILED, Phase.RELEASED)
+        )
+
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
         self._since: dict[tuple[str, Phase], int] = {}
@@ -145,6 +159,9 @@ class Nodes(Player):
     """Believes in a node as long as it beats: first no new work, then unknown, and only past the fence lost."""
 
     role = Role.NODES
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return key.startswith("node/")
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
@@ -241,8 +258,16 @@ class Rollouts(Player):
 
     role = Role.ROLLOUT
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        if isinstance(new, Replica):
+            workload = self.view.get(f"workload/{new.metadata.tenant}/{new.spec.workload}")
+            return workload is not None and workload.metadata.generation > new.spec.generation
+        return isinstance(new, Workload) and old is not None
+
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        workloads = {(r.metadata.tenant, r.spec.workload): None for key in keys if isinstance(r := self.view.get(key), Replica)}
+        things = [self.view.get(key) for key in keys]
+        workloads = {(t.metadata.tenant, t.spec.workload): None for t in things if isinstance(t, Replica)}
+        workloads |= {(t.metadata.tenant, t.metadata.name): None for t in things if isinstance(t, Workload)}
         for tenant, name in workloads:
             workload: Workload | None = self.view.get(f"workload/{tenant}/{name}")
             if workload is None or workload.spec.type == "job" or workload.metadata.deleting:
@@ -259,6 +284,9 @@ class Endpoints(Player):
     """Publishes what is ready."""
 
     role = Role.ENDPOINTS
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return isinstance(new, Replica) and new.status.phase is Phase.READY
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         for key in keys:
