@@ -112,7 +112,7 @@ def _row(one: Measured) -> dict[str, Any]:
 
 def bare_events_a_cpu_s(events: int) -> float:
     """The loop alone: tasks that sleep, wake and sleep again."""
-    loop = SimLoop("bare")
+    loop = SimLoop.seeded("bare")
 
     async def sleeper(number: int) -> None:
         while True:

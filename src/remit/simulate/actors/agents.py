@@ -112,8 +112,8 @@ class Agent(Player):
     # -- being there -----------------------------------------------------------------------------------------------------
 
     async def began(self) -> None:
-        assert self.tenure is not None
-        self.keeper.renewed(self.name, self.tenure.held_until_ms - self.seat.pace.lease_ms)
+        if self.tenure is not None:
+            self.renewed(self.tenure)
         await super().began()
         if self.view.get(f"node/{self.name}") is None:
             await self.say([Apply(self.node)])
@@ -152,7 +152,8 @@ class Agent(Player):
                 self._start(copy, replica)
                 return None
             case Phase.RUNNING if ended is None and run is not None:
-                service = self._spec_of(replica) is not None and self._spec_of(replica).spec.spec.type != "job"  # type: ignore[union-attr]
+                found = self._spec_of(replica)
+                service = found is not None and found.spec.spec.type != "job"
                 return Move(copy.key, at, "ready", attempt) if service and self.chance.below(3) else None
             case Phase.RUNNING | Phase.READY | Phase.SERVING if run is None:
                 return self._ended(copy, replica, at, ended or Ended())

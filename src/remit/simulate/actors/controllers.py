@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
-from remit.model.records import Grant, Phase, Replica
+from remit.model.records import Grant, GrantPhase, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
@@ -122,7 +122,7 @@ class Repair(Player):
                 continue
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
-            elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing):
+            elif isinstance(seen.thing, Grant) and _may_have_run_out(seen.thing):
                 yield Close(seen.thing.metadata.name)  # refused while it lives
 
     def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
@@ -300,5 +300,6 @@ class Endpoints(Player):
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
 
 
-def _of_this_scope(grant: Grant) -> bool:
-    return not grant.spec.holder.startswith("scope/") and not grant.spec.issuer
+def _may_have_run_out(grant: Grant) -> bool:
+    here = not grant.spec.holder.startswith("scope/") and not grant.spec.issuer
+    return here and grant.status.phase is GrantPhase.LIVE
