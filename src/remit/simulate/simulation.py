@@ -29,7 +29,7 @@ from remit.simulate.scenarios import Injection, Scenario
 from remit.simulate.stores import Sent, StoreService, at_once
 from remit.store.chain import decode_head
 from remit.store.memory import MemoryStore, Snapshot
-from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Compacted
+from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Compacted, Corrupt
 from remit.world.promises import Order
 
 BACKUP_EVERY_S: Final = 45.0
@@ -265,6 +265,8 @@ class Simulation(Record):
 
     def backup(self, scope: str) -> None:
         """The store keeps its history, so a backup is a revision until it is needed."""
+        if self.cluster.stores[scope].trouble.damaged:
+            return
         kept = self._backups.setdefault(scope, [])
         kept.append(at_once(self.cluster.stores[scope].store.revision()))
         del kept[:-BACKUPS_KEPT]
@@ -375,7 +377,10 @@ class Simulation(Record):
         self.judge.ended(node, pid)
 
     def process_ended(self, process: Process, failure: BaseException | None) -> None:
-        """Nothing here ends by itself: whatever did has failed."""
+        """Nothing here ends by itself: whatever did has failed. But a server halts when its store is found to be damaged."""
+        if isinstance(failure, Corrupt) and self.cluster.stores[process.name.split("-")[1]].trouble.damaged:
+            self.tell(f"{process.name} halted: {failure}")
+            return
         why = f"{process.name} ended by itself: {failure!r}"
         self.tell(why)
         self._crashed(process.name, why)

@@ -20,7 +20,7 @@ from remit.client.tenure import Tenure
 from remit.law.lifecycle import KILL_GRACE_MS
 from remit.model.claims import AnyClaim, Apply, Move, Role, Verdict
 from remit.model.fields import Metadata
-from remit.model.kinds import Device, Node, NodeSpec
+from remit.model.kinds import Device, Node, NodeHealth, NodeSpec
 from remit.model.records import Generation, Phase, Replica
 from remit.model.resources import Amount
 from remit.simulate.actors.seat import Player, Seat, accepted
@@ -28,6 +28,7 @@ from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Run
 from remit.world.promises import Ended, LinkError, Order
 
+_DAWDLES_MS: Final = 5_000
 _ACTIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
@@ -107,6 +108,7 @@ class Agent(Player):
         """Attempts whose own `start` was committed, and their fence."""
         self._ends: dict[Copy, Ended] = {}
         self._stopping: set[int] = set()
+        self._not_before: dict[tuple[Copy, Phase], int] = {}
         self._kick = asyncio.Event()
 
     # -- being there -----------------------------------------------------------------------------------------------------
@@ -143,6 +145,8 @@ class Agent(Player):
     def _next(self, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
         phase, attempt = replica.status.phase, replica.status.attempt
         ended = self._ends.get(copy)
+        if ended is None and self._dawdles(copy, phase):
+            return None
         match phase:
             case Phase.BOUND:
                 return Move(copy.key, at, "start", attempt)
@@ -166,10 +170,32 @@ class Agent(Player):
                 return None
             case Phase.STOPPING:
                 return Move(copy.key, at, "stopped", attempt, result=_result(ended or Ended(code=0)))
-            case Phase.UNKNOWN:
+            case Phase.UNKNOWN if not self._given_up():
                 return Move(copy.key, at, "resume", attempt)
             case _:
                 return None
+
+    def _dawdles(self, copy: Copy, phase: Phase) -> bool:
+        """Now and then a step takes seconds, as pulling an image or a hook before the stop would."""
+        if phase not in (Phase.BOUND, Phase.STARTING, Phase.DRAINING):
+            return False
+        now_ms = self.world.clock.now_ms()
+        if (copy, phase) not in self._not_before:
+            slow_ms = self.chance.uniform_ms(_DAWDLES_MS) if self.chance.below(4) == 0 else 0
+            self._not_before[copy, phase] = now_ms + slow_ms
+            if slow_ms:
+                self.seat.process.loop.spawn(self._look_in(slow_ms, copy.key), name="look again")
+        return now_ms < self._not_before[copy, phase]
+
+    async def _look_in(self, pause_ms: int, key: str) -> None:
+        await self.world.clock.sleep_ms(pause_ms)
+        self.changes.keys[key] = None
+        self.changes.wake()
+
+    def _given_up(self) -> bool:
+        """Is this node held for silent? Then what is resumed would be doubted at once, again and again: it joins first."""
+        node: Node | None = self.view.get(f"node/{self.name}")
+        return node is not None and node.status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
     def _ended(self, copy: Copy, replica: Replica, at: int, ended: Ended) -> AnyClaim:
         fits = replica.status.phase in (Phase.RUNNING, Phase.READY)

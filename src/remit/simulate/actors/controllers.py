@@ -44,8 +44,9 @@ class Workloads(Player):
             if key.startswith("workload/"):
                 _, tenant, name = key.split("/")
                 found[tenant, name] = None
-            elif key.startswith("replica/") and (replica := self.view.get(key)) is not None:
-                found[replica.metadata.tenant, replica.spec.workload] = None
+            elif key.startswith("replica/"):
+                _, tenant, name = key.split("/")
+                found[tenant, name.rsplit("-", 1)[0]] = None  # also of one that is gone: its workload may go now
         return list(found)
 
     def _clear(self, tenant: str, name: str, workload: Workload | None, replicas: Iterable[str]) -> Iterator[AnyClaim]:
@@ -110,8 +111,8 @@ class Repair(Player):
             not isinstance(new, Replica) or new.status.phase in (Phase.FAILED, Phase.RELEASED)
         )
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(seat)
+    def __init__(self, seat: Seat, *, lease: str = "") -> None:
+        super().__init__(seat, lease=lease)
         self._since: dict[tuple[str, Phase], int] = {}
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
@@ -294,7 +295,7 @@ class Endpoints(Player):
             if seen is None or not isinstance(seen.thing, Replica):
                 continue
             match seen.thing.status.phase:
-                case Phase.READY:
+                case Phase.READY if self.chance.below(4):  # else at a later look
                     yield Move(key, seen.revision, "serve")
                 case Phase.SERVING if self.chance.below(60) == 0:
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from remit.law.lifecycle import HOLDS
@@ -16,6 +16,8 @@ _BACKOFF_MS: Final = 1_500
 _BATCH: Final = 64
 _LOOK_AT: Final = 12
 _NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
+_ELSEWHERE: Final = (Code.NO_ROOM, Code.DEVICE_TAKEN, Code.SPREAD, Code.ANTI_AFFINITY, Code.POLICY)
+"""Refusals of one node: another may do."""
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
@@ -42,12 +44,15 @@ class Scheduler(Player):
         self._where: dict[str, str] = {}
         self._not_before: dict[str, int] = {}
         """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
+        self._refused: dict[str, dict[str, None]] = {}
+        """Where a replica may not go, as far as it was told: the others are tried first."""
 
     async def began(self) -> None:
         await super().began()
         self._free.clear()
         self._where.clear()
         self._not_before.clear()
+        self._refused.clear()
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         if self._note(keys):
@@ -78,7 +83,9 @@ class Scheduler(Player):
         """A refusal is learned from: this one waits a little, and the node is looked at anew."""
         if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve)):
             return
-        pause_ms = _BACKOFF_MS if verdict.code in (Code.REVISION, Code.NO_ROOM, Code.DEVICE_TAKEN) else 4 * _BACKOFF_MS
+        pause_ms = _BACKOFF_MS if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4 * _BACKOFF_MS
+        if verdict.code in _ELSEWHERE:
+            self._refused.setdefault(claim.replica, {})[claim.node] = None
         self._not_before[claim.replica] = self.world.clock.now_ms() + pause_ms + self.chance.uniform_ms(pause_ms)
         self._free.pop(claim.node, None)
 
@@ -99,6 +106,7 @@ class Scheduler(Player):
                 freed = freed or (before != "" and not node)
                 if replica is None or replica.status.phase is not Phase.PENDING:
                     self._not_before.pop(key, None)
+                    self._refused.pop(key, None)
                 elif key not in self._not_before:
                     self._not_before[key] = 0
             elif key.startswith(("node/", "grant/", "tenant/", "policyrevision/")):
@@ -137,7 +145,9 @@ class Scheduler(Player):
     # -- claims ----------------------------------------------------------------------------------------------------------
 
     def _place(self, key: str, replica: Replica, shape: Shape) -> Iterator[AnyClaim]:
-        found = self._spot(shape)
+        found = self._spot(shape, self._refused.get(key, ()))
+        if found is None:
+            self._refused.pop(key, None)
         at = self.view.rows[key].revision
         if found is not None:
             node, devices = found
@@ -150,13 +160,13 @@ class Scheduler(Player):
         elif replica.spec.priority > 0:
             yield from self._preempt(key, replica, shape)
 
-    def _spot(self, shape: Shape) -> tuple[str, list[str]] | None:
+    def _spot(self, shape: Shape, without: Collection[str] = ()) -> tuple[str, list[str]] | None:
         nodes = [key for key, seen in self.view.kind("node/") if seen.thing.status.health is NodeHealth.READY]
         for key in self.chance.shuffled(nodes)[:_LOOK_AT]:
             node: Node = self.view.get(key)
-            if node.spec.draining or node.spec.unschedulable:
-                continue
             name = node.metadata.name
+            if node.spec.draining or node.spec.unschedulable or name in without:
+                continue
             free = self._free_on(name, node)
             devices = self._devices(node, shape, free)
             if devices is not None and all(free.get(what, 0) >= n for what, n in shape.needs.items()):
