@@ -7,7 +7,7 @@ import os
 import pytest
 
 from remit.simulate.faults import KINDS
-from remit.simulate.plan import draw
+from remit.simulate.injections import draw
 from remit.simulate.scenarios import load, names
 from remit.simulate.simulation import simulate
 

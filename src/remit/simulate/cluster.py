@@ -79,7 +79,7 @@ class Cluster:
             self._add(f"scheduler-{scope}-{n}", self._scheduler_main(scope, n))
         for n in range(1, min(cluster.agents, cluster.nodes) + 1):
             machine = self._machine(f"host-{scope}-{n}")
-            keeper = Keeper(machine)
+            keeper = Keeper(machine, self.pace.beat_ms)
             self._add(f"keeper-{scope}-{n}", keeper.watch, machine)
             self._add(f"agent-{scope}-{n}", self._agent_main(scope, keeper), machine)
 

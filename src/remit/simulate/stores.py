@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.loop import Handle, SimLoop, Unit
 from remit.simulate.lots import stream
 from remit.simulate.network import Network
 from remit.store.memory import MemoryStore, Snapshot
@@ -305,7 +305,7 @@ class SimWatch:
         self._arrived: list[Event | StoreError | None] = []
         self._waiting: asyncio.Future[None] | None = None
         self._not_before_s = 0.0
-        self._on_its_way: dict[Any, Event | StoreError] = {}
+        self._owed: list[tuple[Handle, Event | StoreError]] = []
         self._closed = False
         loop = service.loop
         self._pump_task = service.unit.context.run(loop.create_task, self._pump(), name=f"watch by {process}")
@@ -360,32 +360,28 @@ class SimWatch:
         # In order, as a stream is: one that is late holds up those behind it.
         at_s = max(service.loop.time() + late_s + service.network.delay_s(), self._not_before_s)
         self._not_before_s = at_s
-        self._depart_at(at_s, item)
+        self._arrive_at(at_s, item)
         if trouble.events_repeated and lots.random() < trouble.events_repeated:
             service.count("event-repeated")
-            self._depart_at(at_s + 0.5 * lots.random(), item)
+            self._arrive_at(at_s + 0.5 * lots.random(), item)
 
-    def _depart_at(self, at_s: float, item: Event | StoreError) -> None:
-        def depart() -> None:
-            self._on_its_way.pop(handle, None)
-            self._depart(item)
-
-        handle = self._service.loop.call_at(at_s, depart, context=self._service.unit.context)
-        self._on_its_way[handle] = item
-
-    def caught_up(self) -> None:
-        """The member behind it lags no more: what it still owed departs at once, in order."""
-        self._lag_s, self._not_before_s = 0.0, 0.0
-        owed, self._on_its_way = self._on_its_way, {}
-        for handle, item in sorted(owed.items(), key=lambda one: one[0].when_s):
-            handle.cancel()
-            self._depart(item)
-
-    def _depart(self, item: Event | StoreError) -> None:
+    def _arrive_at(self, at_s: float, item: Event | StoreError) -> None:
         """A cut way loses what is sent, and so tears the stream: the gap shows at the next event that gets through."""
         service = self._service
-        if service.network.reaches(service.name, self._process):
-            service.loop.call_soon(self._arrive, item, context=self._unit.context)
+        if not service.network.reaches(service.name, self._process):
+            return
+        handle = service.loop.call_at(at_s, self._arrive, item, context=self._unit.context)
+        if self._lag_s:
+            self._owed.append((handle, item))
+
+    def caught_up(self) -> None:
+        """The member behind it lags no more: what it still owed arrives at once, in order."""
+        self._lag_s, self._not_before_s = 0.0, 0.0
+        owed, self._owed = self._owed, []
+        for handle, item in owed:
+            if handle.when_s > self._service.loop.time() and not handle.cancelled():
+                handle.cancel()
+                self._service.loop.call_soon(self._arrive, item, context=self._unit.context)
 
     def _arrive(self, item: Event | StoreError) -> None:
         self._arrived.append(item)

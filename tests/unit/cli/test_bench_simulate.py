@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from remit.cli import bench_simulate
 from remit.cli.bench_simulate import QUICK, SIZES, Size, bare_events_a_cpu_s, scenario
 from remit.cli.main import remit
-from remit.simulate.plan import draw
+from remit.simulate.injections import draw
 from remit.simulate.swarm import FAULTS_AN_HOUR
 
 

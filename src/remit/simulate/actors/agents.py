@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from remit.client.client import NoAnswer
 from remit.client.tenure import Tenure
@@ -28,7 +28,6 @@ from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Run
 from remit.world.promises import Ended, LinkError, Order
 
-KEEPER_MS: Final = 250
 _DAWDLES_MS: Final = 5_000
 _ACTIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
@@ -44,8 +43,11 @@ class Copy(NamedTuple):
 class Keeper:
     """Holds the deadline of every node of its machine, and ends what is past it. It outlives the agent."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, look_ms: int) -> None:
         self.machine = machine
+        self._look_ms = look_ms
+        """It looks at least so often, and whenever a deadline comes."""
+        self._news = asyncio.Event()
 
     def renewed(self, node: str, sent_ms: int) -> None:
         pipes = self.machine.pipes
@@ -53,26 +55,42 @@ class Keeper:
 
     def start(self, order: Order) -> Run | None:
         """Start it, unless its deadline has passed. Looking and starting is one step."""
-        if self._overdue(order):
+        left_ms = self._left_ms(order)
+        if left_ms is not None and left_ms <= 0:
             return None
         machinery = self.machine.machinery
-        return machinery.find(machinery.start(order))
+        run = machinery.find(machinery.start(order))
+        self._news.set()
+        return run
 
-    def _overdue(self, order: Order) -> bool:
+    def _left_ms(self, order: Order) -> int | None:
+        """How long it may still run without a renewal; None: for ever."""
         fence_ms = int(order.env["REMIT_FENCE_MS"])
+        if not fence_ms:
+            return None
         last_ms = self.machine.pipes.get(order.env["REMIT_NODE"])
-        return fence_ms > 0 and (last_ms is None or self.machine.clock.now_ms() - last_ms >= fence_ms)
+        return 0 if last_ms is None else last_ms + fence_ms - self.machine.clock.now_ms()
 
     async def watch(self, process: Process) -> None:
         """The keeper's own process: for ever."""
+        self._news = asyncio.Event()
+        clock, ending = process.world.clock, set[int]()
         async with asyncio.TaskGroup() as group:
-            ending: set[int] = set()
             while True:
+                self._news.clear()
+                wait_ms = self._look_ms
                 for run in tuple(self.machine.machinery.runs.values()):
-                    if run.running.pid not in ending and self._overdue(run.order):
-                        ending.add(run.running.pid)
-                        group.create_task(process.world.runner.stop(run.running, grace_ms=KILL_GRACE_MS), name="fence")
-                await process.world.clock.sleep_ms(KEEPER_MS)
+                    left_ms = self._left_ms(run.order)
+                    if left_ms is None or run.running.pid in ending:
+                        continue
+                    if left_ms > 0:
+                        wait_ms = min(wait_ms, left_ms)
+                        continue
+                    ending.add(run.running.pid)
+                    group.create_task(process.world.runner.stop(run.running, grace_ms=KILL_GRACE_MS), name="fence")
+                with suppress(TimeoutError):
+                    async with clock.timeout_ms(wait_ms):
+                        await self._news.wait()
 
 
 class Agent(Player):
@@ -96,8 +114,8 @@ class Agent(Player):
     # -- being there -----------------------------------------------------------------------------------------------------
 
     async def began(self) -> None:
-        assert self.tenure is not None
-        self.keeper.renewed(self.name, self.tenure.held_until_ms - self.seat.pace.lease_ms)
+        if self.tenure is not None:
+            self.renewed(self.tenure)
         await super().began()
         if self.view.get(f"node/{self.name}") is None:
             await self.say([Apply(self.node)])
@@ -107,6 +125,9 @@ class Agent(Player):
     def renewed(self, tenure: Tenure) -> None:
         if not tenure.lost:
             self.keeper.renewed(self.name, tenure.held_until_ms - self.seat.pace.lease_ms)
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return any(isinstance(one, Replica) and one.status.node == self.name for one in (old, new))
 
     # -- orders ----------------------------------------------------------------------------------------------------------
 
@@ -135,7 +156,8 @@ class Agent(Player):
                 self._start(copy, replica)
                 return None
             case Phase.RUNNING if ended is None and run is not None:
-                service = self._spec_of(replica) is not None and self._spec_of(replica).spec.spec.type != "job"  # type: ignore[union-attr]
+                found = self._spec_of(replica)
+                service = found is not None and found.spec.spec.type != "job"
                 return Move(copy.key, at, "ready", attempt) if service and self.chance.below(3) else None
             case Phase.RUNNING | Phase.READY | Phase.SERVING if run is None:
                 return self._ended(copy, replica, at, ended or Ended())

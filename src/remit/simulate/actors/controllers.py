@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
-from remit.model.records import Grant, Phase, Replica
+from remit.model.records import Grant, GrantPhase, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
@@ -19,6 +19,15 @@ class Workloads(Player):
     """From workload to replicas: as many as are wanted, and none when it goes."""
 
     role = Role.WORKLOADS
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        if isinstance(new, Replica):
+            return old is None or new.status.phase in (Phase.RELEASED, Phase.FINISHED, Phase.PENDING) or self._going(new)
+        return key.startswith(("workload/", "replica/"))
+
+    def _going(self, replica: Replica) -> bool:
+        workload = self.view.get(f"workload/{replica.metadata.tenant}/{replica.spec.workload}")
+        return workload is None or workload.metadata.deleting
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         for tenant, name in self._touched(keys):
@@ -97,6 +106,11 @@ class Repair(Player):
 
     role = Role.REPAIR
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return key.startswith(("replica/", "workload/")) and (
+            not isinstance(new, Replica) or new.status.phase in (Phase.FAILED, Phase.RELEASED)
+        )
+
     def __init__(self, seat: Seat, *, lease: str = "") -> None:
         super().__init__(seat, lease=lease)
         self._since: dict[tuple[str, Phase], int] = {}
@@ -109,7 +123,7 @@ class Repair(Player):
                 continue
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
-            elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing):
+            elif isinstance(seen.thing, Grant) and _may_have_run_out(seen.thing):
                 yield Close(seen.thing.metadata.name)  # refused while it lives
 
     def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
@@ -146,6 +160,9 @@ class Nodes(Player):
     """Believes in a node as long as it beats: first no new work, then unknown, and only past the fence lost."""
 
     role = Role.NODES
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return key.startswith("node/")
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
@@ -242,8 +259,16 @@ class Rollouts(Player):
 
     role = Role.ROLLOUT
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        if isinstance(new, Replica):
+            workload = self.view.get(f"workload/{new.metadata.tenant}/{new.spec.workload}")
+            return workload is not None and workload.metadata.generation > new.spec.generation
+        return isinstance(new, Workload) and old is not None
+
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        workloads = {(r.metadata.tenant, r.spec.workload): None for key in keys if isinstance(r := self.view.get(key), Replica)}
+        things = [self.view.get(key) for key in keys]
+        workloads = {(t.metadata.tenant, t.spec.workload): None for t in things if isinstance(t, Replica)}
+        workloads |= {(t.metadata.tenant, t.metadata.name): None for t in things if isinstance(t, Workload)}
         for tenant, name in workloads:
             workload: Workload | None = self.view.get(f"workload/{tenant}/{name}")
             if workload is None or workload.spec.type == "job" or workload.metadata.deleting:
@@ -261,6 +286,9 @@ class Endpoints(Player):
 
     role = Role.ENDPOINTS
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return isinstance(new, Replica) and new.status.phase is Phase.READY
+
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         for key in keys:
             seen = self.view.rows.get(key)
@@ -273,5 +301,6 @@ class Endpoints(Player):
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
 
 
-def _of_this_scope(grant: Grant) -> bool:
-    return not grant.spec.holder.startswith("scope/") and not grant.spec.issuer
+def _may_have_run_out(grant: Grant) -> bool:
+    here = not grant.spec.holder.startswith("scope/") and not grant.spec.issuer
+    return here and grant.status.phase is GrantPhase.LIVE

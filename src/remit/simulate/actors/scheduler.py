@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from remit.law.lifecycle import HOLDS
 from remit.model.claims import AnyClaim, Bind, Code, Ganged, Move, Refused, Reserve, Role, Verdict
@@ -15,6 +15,7 @@ _FLUSH_MS: Final = 30_000
 _BACKOFF_MS: Final = 1_500
 _BATCH: Final = 64
 _LOOK_AT: Final = 12
+_NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
 _ELSEWHERE: Final = (Code.NO_ROOM, Code.DEVICE_TAKEN, Code.SPREAD, Code.ANTI_AFFINITY, Code.POLICY)
 """Refusals of one node: another may do."""
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
@@ -30,6 +31,12 @@ class Shape(NamedTuple):
 
 class Scheduler(Player):
     role = Role.SCHEDULER
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        """What is pending or reserved, whatever holds or frees room, and what limits it."""
+        if isinstance(new, Replica):
+            return old is None or new.status.phase in _NEWS or (old.status.phase in HOLDS) != (new.status.phase in HOLDS)
+        return key.startswith(("replica/", "node/", "grant/", "tenant/", "policyrevision/"))
 
     def __init__(self, seat: Seat, *, lease: str = "") -> None:
         super().__init__(seat, lease=lease)

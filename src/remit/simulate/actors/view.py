@@ -17,9 +17,12 @@ from remit.store import chain
 from remit.store.protocol import HEAD, Event, Head, Row, Store, StoreError, Unavailable
 from remit.world.promises import World
 
-_RESYNC_MS: Final = 45_000
 _PAST_BATCHES: Final = "batch0"
 """The next key after every `batch/…`; only allotments come before those."""
+
+
+Concern = Callable[[str, Any, Any], bool]
+"""Does this change of a key, from what it was to what it is, concern one?"""
 
 
 class Seen(NamedTuple):
@@ -54,8 +57,9 @@ class View:
         self._observed = observed
         self._subscribers: list[Changes] = []
 
-    def subscribe(self) -> Changes:
-        changes = Changes(self)
+    def subscribe(self, concerns: Concern | None = None) -> Changes:
+        """Hear of every key that changes, or of those only that concern one: judged by what it was and what it is."""
+        changes = Changes(self, concerns)
         self._subscribers.append(changes)
         return changes
 
@@ -115,7 +119,8 @@ class View:
     async def _watch(self) -> None:
         """Until it is time to list anew, or what comes does not follow from what was seen."""
         watch = await self._store.watch("", after=self.revision)
-        until_ms = self._world.clock.now_ms() + _RESYNC_MS + self._world.chance.uniform_ms(_RESYNC_MS)
+        resync_ms = 5 * self._idle_ms
+        until_ms = self._world.clock.now_ms() + resync_ms + self._world.chance.uniform_ms(resync_ms)
         try:
             while (left_ms := until_ms - self._world.clock.now_ms()) > 0:
                 async with self._world.clock.timeout_ms(min(left_ms, self._idle_ms)):
@@ -168,8 +173,11 @@ class View:
             self.rows[key] = Seen(thing, revision)
             if isinstance(thing, Replica):
                 self._enlist(key, thing)
+        now = self.rows.get(key)
+        was, is_ = None if old is None else old.thing, None if now is None else now.thing
         for changes in self._subscribers:
-            changes.keys[key] = None
+            if changes.concerns is None or changes.concerns(key, was, is_):
+                changes.keys[key] = None
 
     def _enlist(self, key: str, replica: Replica) -> None:
         self.by_phase[replica.status.phase][key] = None
@@ -185,7 +193,8 @@ class View:
 class Changes:
     """What changed since its owner last looked."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, concerns: Concern | None) -> None:
+        self.concerns = concerns
         self.keys: dict[str, None] = dict.fromkeys(view.rows)
         self._event = asyncio.Event()
 
