@@ -38,6 +38,7 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         self.processes: dict[str, Process] = {}
         self.people: list[People] = []
+        self.meddlers: list[Meddler] = []
         self.quiet = False
         self._record = record
         self._seed = seed
@@ -183,7 +184,10 @@ class Cluster:
                 group.create_task(seat.view.follow(), name="view")
                 group.create_task(people.live(), name="people")
                 for _ in range(cluster.meddlers):
-                    group.create_task(Meddler(seat).play(), name="meddler")
+                    meddler = Meddler(seat)
+                    meddler.quiet = self.quiet
+                    self.meddlers.append(meddler)
+                    group.create_task(meddler.play(), name="meddler")
 
         return main
 
@@ -196,6 +200,8 @@ class Cluster:
     def hush(self) -> None:
         """People ask for nothing new, and open again what they had closed."""
         self.quiet = True
+        for meddler in self.meddlers:
+            meddler.quiet = True
         for people in self.people:
             people.quiet = True
             process = people.seat.process

@@ -45,13 +45,13 @@ class Listener:
         self.asked_count = 0
         self.given_up: list[str] = []
 
-    def asked(self, scope: str, operation: str) -> None:
+    def asked(self, asker: str, scope: str, operation: str) -> None:
         self.asked_count += 1
 
-    def answered(self, scope: str, operation: str, verdict: Verdict) -> None:
+    def answered(self, asker: str, scope: str, operation: str, verdict: Verdict) -> None:
         self.verdicts.append((scope, operation, verdict))
 
-    def gave_up(self, scope: str, operation: str) -> None:
+    def gave_up(self, asker: str, scope: str, operation: str) -> None:
         self.given_up.append(operation)
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:

@@ -98,10 +98,9 @@ class Settler(Player):
         try:
             verdicts = await self.client.ask_many(claims, evidence=evidence)
         except NoAnswer as error:
+            self.seat.give_up(error)
             if error.silent:
                 self._unsettled, self._asked_ms = error.operations, error.asked_ms
-            else:
-                self.give_up(error)
             return None
         for claim, verdict in zip(claims, verdicts, strict=True):
             self.heard(claim, verdict)
@@ -120,7 +119,8 @@ class Settler(Player):
                 self.heard(self._unsettled[0].claim, await self.client.abandon(self._unsettled[0].id))
                 self._unsettled = self._unsettled[1:]
                 self.abandoned += 1
-        except NoAnswer:
+        except NoAnswer as error:
+            self.seat.give_up(error)
             return False
         return True
 

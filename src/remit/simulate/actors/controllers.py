@@ -7,7 +7,7 @@ from typing import Final
 
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
-from remit.model.records import Grant, Phase, Replica
+from remit.model.records import Grant, GrantPhase, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
@@ -95,7 +95,7 @@ class Repair(Player):
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
-        self._since: dict[tuple[str, Phase], int] = {}
+        self._since: dict[tuple[str, Phase | None], int] = {}
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         now_ms = self.world.clock.now_ms()
@@ -105,8 +105,11 @@ class Repair(Player):
                 continue
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
-            elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing) and self.chance.below(4) == 0:
-                yield Close(seen.thing.metadata.name)  # refused while it lives
+            elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing):
+                lasted_ms = now_ms - self._since.setdefault((key, None), now_ms)
+                overdue = seen.thing.status.phase is GrantPhase.LIVE and lasted_ms > seen.thing.spec.ttl
+                if overdue or self.chance.below(4) == 0:
+                    yield Close(seen.thing.metadata.name)  # refused while it lives
 
     def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
         phase = replica.status.phase

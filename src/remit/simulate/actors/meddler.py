@@ -90,7 +90,7 @@ class Meddler(Yard):
         try:
             await deed()
         except NoAnswer as error:
-            self.gave_up(error)
+            self.seat.give_up(error)
 
     async def _mischief(self) -> None:
         drawn = self.chance.below(12)
@@ -400,8 +400,7 @@ async def _publish(upper: Seat, claim: AnyClaim) -> None:
     try:
         await upper.client(Actor(NAME, Role.OPERATOR)).ask(claim)
     except NoAnswer as error:
-        for operation in error.operation_ids:
-            upper.ear.gave_up(upper.scope, operation)
+        upper.give_up(error)
 
 
 def _misplaced(workload: str) -> Callable[[Meddler], Awaitable[None]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from remit.client.client import Client, NoAnswer
+from remit.client.client import Client
 from remit.commitment.rulings import UNLEASED
 from remit.model.claims import (
     Accepted,
@@ -201,10 +201,6 @@ class Yard:
             epoch = said.number if isinstance(said, Accepted) else 0
             self._epochs[lease] = epoch, now_ms + LEASE_MS // 2
         return Actor(NAME, role, lease, epoch)
-
-    def gave_up(self, error: NoAnswer) -> None:
-        for operation in error.operation_ids:
-            self.seat.ear.gave_up(self.seat.scope, operation)
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
