@@ -85,6 +85,7 @@ def test_seize_with_lost_answers(make: Make, fates: list[str]) -> None:
             losing.fates = list(fates)
             place = await chain.seize(losing, "w", "first")
             assert await chain.read_place(store) == place
+            assert place.head.epoch == 1, "one takeover is one epoch, however often its answer was lost"
             assert await Writer(store, place).write(("a", b""))
 
     run(story())

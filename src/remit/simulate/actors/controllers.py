@@ -136,7 +136,9 @@ class Repair(Player):
             return False
         if workload.spec.type == "job":
             return replica.status.result != "ok" and replica.status.attempt <= workload.spec.retries
-        return spec.generation == workload.metadata.generation
+        keys = self.view.by_workload.get((meta.tenant, spec.workload), ())
+        live = sum(self.view.get(key).status.phase is not Phase.RELEASED for key in keys)
+        return spec.generation == workload.metadata.generation and live < workload.spec.replicas
 
 
 class Nodes(Player):
