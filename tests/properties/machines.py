@@ -103,11 +103,11 @@ class Violated(AssertionError):
 
 
 class Judged:
-    """One scope under a judge of its own, who is heard at once. `judge` is never told of other scopes."""
+    """One scope under a judge, who is heard at once; scopes that have dealings with each other share one."""
 
-    def __init__(self, scope: str, clock: FakeClock) -> None:
+    def __init__(self, scope: str, clock: FakeClock, judge: Judge | None) -> None:
         self.scope, self.clock = scope, clock
-        self.judge = Judge(lambda: clock.at_ms)
+        self.judge = Judge(lambda: clock.at_ms) if judge is None else judge
         self.history = self.judge.history(scope)
 
     def applied(self, commit: Commit, revision: int, boot: str, decided_ms: int, sent_ms: int) -> None:
@@ -122,7 +122,8 @@ class Judged:
     def raise_first(self) -> None:
         if self.judge.violations:
             found = self.judge.violations[0]
-            raise Violated(f"{found}\n{self.judge.story(self.scope, found.key)}")
+            stories = [self.judge.story(scope, found.key) for scope in self.judge.histories]
+            raise Violated("\n".join([str(found), *stories]))
 
 
 class Crash(Exception):
@@ -324,11 +325,13 @@ class Running:
 class Scope:
     """One scope's store with its judge, the authority that leads it, and those that do not know that they no longer do."""
 
-    def __init__(self, name: str = "r1", clock: FakeClock | None = None, *, checked: bool = True) -> None:
+    def __init__(
+        self, name: str = "r1", clock: FakeClock | None = None, *, checked: bool = True, judge: Judge | None = None
+    ) -> None:
         self.name = name
         self.clock = FakeClock() if clock is None else clock
         self.ids = CountedIds(name)
-        self.judged = Judged(name, self.clock)
+        self.judged = Judged(name, self.clock, judge)
         self.checker = self.judged.history
         self.checked = checked
         self.store = FaultyStore(MemoryStore(), self.judged if checked else None)
@@ -566,10 +569,15 @@ TAINTED = Taint(key="dedicated", value="x", effect="NoSchedule")
 
 
 async def furnished(
-    name: str = "r1", clock: FakeClock | None = None, *, checked: bool = True, nodes: Sequence[AnyObject] | None = None
+    name: str = "r1",
+    clock: FakeClock | None = None,
+    *,
+    checked: bool = True,
+    nodes: Sequence[AnyObject] | None = None,
+    judge: Judge | None = None,
 ) -> Scope:
     """A scope with every lease held, two tenants, two priority classes, and two ready nodes, n1 with two GPUs."""
-    scope = Scope(name, clock, checked=checked)
+    scope = Scope(name, clock, checked=checked, judge=judge)
     await scope.take_over()
     things = [node("n1", gpus=2), node("n2", zone="b")] if nodes is None else list(nodes)
     names = [thing.metadata.name for thing in things if isinstance(thing, Node)]

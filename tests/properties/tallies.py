@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from tests.properties.machines import Judged
+from remit.simulate.checkers.judge import Judge
 
 
 class Tallies:
@@ -20,9 +20,9 @@ class Tallies:
     def count(self, what: str) -> None:
         self.counted[what] += 1
 
-    def add(self, judged: Judged) -> None:
-        self.counted["commits"] += judged.history.commits
-        for (was, now, _), n in judged.judge.edges_seen.items():
+    def add(self, judge: Judge) -> None:
+        self.counted["commits"] += sum(history.commits for history in judge.histories.values())
+        for (was, now, _), n in judge.edges_seen.items():
             self.counted[f"{was or 'nothing'}->{now or 'nothing'}"] += n
 
     def write(self) -> None:

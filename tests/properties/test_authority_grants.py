@@ -94,7 +94,9 @@ class GrantsMachine(Asking):
     async def _furnish(self) -> None:
         clock = FakeClock()
         self.g = await furnished("global", clock, nodes=[])
-        self.region = self.r = await furnished("r1", clock, nodes=[node("n1", "8"), node("n2", "8", "b")])
+        self.region = self.r = await furnished(
+            "r1", clock, nodes=[node("n1", "8"), node("n2", "8", "b")], judge=self.g.judged.judge
+        )
         await self.g.must(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))), Apply(tenant("t1", "10")))
         await self.region.must(USER, Apply(workload("w", "1", 8)))
         await self.region.must(self.region.actors["workloads"], Spawn("t1", "w", 1, 0, 8))

@@ -166,9 +166,10 @@ class Asking(RuleBasedStateMachine):
             if hasattr(self, "r"):
                 for scope in self.scopes():
                     self.do(scope.close())
-                    REACHED.add(scope.judged)
-                    for code in scope.judged.judge.codes_seen:
-                        event(f"code {code}")
+                judge = self.r.judged.judge
+                REACHED.add(judge)
+                for code in judge.codes_seen:
+                    event(f"code {code}")
         finally:
             self.batches.stop()
             self.loop.close()

@@ -212,7 +212,7 @@ async def told(
     clock = FakeClock()
     scopes = [await furnished("r1", clock, nodes=[node("n1"), node("n2", zone="b")])]
     if story is grant_round_trip:
-        scopes.append(await furnished("global", clock, nodes=[]))
+        scopes.append(await furnished("global", clock, nodes=[], judge=scopes[0].judged.judge))
         await scopes[1].must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
     store = scopes[struck].store
     store.calls, store.kinds, store.strikes = 0, [], strikes

@@ -39,6 +39,7 @@ PLANTED = {
     "a room that no layer names": ("drawer.py", ""),
     "the authority reads a cache": ("commitment/authority.py", "import remit.observation"),
     "a checker asks the law": ("simulate/checkers/books.py", "import remit.law"),
+    "a checker asks the authority": ("simulate/checkers/books.py", "import remit.commitment.authority"),
     "one architecture uses another": ("proposal/architectures/probe.py", "import remit.proposal.architectures.central"),
     "a decision reads the clock": ("commitment/decide.py", "import time"),
     "the law draws lots": ("law/__init__.py", "import random"),

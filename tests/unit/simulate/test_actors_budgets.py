@@ -48,6 +48,13 @@ def held(scene: Scene) -> dict[str, Grant]:
     return {key: grant for key, grant in scene.rows("r1", "grant/").items() if grant.spec.issuer}
 
 
+def runs(scene: Scene, grant: Grant) -> bool:
+    """Is its deadline ahead, on the clock that it was read from?"""
+    clocks = {process.machine.clock.boot(): process.machine.clock for process in scene.processes.values()}
+    deadline = grant.status.deadline
+    return deadline is not None and clocks[deadline.boot].now_ms() < deadline.at_ms
+
+
 def working(scene: Scene) -> list[Grant]:
     """Slices that both sides agree on, at the same serial, and that run."""
     above = scene.rows("global", "grant/")
@@ -116,6 +123,35 @@ def test_answers_are_lost__intents_keep_their_ids_and_slices_flow_when_answers_c
     assert scene.budgets.abandoned + scene.lender.abandoned > 0
     scene.run(6)
     assert {grant.spec.tenant for grant in working(scene)} >= {"t1", "t2"}
+
+
+@pytest.mark.parametrize("seed", ["one", "two", "three"])
+def test_two_pairs_stand_by_for_each_other__one_of_them_holds_both_roles(seed: str) -> None:
+    """A letter reaches only who sits beside its writer, so both ends of the mail must be with one pair."""
+    scene = Scene(seed, ["global", "r1"])
+    scene.do("global", furnish_upper)
+    scene.do("r1", furnish_region)
+
+    async def main(process: Process) -> None:
+        upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
+        async with asyncio.TaskGroup() as group:
+            for seat in (upper, region):
+                group.create_task(seat.view.follow())
+            group.create_task(Budgets(region, upper).play())
+
+    names = ["r1-controllers-1", "r1-controllers-2"]
+    for name in names:
+        scene.start(name, main)
+    for name in (*names, *names):
+        scene.run(5)
+        live = [grant for grant in held(scene).values() if grant.status.phase is GrantPhase.LIVE and runs(scene, grant)]
+        assert {grant.spec.tenant for grant in live} >= {"t1", "t2"}
+        leases = [scene.rows("r1", "lease/budgets")["lease/budgets"], scene.rows("global", "lease/budgets")["lease/budgets/r1"]]
+        assert len({lease.spec.holder for lease in leases}) == 1
+        scene.processes[name].kill()
+        scene.run(1)
+        scene.processes[name].start()
+    scene.finish()
 
 
 def test_a_scope_alone_plays_offers_only() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -47,6 +47,7 @@ from remit.simulate.actors.view import View
 CLOCK: Final = "clock"
 CLOCK_TTL_MS: Final = 3_600_000
 LETTERS_MAX: Final = 256
+KEPT_MAX: Final = 1_000
 OFFERS_MAX: Final = 4
 SLICES_MAX: Final = 2
 _LOOKED_AT: Final = ("grant/", "peer/", "tenant/", "mail")
@@ -68,7 +69,6 @@ def read_clock(view: View) -> Reading | None:
 
 
 class Letter(NamedTuple):
-    to: Role | str
     claim: AnyClaim
     due_ms: int
 
@@ -208,7 +208,7 @@ class Side(Settler):
         if drawn == 0 or len(to.mail) >= LETTERS_MAX:
             return
         late_ms = self.chance.uniform_ms(20 * beat_ms) if drawn < 5 else 0
-        to.mail.append(Letter(to.name, claim, self.world.clock.now_ms() + late_ms))
+        to.mail.append(Letter(claim, self.world.clock.now_ms() + late_ms))
         to.poke()
 
     def poke(self) -> None:
@@ -232,6 +232,7 @@ class Side(Settler):
         if said is not None and said[0] == number and now_ms < said[1] + 4 * self.seat.pace.beat_ms:
             return False
         self._written[what, name] = number, now_ms
+        _forget_oldest(self._written)
         return True
 
     # -- looking ---------------------------------------------------------------------------------------------------------
@@ -250,6 +251,7 @@ class Side(Settler):
         if now_ms < at_ms:
             return False
         self._due_ms[what] = now_ms + mean_ms // 2 + self.chance.uniform_ms(mean_ms)
+        _forget_oldest(self._due_ms)
         return True
 
     def ttl(self, beats: int) -> Duration:
@@ -268,6 +270,17 @@ class Lender(Side):
         self._asking: dict[str, Reading] = {}
         self._asked: dict[tuple[str, int], Reading] = {}
         self._renewed_ms: dict[str, int] = {}
+
+    async def _acquire(self) -> Tenure | None:
+        """Only beside the one who holds the region's role: there may be other pairs, and letters do not reach those."""
+        return await super()._acquire() if self._beside() else None
+
+    def renewed(self, tenure: Tenure) -> None:
+        if not self._beside():
+            tenure.end()
+
+    def _beside(self) -> bool:
+        return self.other is not None and self.other.tenure is not None
 
     def business(self) -> Iterable[AnyClaim]:
         region = self.other
@@ -345,8 +358,8 @@ class Lender(Side):
             # Asked for before it was sent, so before the issuer can have begun to count.
             self._asked[claim.name, verdict.number] = self._asking.pop(claim.name)
             self._renewed_ms[claim.name] = self.world.clock.now_ms()
-            while len(self._asked) > LETTERS_MAX:
-                del self._asked[next(iter(self._asked))]
+            for kept in (self._asking, self._asked, self._renewed_ms):
+                _forget_oldest(kept)
 
 
 class Budgets(Side):
@@ -446,6 +459,12 @@ class Budgets(Side):
 
     def _tenants(self) -> Iterator[Tenant]:
         return (seen.thing for _, seen in self.view.kind("tenant/"))
+
+
+def _forget_oldest(kept: dict[Any, Any]) -> None:
+    """Grants come and go; what is forgotten too early is only said, or asked for, once more."""
+    while len(kept) > KEPT_MAX:
+        del kept[next(iter(kept))]
 
 
 def part_of(amount: Amount, times: int) -> Amount:

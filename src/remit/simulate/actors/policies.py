@@ -26,7 +26,7 @@ from remit.simulate.actors.view import View
 
 TTL_BEATS: Final = 60
 RENEW_BEATS: Final = 20
-LAPSE_BEATS: Final = 80
+LAPSE_BEATS: Final = 120
 """How long nothing is renewed, now and then: past the lease, and then some."""
 
 _REVISION: Final = "policyrevision/"
@@ -43,22 +43,21 @@ class Publisher(Settler):
 
     role = Role.POLICY
 
-    def __init__(self, seat: Seat, *, lease: str = "", nodes: View | None = None, mean_beats: int = 40) -> None:
+    def __init__(self, seat: Seat, *, lease: str = "", region: View | None = None, mean_beats: int = 40) -> None:
         super().__init__(seat, lease=lease)
-        self.behind = 0
-        """A number that a region has seen, if this scope has forgotten it: the next publication must be above it."""
-        self._nodes = seat.view if nodes is None else nodes
+        self._region = seat.view if region is None else region
         self._mean_ms = mean_beats * seat.pace.beat_ms
         self._next_ms = 0
         self._narrow = False
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        now = latest(self.view)
+        now, below = latest(self.view), latest(self._region)
         number = 0 if now is None else now.spec.number
-        if self.view.head is None or (self.world.clock.now_ms() < self._next_ms and number > self.behind):
+        forgotten = now is not None and below is not None and _forgotten(now, below)
+        if self.view.head is None or (self.world.clock.now_ms() < self._next_ms and not forgotten):
             return
         self._next_ms = self.world.clock.now_ms() + self._mean_ms // 2 + self.chance.uniform_ms(self._mean_ms)
-        if number > 1 and number > self.behind and not self._narrow and self.chance.below(4) == 0:
+        if number > 1 and not forgotten and not self._narrow and self.chance.below(4) == 0:
             yield from self._roll_back(number)
         else:
             # After each that takes places away comes one that gives them back.
@@ -85,7 +84,7 @@ class Publisher(Settler):
 
     def _zones(self) -> list[str]:
         zones = {zone for _, seen in self.view.kind("region/") for zone in seen.thing.spec.zones}
-        zones |= {seen.thing.spec.zone for _, seen in self._nodes.kind("node/")}
+        zones |= {seen.thing.spec.zone for _, seen in self._region.kind("node/")}
         return sorted(zones)
 
 
@@ -98,7 +97,7 @@ class Policies(Settler):
         super().__init__(seat)
         self._upper = upper
         lease = "" if upper is None else f"{Role.POLICY}/{seat.scope}"
-        self.publisher = Publisher(seat if upper is None else upper, lease=lease, nodes=seat.view)
+        self.publisher = Publisher(seat if upper is None else upper, lease=lease, region=seat.view)
         self._reading: Reading | None = None
         self._next_ms = 0
 
@@ -135,14 +134,9 @@ class Policies(Settler):
         above = None if self._upper is None else latest(self._upper.view)
         if above is None or self._reading is None:
             return
-        here, beat_ms = latest(self.view), self.seat.pace.beat_ms
+        beat_ms = self.seat.pace.beat_ms
         beats = LAPSE_BEATS if self.chance.below(12) == 0 else RENEW_BEATS
         self._next_ms = self.world.clock.now_ms() + beats * beat_ms // 2 + self.chance.uniform_ms(beats * beat_ms // 2)
-        ahead = here is not None and here.spec.number > above.spec.number
-        other = here is not None and here.spec.number == above.spec.number and here.spec.policies != above.spec.policies
-        if here is not None and (ahead or other):
-            # The scope above was restored, and has forgotten a number that is in force here: it must publish past it.
-            self.publisher.behind = max(self.publisher.behind, here.spec.number)
         ttl = Duration(TTL_BEATS * beat_ms)
         yield Adopt(above.spec.number, dict(above.spec.policies), ttl, self._reading.at_ms)
 
@@ -150,6 +144,12 @@ class Policies(Settler):
 def _as_new(view: View, status: Status) -> bool:
     head = view.head
     return head is not None and head.incarnation == status.incarnation and head.sequence >= status.sequence
+
+
+def _forgotten(above: PolicyRevision, below: PolicyRevision) -> bool:
+    """Was the scope above restored, so that it must publish past a number which is in force below?"""
+    one, other = above.spec, below.spec
+    return one.number < other.number or (one.number == other.number and one.policies != other.policies)
 
 
 def _narrows(policies: Iterable[PolicySpec]) -> bool:

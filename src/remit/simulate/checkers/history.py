@@ -143,6 +143,8 @@ class History:
         self.starts: dict[Run, tuple[str, int]] = {}
         """Where an attempt was last committed as starting, and when by `serial`."""
         self.releases: dict[Run, int] = {}
+        self.given_up: set[Run] = set()
+        """Attempts whose node was silent past its fence: nobody has said that they ended."""
         self.shape_of: dict[tuple[str, str], Shape] = {}
         """By key and uid, also of replicas that are forgotten."""
         self.lease_epochs: dict[str, int] = {}

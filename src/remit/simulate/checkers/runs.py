@@ -55,6 +55,8 @@ class Runs:
                     history.shape_of[key, uid] = shape
             if phase == "starting" and phase_of(old) == "bound":
                 history.starts[run] = new["status"]["node"], history.serial
+            elif (phase_of(old), phase) == ("unknown", "failed"):
+                history.given_up.add(run)
             elif phase == "released":
                 self._release(history, key, new)
 
@@ -89,8 +91,7 @@ class Runs:
             return
         if history.releases.get(run, 0) <= ordered[1]:
             return
-        given_up = history.over.get((run[1], run[2])) in ("failed", "restored")
-        if given_up and not self._fenced(process):
+        if run in history.given_up and not self._fenced(process):
             self._waive("eager")
         else:
             yield run[0], f"attempt {run[2]} of {run[1]} was started on {process.node} after it was released"
@@ -119,8 +120,7 @@ class Runs:
             for process in self.copies.get((step.history.scope, key, old["metadata"]["uid"]), {}).values():
                 if process.run[2] != attempt_of(old) or process.node != old["status"].get("node"):
                     continue
-                given_up = phase_of(old) == "unknown" or (phase_of(old), now) == ("failed", "released")
-                if given_up and not self._fenced(process):
+                if (phase_of(old) == "unknown" or process.run in step.history.given_up) and not self._fenced(process):
                     self._waive("eager")
                 elif process.node in self.frozen:
                     self._waive("frozen")

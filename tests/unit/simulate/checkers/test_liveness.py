@@ -242,6 +242,16 @@ def test_what_still_waits_at_the_end_is_not_known_to_be_well() -> None:
     assert pen.found == [] and any("when the run ended" in why for why in pen.world.judge.unknown)
 
 
+def test_the_end_of_a_run_is_a_look_too() -> None:
+    pen = Pen().furnish()
+    pending_with_room(pen)
+    pass_time(pen, 1)
+    pen.world.now_ms += 61_000
+    pen.commit({}, [])
+    pen.world.judge.conclude()
+    assert pen.found == ["eligible_work_is_bound"]
+
+
 def test_writes_that_do_not_cease_are_found_at_the_end() -> None:
     pen = Pen().furnish()
     healed(pen, calm=True)

@@ -127,6 +127,20 @@ def test_an_order_that_is_executed_after_its_release_is_a_breach() -> None:
     assert pen.found == ["runs_only_what_was_ordered"]
 
 
+def test_an_order_of_eager_work_is_executed_after_its_release_by_name_only_if_its_node_was_given_up() -> None:
+    pen, a = started()
+    pen.world.judge.ended("n1", 1)
+    give_up(pen, a)
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 3)
+    assert pen.found == [] and pen.world.judge.waived == {"eager": 1}
+    pen, a = started()
+    pen.world.judge.ended("n1", 1)
+    pen.move(a, "failed", "agent/n1", result="crashed")
+    pen.move(a, "released", "repair", grants=None)
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 3)
+    assert pen.found == ["runs_only_what_was_ordered"]
+
+
 def test_an_order_of_a_forgotten_replica_is_executed_too_late() -> None:
     pen, a = started()
     pen.world.judge.ended("n1", 1)
