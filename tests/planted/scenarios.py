@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import pytest
+
+from remit.commitment import authority, outcomes
 from remit.simulate.scenarios import Scenario, parse
 
 _BUSY: Final = """
@@ -222,6 +225,22 @@ at = "120s"
 lasts = "60s"
 """
     + _BUSY,
+    "short-windows": """
+summary = "outcomes are forgotten after a few seconds, and messages come again after that"
+duration = "3m"
+heal = "0s"
+[[faults]]
+kind = "repeats"
+every = "15s"
+lasts = "15s"
+size = 0.5
+[[faults]]
+kind = "delays"
+every = "15s"
+lasts = "15s"
+size = 8.0
+"""
+    + _BUSY,
     "two-scopes": """
 summary = "a region that lives on quota and policies from above, cut off from there now and then"
 duration = "6m"
@@ -255,5 +274,10 @@ every = "70s"
 }
 
 
-def scenario(name: str) -> Scenario:
+def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
+    """The scenario; with what is set otherwise in its world, with a bug and without one."""
+    if name == "short-windows":
+        # What is remembered for ten minutes is forgotten after a few seconds, so that ids expire within a run.
+        patch.setattr(authority, "WINDOW_MS", 1_000)
+        patch.setattr(outcomes, "WINDOWS_KEPT", 4)
     return parse(name, TEXTS[name])
