@@ -19,7 +19,7 @@ from remit.simulate.actors.controllers import Repair, Workloads
 from remit.simulate.actors.scheduler import Scheduler
 from tests.planted.bug import bug
 
-ROOM = ("node_sums_never_rise_above_capacity",)
+ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount")
 PLACED = ("hard_constraints_hold_at_the_bind",)
 
 
@@ -126,13 +126,13 @@ def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
     patch.setattr(placing, "_plainly", lambda *args: False)
 
 
-@bug(26, scenario="contest", expects=PLACED)
+@bug(26, scenario="meddlers", expects=PLACED)
 def spread_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority does not look how replicas are spread."""
     _ignoring(patch, Code.SPREAD)
 
 
-@bug(26, scenario="contest", expects=PLACED)
+@bug(26, scenario="meddlers", expects=PLACED)
 def anti_affinity_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority puts replicas beside those that they must stay away from."""
     _ignoring(patch, Code.ANTI_AFFINITY)
@@ -150,13 +150,13 @@ def room_is_believed(patch: pytest.MonkeyPatch) -> None:
     _ignoring(patch, Code.NO_ROOM)
 
 
-@bug(34, scenario="cut-nodes", expects=PLACED)
+@bug(34, scenario="meddlers", expects=PLACED)
 def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
     """The authority binds to nodes that are suspect, unknown or closed."""
     _ignoring(patch, Code.NODE_UNREADY, Code.DRAINING)
 
 
-@bug(29, scenario="crowd", seeds=3, expects=("no_more_replicas_than_desired",))
+@bug(29, scenario="meddlers", seeds=3, expects=("no_more_replicas_than_desired",))
 def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
     """The authority does not count how many replicas a workload has."""
     patch.setattr(moving, "_most", lambda spec: 1_000)
@@ -207,7 +207,7 @@ def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "_after", same)
 
 
-@bug(37, scenario="cut-nodes", seeds=3, expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
+@bug(3, 37, scenario="stale-observers", seeds=3, expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
 def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
     """A claim on a replica that was bound meanwhile moves it to another node."""
     find, place = placing.find, placing.place
@@ -217,7 +217,7 @@ def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
         return find(draft, name, at) if found is None or found[1] < 0 else found[0]
 
     def over(draft: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
-        if replica.status.phase is Phase.BOUND:
+        if replica.status.phase in (Phase.BOUND, Phase.STARTING, Phase.RUNNING):
             replica = replace(replica, status=ReplicaStatus(phase=Phase.PENDING, attempt=replica.status.attempt))
         return place(draft, operation, claim, replica, ask)
 

@@ -28,6 +28,17 @@ agents = 3
 meddlers = 1
 """
     + _BUSY,
+    "meddlers": """
+summary = "several who ask for what may not be, beside a little work"
+duration = "4m"
+heal = "0s"
+[cluster]
+nodes = 4
+agents = 2
+meddlers = 4
+[load]
+per_minute = 10.0
+""",
     # Everybody asks for the same few things.
     "contest": """
 summary = "work that asks for devices, gangs and the place of others"
@@ -124,6 +135,25 @@ lasts = "5s"
 [[faults]]
 kind = "cut-store"
 every = "60s"
+lasts = "40s"
+"""
+    + _BUSY,
+    "slow-answers": """
+summary = "answers that take almost as long as a renewal may, to nodes that are then cut off"
+duration = "5m"
+heal = "0s"
+[cluster]
+nodes = 4
+agents = 4
+beat = "4s"
+[[faults]]
+kind = "slow-links"
+every = "10s"
+lasts = "40s"
+size = 6.0
+[[faults]]
+kind = "cut-node"
+every = "12s"
 lasts = "40s"
 """
     + _BUSY,
