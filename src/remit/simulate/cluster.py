@@ -38,8 +38,6 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         self.processes: dict[str, Process] = {}
         self.people: list[People] = []
-        self.meddlers: list[Meddler] = []
-        self.quiet = False
         self._record = record
         self._seed = seed
         self._lots = stream(f"{seed}/cluster")
@@ -177,17 +175,16 @@ class Cluster:
 
         async def main(process: Process) -> None:
             seat = self._seat(process, scope)
+            upper = self._seat(process, cluster.scopes[0]) if above and cluster.meddlers else None
             people = People(seat, load, cpu=cpu, above=above, below=below)
-            people.quiet = self.quiet
             self.people.append(people)
             async with asyncio.TaskGroup() as group:
                 group.create_task(seat.view.follow(), name="view")
                 group.create_task(people.live(), name="people")
+                if upper is not None:
+                    group.create_task(upper.view.follow(), name="view above")
                 for _ in range(cluster.meddlers):
-                    meddler = Meddler(seat)
-                    meddler.quiet = self.quiet
-                    self.meddlers.append(meddler)
-                    group.create_task(meddler.play(), name="meddler")
+                    group.create_task(Meddler(seat, upper).play(), name="meddler")
 
         return main
 
@@ -199,11 +196,8 @@ class Cluster:
 
     def hush(self) -> None:
         """People ask for nothing new, and open again what they had closed."""
-        self.quiet = True
-        for meddler in self.meddlers:
-            meddler.quiet = True
+        self.pace.quiet = True
         for people in self.people:
-            people.quiet = True
             process = people.seat.process
             if process.alive and people.seat.world is process.world:
                 self.loop.spawn(people.open_all(), name="open all", unit=process.unit)

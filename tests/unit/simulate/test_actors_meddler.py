@@ -86,7 +86,7 @@ def test_what_is_not_its_own_stays_as_it_was(play: Play) -> None:
 def test_it_takes_its_yard_away_when_it_is_told_to_be_quiet(play: Play) -> None:
     play.scene.run(10)
     assert play.scene.rows("r1", f"node/{NAME}")
-    play.meddler.quiet = True
+    play.meddler.seat.pace.quiet = True
     play.scene.run(3)
     for kind in ("replica", "workload", "node", "grant", "tenant"):
         left = [key for key in play.scene.rows("r1", f"{kind}/") if f"/{NAME}" in key]

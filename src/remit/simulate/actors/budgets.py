@@ -245,7 +245,9 @@ class Side(Settler):
         return found
 
     def due(self, what: str, mean_beats: int) -> bool:
-        """Now and then, on the player's own clock. The first time is drawn as well."""
+        """Now and then, on the player's own clock. The first time is drawn as well. What need not be waits in quiet times."""
+        if self.seat.pace.quiet and what.startswith(("offer", "yield", "close")):
+            return False
         now_ms, mean_ms = self.world.clock.now_ms(), mean_beats * self.seat.pace.beat_ms
         at_ms = self._due_ms.setdefault(what, now_ms + self.chance.uniform_ms(mean_ms))
         if now_ms < at_ms:

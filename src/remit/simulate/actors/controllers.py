@@ -7,7 +7,7 @@ from typing import Final
 
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
-from remit.model.records import Grant, GrantPhase, Phase, Replica
+from remit.model.records import Grant, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
@@ -63,18 +63,21 @@ class Workloads(Player):
         meta, spec = workload.metadata, workload.spec
         taken: set[int] = set()
         live: list[tuple[int, str]] = []
+        released: list[str] = []
         for key in replicas:
             seen = self.view.rows[key]
             replica: Replica = seen.thing
             taken.add(replica.spec.index)
             if replica.status.phase is Phase.FINISHED:
                 yield Move(key, seen.revision, "settle")
-            old = replica.spec.generation < meta.generation and spec.type != "job"
-            if replica.status.phase is Phase.RELEASED and old:
-                yield Forget(key, seen.revision)
-            if replica.status.phase is not Phase.RELEASED:
+            if replica.status.phase is Phase.RELEASED:
+                released.append(key)
+            else:
                 live.append((replica.spec.index, key))
         wanted = spec.completions or spec.replicas
+        for key in released if spec.type != "job" else ():
+            if len(live) >= wanted or self.view.get(key).spec.generation < meta.generation:
+                yield Forget(key, self.view.rows[key].revision)
         if spec.type != "job" and len(live) > wanted:
             for _, key in sorted(live, reverse=True)[: len(live) - wanted]:
                 if self.view.get(key).spec.generation == meta.generation:
@@ -95,7 +98,7 @@ class Repair(Player):
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
-        self._since: dict[tuple[str, Phase | None], int] = {}
+        self._since: dict[tuple[str, Phase], int] = {}
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         now_ms = self.world.clock.now_ms()
@@ -106,10 +109,7 @@ class Repair(Player):
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
             elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing):
-                lasted_ms = now_ms - self._since.setdefault((key, None), now_ms)
-                overdue = seen.thing.status.phase is GrantPhase.LIVE and lasted_ms > seen.thing.spec.ttl
-                if overdue or self.chance.below(4) == 0:
-                    yield Close(seen.thing.metadata.name)  # refused while it lives
+                yield Close(seen.thing.metadata.name)  # refused while it lives
 
     def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
         phase = replica.status.phase
@@ -136,8 +136,8 @@ class Repair(Player):
             return False
         if workload.spec.type == "job":
             return replica.status.result != "ok" and replica.status.attempt <= workload.spec.retries
-        keys = self.view.by_workload.get((meta.tenant, spec.workload), ())
-        live = sum(self.view.get(key).status.phase is not Phase.RELEASED for key in keys)
+        others = self.view.by_workload.get((meta.tenant, spec.workload), {})
+        live = sum(self.view.get(key).status.phase is not Phase.RELEASED for key in others)
         return spec.generation == workload.metadata.generation and live < workload.spec.replicas
 
 

@@ -62,7 +62,7 @@ from remit.model.objects import key_of
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, Phase, SummarySpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.actors.seat import Seat
-from remit.simulate.actors.yard import HOME, NAME, NEW, NOWHERE, PASSING, SHUT, SURGE, Yard
+from remit.simulate.actors.yard import HOME, NAME, NEW, NOWHERE, SHUT, Yard
 
 LITTLE: Final = Amount({"cpu": 10})
 PLACED_HERE: Final = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
@@ -70,13 +70,14 @@ PLACED_HERE: Final = frozenset({"create", "reserve", "bind", "confirm", "forget"
 
 
 class Meddler(Yard):
-    """It rests for `mean_beats` between two mischiefs, on average. `upper` is where policies are published, if not here."""
+    """It rests for `mean_beats` between two mischiefs, on average. `upper` is where policies are published, if not here.
+
+    In quiet times there is no mischief: the yard is taken away, and again whenever a restore brings it back.
+    """
 
     def __init__(self, seat: Seat, upper: Seat | None = None, *, mean_beats: int = 5) -> None:
         super().__init__(seat)
         self.reached: dict[Code, int] = {}
-        self.quiet = False
-        """Set it to end the mischief: the yard is taken away, and again whenever a restore brings it back."""
         self._mean_ms = mean_beats * seat.pace.beat_ms
         self._upper = upper
 
@@ -84,13 +85,13 @@ class Meddler(Yard):
         while True:
             await self.world.clock.sleep_ms(1 + self.chance.uniform_ms(2 * self._mean_ms))
             if self.view.head is not None:
-                await self._try(self.leave if self.quiet else self._mischief)
+                await self._try(self.leave if self.seat.pace.quiet else self._mischief)
 
     async def _try(self, deed: Callable[[], Awaitable[object]]) -> None:
         try:
             await deed()
         except NoAnswer as error:
-            self.seat.give_up(error)
+            self.gave_up(error)
 
     async def _mischief(self) -> None:
         drawn = self.chance.below(12)
@@ -104,6 +105,7 @@ class Meddler(Yard):
             aim = self.chance.choice(unreached if unreached and self.chance.below(3) else codes)
             await self.furnish()
             await MISCHIEF[aim](self)
+            await self.shut_down()
 
     def _noted(self, actor: Actor, verdicts: Any) -> list[Verdict]:
         for verdict in verdicts:
@@ -341,13 +343,10 @@ class Meddler(Yard):
             await self.say(Role.POLICY, Adopt(number - 1, {}, Duration(1_000), 0), Rollback(number))
 
     async def short_gang(self) -> None:
-        await self.say(Role.USER, Apply(self.workload(PASSING)))
-        await self.look("")
-        found = await self.pending(PASSING)
+        found = await self.pending("gang")
         if found is not None:
             await self.say(Role.SCHEDULER, Ganged((Bind(*found, HOME, f"tenant/{NAME}"),)))
-            await self.bind(PASSING)
-        await self.say(Role.USER, Delete("Workload", f"{NAME}-{PASSING}", NAME))
+            await self.bind("gang")
 
     async def wrong_victims(self) -> None:
         placed, found = await self.placed(), await self.pending("plain")
@@ -356,7 +355,7 @@ class Meddler(Yard):
             await self.say(Role.SCHEDULER, claim)
 
     async def too_many(self) -> None:
-        await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, 1_000, SURGE + 1))
+        await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, 1_000, 100))
 
     # -- grants ----------------------------------------------------------------------------------------------------------
 
@@ -400,7 +399,8 @@ async def _publish(upper: Seat, claim: AnyClaim) -> None:
     try:
         await upper.client(Actor(NAME, Role.OPERATOR)).ask(claim)
     except NoAnswer as error:
-        upper.give_up(error)
+        for operation in error.operation_ids:
+            upper.ear.gave_up(upper.process.name, upper.scope, operation)
 
 
 def _misplaced(workload: str) -> Callable[[Meddler], Awaitable[None]]:

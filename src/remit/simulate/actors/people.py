@@ -50,7 +50,6 @@ class People:
         self.chance: Chance = seat.world.chance.stream("people")
         self.user = seat.client(Actor("ada", Role.USER))
         self.operator = seat.client(Actor("ops", Role.OPERATOR))
-        self.quiet = False
         self.submitted = 0
         self._drained: list[str] = []
 
@@ -99,7 +98,7 @@ class People:
         pause_ms = 60_000 / max(self.load.per_minute, 0.01)
         while True:
             await self.seat.world.clock.sleep_ms(round(pause_ms * (0.3 + 1.4 * self.chance.below(1_000) / 1_000)))
-            if self.quiet:
+            if self.seat.pace.quiet:
                 continue
             await self._something()
 

@@ -54,7 +54,8 @@ class Publisher(Settler):
         now, below = latest(self.view), latest(self._region)
         number = 0 if now is None else now.spec.number
         forgotten = now is not None and below is not None and _forgotten(now, below)
-        if self.view.head is None or (self.world.clock.now_ms() < self._next_ms and not forgotten):
+        quiet = self.seat.pace.quiet and now is not None and not self._narrow
+        if self.view.head is None or ((self.world.clock.now_ms() < self._next_ms or quiet) and not forgotten):
             return
         self._next_ms = self.world.clock.now_ms() + self._mean_ms // 2 + self.chance.uniform_ms(self._mean_ms)
         if number > 1 and not forgotten and not self._narrow and self.chance.below(4) == 0:
@@ -135,7 +136,7 @@ class Policies(Settler):
         if above is None or self._reading is None:
             return
         beat_ms = self.seat.pace.beat_ms
-        beats = LAPSE_BEATS if self.chance.below(12) == 0 else RENEW_BEATS
+        beats = LAPSE_BEATS if self.chance.below(12) == 0 and not self.seat.pace.quiet else RENEW_BEATS
         self._next_ms = self.world.clock.now_ms() + beats * beat_ms // 2 + self.chance.uniform_ms(beats * beat_ms // 2)
         ttl = Duration(TTL_BEATS * beat_ms)
         yield Adopt(above.spec.number, dict(above.spec.policies), ttl, self._reading.at_ms)

@@ -46,6 +46,8 @@ class Pace:
         self.server_beat_ms = beat_ms
         self.server_term_ms = 3 * beat_ms
         self.sweep_ms = 10 * beat_ms
+        self.quiet = False
+        """Once it is set nobody asks for anything new: what is promised about progress is judged from then on."""
 
 
 class Heard:

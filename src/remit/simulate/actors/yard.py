@@ -1,8 +1,9 @@
 """Where does the meddler do its mischief? In a yard of its own: a tenant, nodes and workloads that nobody's work depends on.
 
-Everything in it is called `meddler…`. Its workloads want no replicas, so no controller misses any; they may surge, so that some
-can be made. They go only to the yard's nodes, and those are tainted, so nobody else's work does. No agent runs there: the
-meddler holds the leases of those nodes' agents, and what it has placed it takes away again, step by step.
+Everything in it is called `meddler…`. Its workloads want a few replicas each and never have more: surplus that one controller
+takes away and another brings back would keep both busy for ever. They go only to the yard's nodes, and those are tainted, so
+nobody else's work does; and the nodes are ready only during a mischief, so nobody fills them meanwhile. No agent runs there:
+the meddler holds the leases of those nodes' agents, and what it has placed it takes away again, step by step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from remit.client.client import Client
+from msgspec.structs import replace
+
+from remit.client.client import Client, NoAnswer
 from remit.commitment.rulings import UNLEASED
 from remit.model.claims import (
     Accepted,
@@ -64,7 +67,8 @@ NOWHERE: Final = f"scope/{NAME}-nowhere"
 """A scope that never was: what is lent to it comes back when it is declared lost."""
 
 LEASE_MS: Final = 120_000
-SURGE: Final = 12
+WANTED: Final[Mapping[str, int]] = {"plain": 3, "shy": 2, "gpu": 2, "gang": 3}
+"""How many replicas a workload of the yard has; else one. All that wait are looked at by the scheduler again and again."""
 HOME: Final = f"{NAME}-home"
 SHUT: Final = f"{NAME}-shut"
 NEW: Final = f"{NAME}-new"
@@ -126,8 +130,7 @@ def _shape(
     return WorkloadSpec(
         type="service",
         template=template,
-        replicas=gang,
-        rollout=Rollout(max_surge=SURGE),
+        rollout=Rollout(max_surge=0, max_unavailable=1),
         placement=placement,
         gang=Gang(min=gang) if gang else None,
     )
@@ -152,9 +155,6 @@ SHAPES: Final[Mapping[str, WorkloadSpec]] = {
     "going": _shape({}),
 }
 """Each breaks one rule wherever it is put, but for `plain`, `shy`, `gpu` and `going`, which fit at home."""
-
-PASSING: Final = "gang"
-"""A gang must want its replicas, so this one is there only for the moment."""
 
 
 class Yard:
@@ -202,6 +202,10 @@ class Yard:
             self._epochs[lease] = epoch, now_ms + LEASE_MS // 2
         return Actor(NAME, role, lease, epoch)
 
+    def gave_up(self, error: NoAnswer) -> None:
+        for operation in error.operation_ids:
+            self.seat.ear.gave_up(self.seat.process.name, self.seat.scope, operation)
+
     # -- looking ---------------------------------------------------------------------------------------------------------
 
     async def look(self, key: str) -> Seen | None:
@@ -227,10 +231,11 @@ class Yard:
         quota = Amount({"cpu": 5_000, "memory": 8 << 30, "devices/gpu": 2_000})
         things: list[AnyObject] = [Tenant(metadata=Metadata(name=NAME), spec=TenantSpec(quota=quota))]
         things += [_node(HOME, region), _node(SHUT, region, unschedulable=True), _node(NEW, region)]
-        return things + [self.workload(name) for name in SHAPES if name != PASSING]
+        return things + [self.workload(name) for name in SHAPES]
 
     def workload(self, name: str) -> Workload:
-        return Workload(metadata=Metadata(name=f"{NAME}-{name}", tenant=NAME, labels={NAME: name}), spec=SHAPES[name])
+        spec = replace(SHAPES[name], replicas=WANTED.get(name, 1))
+        return Workload(metadata=Metadata(name=f"{NAME}-{name}", tenant=NAME, labels={NAME: name}), spec=spec)
 
     async def furnish(self) -> None:
         """Put there what is missing, and let the two nodes that should be ready be so."""
@@ -242,6 +247,16 @@ class Yard:
                 seen = await self.look(key_of("Node", name))
                 if seen is not None and seen.thing.status.health in _TOWARDS_READY:
                     await self.say(Role.NODES, Mark(name, seen.revision, _TOWARDS_READY[seen.thing.status.health]))
+        await self._settle_new()
+
+    async def shut_down(self) -> None:
+        """Nobody is to place anything here until the next mischief."""
+        for name in (HOME, SHUT):
+            seen = await self.look(key_of("Node", name))
+            if seen is not None and seen.thing.status.health is NodeHealth.READY:
+                await self.say(Role.NODES, Mark(name, seen.revision, NodeHealth.SUSPECT))
+
+    async def _settle_new(self) -> None:
         new = await self.look(key_of("Node", NEW))
         if new is not None and new.thing.status.health is NodeHealth.UNKNOWN:
             # After a restore every node is awaited, and this one never becomes ready.
@@ -255,7 +270,9 @@ class Yard:
             if owner is None or owner.metadata.deleting:
                 return None
             taken = {self.view.get(key).spec.index for key in self.own(workload, *Phase)}
-            index = next(n for n in range(len(taken) + 1) if n not in taken)
+            index = next((n for n in range(WANTED.get(workload, 1)) if n not in taken), None)
+            if index is None:
+                return None
             await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-{workload}", owner.metadata.generation, index))
             waiting = [key_of("Replica", f"{NAME}-{workload}-{index}", NAME)]
         seen = await self.look(waiting[0])
@@ -288,11 +305,12 @@ class Yard:
 
     # -- leaving no trace ------------------------------------------------------------------------------------------------
 
-    async def tidy(self) -> None:
-        """Take away what was placed and lent, one step after another."""
+    async def tidy(self, *, wholly: bool = False) -> None:
+        """Take away what was placed and lent, one step after another; `wholly`: also what waits."""
+        spared = () if wholly else (Phase.PENDING,)
         for _ in range(6):
             await self.look("")
-            left = [seen for key, seen in self.view.kind(f"replica/{NAME}/")]
+            left = [seen for _, seen in self.view.kind(f"replica/{NAME}/") if seen.thing.status.phase not in spared]
             if not left:
                 break
             for seen in left:
@@ -327,7 +345,7 @@ class Yard:
         for _ in range(10):
             if await self.look(key_of("Tenant", NAME)) is None:
                 return
-            await self.tidy()
+            await self.tidy(wholly=True)
             await self.say(Role.OPERATOR, *(Delete(*one) for one in (*kinds, ("Tenant", NAME, ""))))
             await self.world.clock.sleep_ms(self.seat.pace.beat_ms)
 
