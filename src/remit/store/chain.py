@@ -88,15 +88,19 @@ async def read_place(store: Store) -> Place | None:
 async def seize(store: Store, holder: str, incarnation: str) -> Place:
     """Raise the epoch: from here on every older writer is fenced. `incarnation` names the chain if it starts here.
 
-    Losing a race or an answer here is harmless: the epoch is raised again over whatever stands. It ends because each
-    round either wins or follows another's progress.
+    Losing a race here is harmless: the epoch is raised again over whatever stands. It ends because each round either wins or
+    follows another's progress. If an answer was lost and the head is found in place, that was it; raised once more, it would
+    look to standbys like one more takeover that nothing follows, and they wait twice as long after each.
     """
+    tried: Head | None = None
     while True:
         place = await read_place(store)
+        if place is not None and place.head == tried:
+            return place
         if place is None:
             place = Place(Head(incarnation, 0, 0, "", 0, ""), 0)
         old = place.head
-        head = Head(
+        head = tried = Head(
             incarnation=old.incarnation,
             epoch=old.epoch + 1,
             sequence=old.sequence + 1,

@@ -2,7 +2,8 @@
 
 Three rules of DESIGN sections 4 and 6 are played here as the real agent will keep them:
 
-- a process is started only once this agent's own `start` for that attempt is committed, and the lease is not past the fence;
+- a process is started only once this agent's own `start` for that attempt is committed, and the lease is not past the fence,
+  nor has it been since that `start` was asked for: its order may have been given up meanwhile, and the view be too old to say;
 - what must never run twice is stopped when no renewal was answered for longer than its fence, counted from when the renewal was
   *sent*; the **keeper** does that, also while the agent is dead, frozen or slow;
 - the table of processes is the machine's: an agent that was killed finds in it what it had started.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from remit.client.client import NoAnswer
@@ -28,6 +30,7 @@ from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Run
 from remit.world.promises import Ended, LinkError, Order
 
+RENEWALS_KEPT: Final = 100
 _DAWDLES_MS: Final = 5_000
 _ACTIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
@@ -106,6 +109,10 @@ class Agent(Player):
         self.machinery = keeper.machine.machinery
         self._started: dict[Copy, int] = {}
         """Attempts whose own `start` was committed, and their fence."""
+        self._asked: dict[Copy, int] = {}
+        """When the `start` of each was asked for."""
+        self._renewals: list[int] = []
+        """When the last ones that were answered had been sent."""
         self._ends: dict[Copy, Ended] = {}
         self._stopping: set[int] = set()
         self._not_before: dict[tuple[Copy, Phase], int] = {}
@@ -115,7 +122,7 @@ class Agent(Player):
 
     async def began(self) -> None:
         if self.tenure is not None:
-            self.renewed(self.tenure)
+            self._heard_at(self.tenure)
         await super().began()
         if self.view.get(f"node/{self.name}") is None:
             await self.say([Apply(self.node)])
@@ -124,7 +131,12 @@ class Agent(Player):
 
     def renewed(self, tenure: Tenure) -> None:
         if not tenure.lost:
-            self.keeper.renewed(self.name, tenure.held_until_ms - self.seat.pace.lease_ms)
+            self._heard_at(tenure)
+
+    def _heard_at(self, tenure: Tenure) -> None:
+        sent_ms = tenure.held_until_ms - self.seat.pace.lease_ms
+        self.keeper.renewed(self.name, sent_ms)
+        self._renewals = [*self._renewals[1 - RENEWALS_KEPT :], sent_ms]
 
     def concerns(self, key: str, old: Any, new: Any) -> bool:
         return any(isinstance(one, Replica) and one.status.node == self.name for one in (old, new))
@@ -149,9 +161,12 @@ class Agent(Player):
             return None
         match phase:
             case Phase.BOUND:
+                self._asked[copy] = self.world.clock.now_ms()
                 return Move(copy.key, at, "start", attempt)
             case Phase.STARTING if run is not None or ended is not None:
                 return Move(copy.key, at, "run", attempt) if ended is None else self._ended(copy, replica, at, ended)
+            case Phase.STARTING if self._void(copy, replica):
+                return Move(copy.key, at, "crash", attempt, result="gone", reason="it was not started in time")
             case Phase.STARTING:
                 self._start(copy, replica)
                 return None
@@ -216,6 +231,15 @@ class Agent(Player):
             if env["REMIT_NODE"] == self.name and env["REMIT_SCOPE"] == self.seat.scope:
                 found[Copy(env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]))] = run
         return found
+
+    def _void(self, copy: Copy, replica: Replica) -> bool:
+        """Was there a silence, since its `start` was asked for, after which the scope may have given it up?"""
+        found = self._spec_of(replica)
+        if found is None or not found.spec.spec.never_twice:
+            return False
+        asked_ms, times = self._asked.get(copy), [*self._renewals, self.world.clock.now_ms()]
+        fence_ms = int(found.spec.spec.fence)
+        return asked_ms is None or any(b > asked_ms and b - a >= fence_ms for a, b in pairwise(times))
 
     def _start(self, copy: Copy, replica: Replica) -> None:
         """Its own `start` is committed: only this agent makes that move."""

@@ -144,7 +144,7 @@ class Side(Settler):
         await super().turn(tenure)
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        if self.view.head is None or not any(key.startswith(_LOOKED_AT) for key in keys):
+        if not self.view.sober or not any(key.startswith(_LOOKED_AT) for key in keys):
             return
         yield from self._deliver()
         if self.other is not None and self.other.view.head is not None:

@@ -123,8 +123,10 @@ class Repair(Player):
                 continue
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
-            elif isinstance(seen.thing, Grant) and _may_have_run_out(seen.thing):
-                yield Close(seen.thing.metadata.name)  # refused while it lives
+            elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing):
+                # Refused while it lives. Once it is closed, only now and then: what is drawn on it may have been released.
+                if seen.thing.status.phase is GrantPhase.LIVE or self.chance.below(4) == 0:
+                    yield Close(seen.thing.metadata.name)
 
     def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
         phase = replica.status.phase
@@ -301,6 +303,5 @@ class Endpoints(Player):
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
 
 
-def _may_have_run_out(grant: Grant) -> bool:
-    here = not grant.spec.holder.startswith("scope/") and not grant.spec.issuer
-    return here and grant.status.phase is GrantPhase.LIVE
+def _of_this_scope(grant: Grant) -> bool:
+    return not grant.spec.holder.startswith("scope/") and not grant.spec.issuer

@@ -20,6 +20,8 @@ from remit.world.promises import World
 _PAST_BATCHES: Final = "batch0"
 """The next key after every `batch/…`; only allotments come before those."""
 
+MARKER: Final = "incarnation"
+"""The row that says which incarnation the rows were last doubted for."""
 
 Concern = Callable[[str, Any, Any], bool]
 """Does this change of a key, from what it was to what it is, concern one?"""
@@ -48,6 +50,7 @@ class View:
         self.by_workload: dict[tuple[str, str], dict[str, None]] = {}
         self.head: Head | None = None
         self.revision = 0
+        self._doubted = ""
         self.seen_ms = 0
         self._store = store
         self._sure = sure
@@ -66,6 +69,11 @@ class View:
     def get(self, key: str) -> Any:
         seen = self.rows.get(key)
         return None if seen is None else seen.thing
+
+    @property
+    def sober(self) -> bool:
+        """Has this incarnation doubted what its backup says? Until then its rows are a memory, and nobody writes in its name."""
+        return self.head is not None and self._doubted == self.head.incarnation
 
     def age_ms(self) -> int:
         return max(0, self._world.clock.now_ms() - self.seen_ms)
@@ -161,7 +169,9 @@ class View:
             changes.wake()
 
     def _set(self, key: str, value: bytes | None, revision: int) -> None:
-        if key == HEAD or key == "incarnation" or key.startswith(("batch/", "event/", "decision/")):
+        if key == MARKER:
+            self._doubted = "" if value is None else value.decode()
+        if key == HEAD or key == MARKER or key.startswith(("batch/", "event/", "decision/")):
             return
         old = self.rows.get(key)
         if old is not None and isinstance(old.thing, Replica):

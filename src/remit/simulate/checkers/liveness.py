@@ -265,7 +265,8 @@ def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waitin
         replica = history.row(key)
         current = (
             replica is not None
-            and (replica["metadata"]["uid"], attempt_of(replica), replica.get("status", {}).get("node")) == (uid, attempt, process.node)
+            and (replica["metadata"]["uid"], attempt_of(replica), replica.get("status", {}).get("node"))
+            == (uid, attempt, process.node)
             and phase_of(replica) in HOUSED - {"failed", "finished"}
         )
         if not current:

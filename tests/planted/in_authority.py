@@ -1,0 +1,256 @@
+"""Which wrong turns could an authority take with its chain, its outcomes and its epochs?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.commitment import batching, decide, leasing, loading, outcomes
+from remit.commitment.authority import Authority, Deposed
+from remit.commitment.books import Moment
+from remit.commitment.outcomes import Entry, Outcomes
+from remit.commitment.standby import Standby
+from remit.model.claims import Code, Operation, Refused, Verdict
+from remit.store import chain
+from remit.store.protocol import Commit, Committed, Head, Store, Unanswered, Unavailable
+from tests.planted.bug import bug
+
+FENCED = ("accepted_entries_held_their_lease", "lease_epochs_never_decrease")
+ONCE = ("one_outcome_per_operation", "one_answer_per_operation")
+APART = ("ended_work_runs_no_more", "one_copy_at_a_time", "runs_only_what_was_ordered")
+TOLD = ("acknowledged_is_in_history", *ONCE)
+
+
+# ------------------------------------------------------------------------------------------------------------ the fence
+
+
+@bug(15, 16, scenario="restores", expects=FENCED)
+def the_epoch_check_is_skipped(patch: pytest.MonkeyPatch) -> None:
+    """Whoever names a role acts in it, at whatever epoch of its lease."""
+    patch.setattr(decide, "claimant", lambda draft, actor: None)
+
+
+@bug(15, 18, scenario="takeovers", expects=FENCED)
+def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A lapsed lease goes to another holder without a new epoch."""
+    made = leasing.LeaseSpec
+
+    def same(*, holder: str = "", epoch: int = 0, **more: Any) -> Any:
+        return made(holder=holder, epoch=max(1, epoch - 1) if holder else epoch, **more)
+
+    patch.setattr(leasing, "LeaseSpec", same)
+
+
+@bug(2, 15, scenario="takeovers", expects=("chain_is_unbroken",))
+def commits_are_not_guarded(patch: pytest.MonkeyPatch) -> None:
+    """A batch no longer compares the head that its writer last saw."""
+    batch = chain.batch
+
+    def unguarded(place: chain.Place, *args: Any, **more: Any) -> Commit:
+        return batch(place, *args, **more)._replace(guards=())
+
+    patch.setattr(chain, "batch", unguarded)
+
+
+@bug(8, 15, scenario="takeovers", expects=("chain_is_unbroken",))
+def a_takeover_does_not_raise_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A standby writes its own name into the head, and leaves the epoch as it is."""
+    seize = chain.seize
+
+    async def keep(store: Store, holder: str, incarnation: str) -> chain.Place:
+        place = await chain.read_place(store)
+        if place is None:
+            return await seize(store, holder, incarnation)
+        head = replace(chain.advance(place.head, (), ()), holder=holder)
+        try:
+            answer = await store.commit(chain.batch(place, head, ()))
+        except Unanswered:
+            return await keep(store, holder, incarnation)
+        return chain.Place(head, answer.revision) if isinstance(answer, Committed) else await keep(store, holder, incarnation)
+
+    patch.setattr(chain, "seize", keep)
+
+
+@bug(4, 8, scenario="takeovers", expects=(*TOLD, *FENCED))
+def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A standby reads the books while it waits, and takes over on what it read then."""
+    wait = Standby.wait_for_silence
+    take_over = Standby.take_over
+    read: dict[str, Any] = {}
+
+    async def read_ahead(self: Standby) -> None:
+        place = await chain.read_place(self.store)
+        moment = Moment(self.clock.now_ms(), self.clock.boot(), {}, self.clock.now_ms(), 0, "")
+        read[self.name] = None if place is None else await loading.load(self.store, place, moment)
+        await wait(self)
+
+    async def on_what_was_read(self: Standby) -> Authority:
+        leading, old = await take_over(self), read[self.name]
+        if old is not None:
+            leading.books, leading.outcomes = old
+        return leading
+
+    patch.setattr(Standby, "wait_for_silence", read_ahead)
+    patch.setattr(Standby, "take_over", on_what_was_read)
+
+
+@bug(16, scenario="cut-nodes", seeds=3, expects=APART)
+def a_renewal_is_not_confirmed(patch: pytest.MonkeyPatch) -> None:
+    """An authority prolongs leases without asking the store whether it still leads."""
+
+    async def believe(self: Authority) -> Head:
+        return self.head
+
+    patch.setattr(Authority, "_read_head", believe)
+
+
+# --------------------------------------------------------------------------------------------------------- lost answers
+
+
+@bug(1, scenario="lost-answers", seeds=3, expects=TOLD)
+def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
+    """After a lost answer the head is read, and what lands after that read is passed over as one's own."""
+
+    async def write(self: Authority, prepared: batching.Prepared) -> int | None:
+        head = prepared.head
+        try:
+            answer = await self.store.commit(chain.batch(self._place, head, prepared.puts, prepared.deletes))
+        except Unanswered:
+            answer = None
+        if isinstance(answer, Committed):
+            now: chain.Place | None = chain.Place(head, answer.revision)
+        else:
+            now = await chain.read_place(self.store)
+        if now is None or now.head.epoch != self.head.epoch:
+            raise Deposed(now.head if now else None)
+        self._place = now
+        if now.head != head:
+            return None
+        self.books.absorb(prepared.draft, now.revision, dict(prepared.puts))
+        self.outcomes.record(head.sequence, prepared.batch, now.revision)
+        self.heard.update(prepared.draft.heard)
+        self._oldest = prepared.oldest
+        return now.revision
+
+    patch.setattr(Authority, "_write", write)
+
+
+@bug(1, scenario="lost-answers", seeds=3, expects=TOLD)
+def a_settled_batch_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    """A batch that did land is decided once more, as if it had not."""
+    settle = chain.settle
+
+    async def drop(store: Store, place: chain.Place, lost: Head) -> chain.Place | chain.Deposed:
+        settled = await settle(store, place, lost)
+        if isinstance(settled, chain.Place) and settled.head == lost:
+            return chain.Place(replace(settled.head, count=settled.head.count + 1), settled.revision)
+        return settled
+
+    patch.setattr(chain, "settle", drop)
+
+
+@bug(1, 12, scenario="lost-answers", expects=TOLD)
+def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
+    """A batch is answered as soon as it is decided, and written meanwhile."""
+    write = Authority._write
+
+    async def early(self: Authority, prepared: batching.Prepared) -> int | None:
+        if not prepared.answers:
+            return await write(self, prepared)
+        place, head = self._place, prepared.head
+        commit = chain.batch(place, head, prepared.puts, prepared.deletes)
+
+        async def later() -> None:
+            try:
+                await self.store.commit(commit)
+            except (Unanswered, Unavailable):
+                return
+
+        later_ = asyncio.ensure_future(later())
+        await asyncio.sleep(0)
+        del later_
+        revision = place.revision + 1
+        self._place = chain.Place(head, revision)
+        self.books.absorb(prepared.draft, revision, dict(prepared.puts))
+        self.outcomes.record(head.sequence, prepared.batch, revision)
+        self.heard.update(prepared.draft.heard)
+        self._oldest = prepared.oldest
+        return revision
+
+    patch.setattr(Authority, "_write", early)
+
+
+@bug(15, scenario="takeovers", expects=TOLD)
+def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """A refusal is answered at once, by whoever believes to lead; the batch that says so follows, or does not."""
+    ask = Authority.ask
+
+    async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
+        if self._ended is None and operations:
+            said = batching.prepare(self._ground(), operations).answers
+            refused = [
+                Refused(Code(one.code), one.detail, self._place.revision) for one in said if isinstance(one, Entry) and one.code
+            ]
+            if len(refused) == len(said):
+                return [*refused]
+        return await ask(self, operations)
+
+    patch.setattr(Authority, "ask", at_once)
+
+
+@bug(1, scenario="lost-answers", seeds=3, expects=TOLD)
+def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """An operation that was decided before is decided again."""
+    judge = Outcomes.judge
+
+    def forget(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        return None if operation_id in self._kept else judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", forget)
+
+
+@bug(1, scenario="short-windows", seeds=3, expects=ONCE)
+def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
+    """An id from before the horizon is taken for a new one."""
+    judge = Outcomes.judge
+
+    def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        issued = outcomes.window_of(operation_id)
+        if issued is not None and issued[0] == self.incarnation and issued[1] < self.horizon:
+            return None
+        return judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", execute)
+
+
+@bug(8, 20, scenario="takeovers", seeds=3, expects=TOLD)
+def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
+    """A successor does not read what was answered before it."""
+    read = loading._load_outcomes
+
+    async def forget(store: Store, place: chain.Place) -> Outcomes:
+        known = await read(store, place)
+        return Outcomes(known.incarnation, known.window, known.horizon)
+
+    patch.setattr(loading, "_load_outcomes", forget)
+
+
+# ------------------------------------------------------------------------------------------------------------ the chain
+
+
+@bug(13, scenario="crowd", expects=("chain_is_unbroken",))
+def the_digest_leaves_values_out(patch: pytest.MonkeyPatch) -> None:
+    """A batch's digest is taken over its keys alone."""
+    digest = chain.digest
+    patch.setattr(chain, "digest", lambda before, puts, deletes: digest(before, [(key, b"") for key, _ in puts], deletes))
+
+
+@bug(33, scenario="crowd", expects=("entries_say_who_and_what",))
+def the_audit_forgets_who_did_it(patch: pytest.MonkeyPatch) -> None:
+    """An entry does not say whose claim it was."""
+    entry_of = batching.entry_of
+    patch.setattr(batching, "entry_of", lambda *args, **more: replace(entry_of(*args, **more), actor=""))

@@ -1,0 +1,232 @@
+"""Which wrong turns could be taken with room, devices, quota, gangs and constraints?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.commitment import draft, holding, moving, placing
+from remit.commitment.draft import Draft
+from remit.commitment.ledgers import GrantLedger, NodeLedger
+from remit.commitment.rulings import RULINGS
+from remit.law.lifecycle import HOLDS, OWNER
+from remit.model.claims import AnyClaim, Bind, Code, Move, Operation, Refused, Reserve
+from remit.model.records import Phase, Replica, ReplicaStatus
+from remit.simulate.actors.controllers import Repair, Workloads
+from remit.simulate.actors.scheduler import Scheduler
+from tests.planted.bug import bug
+
+ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount")
+PLACED = ("hard_constraints_hold_at_the_bind",)
+
+
+@bug(38, scenario="contest", expects=ROOM)
+def released_room_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    """What a holder gives back is added to its node twice."""
+    post = NodeLedger.post
+
+    def twice(self: NodeLedger, pairs: Any, sign: int) -> None:
+        post(self, pairs, sign)
+        if sign < 0:
+            for name, count in pairs:
+                self.free[name] += count
+
+    patch.setattr(NodeLedger, "post", twice)
+
+
+@bug(27, scenario="contest", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
+def released_quota_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    """What a holder gives back is added to its tenant's quota twice."""
+    draw = GrantLedger.draw
+    patch.setattr(GrantLedger, "draw", lambda self, pairs, sign: draw(self, pairs, sign if sign > 0 else 2 * sign))
+
+
+@bug(38, scenario="contest", expects=ROOM)
+def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
+    """A replica that drains or stops holds nothing any more."""
+    early = HOLDS - {Phase.DRAINING, Phase.STOPPING}
+    patch.setattr(draft, "HOLDS", early)
+    patch.setattr(holding, "HOLDS", early)
+
+
+@bug(24, 38, scenario="contest", seeds=3, expects=("reservations_are_committed_once_or_released", *ROOM))
+def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
+    """A reservation is bound as soon as its victims are told to go."""
+
+    def too_soon(draft: Draft, claim: Bind | Reserve, replica: Replica) -> tuple[Draft, Replica] | Refused:
+        without = draft.fork()
+        pending = replace(replica, status=ReplicaStatus(phase=Phase.PENDING, attempt=replica.status.attempt))
+        without.put_replica(claim.replica, replica, pending)
+        for victim, attempt in replica.status.victims.items():
+            found = without.replica(victim)
+            if found is not None and holding.held_by(found[0], attempt):
+                gone = replace(found[0].status, phase=Phase.RELEASED, devices={}, grants=())
+                without.put_replica(victim, found[0], replace(found[0], status=gone))
+        return without, pending
+
+    patch.setattr(placing, "_open_reservation", too_soon)
+    patch.setattr(Scheduler, "_holds", lambda self, victim, attempt: False)
+
+
+@bug(25, scenario="contest", expects=("gangs_are_bound_together",))
+def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
+    """The members of a gang are bound one after the other."""
+    gang = Scheduler._gang
+
+    def first(self: Scheduler, members: Sequence[str]) -> Iterator[AnyClaim]:
+        for claim in gang(self, members):
+            yield from claim.members[:1]  # type: ignore[union-attr]
+
+    patch.setattr(Scheduler, "_gang", first)
+    patch.setattr(Draft, "held", lambda self, generation: 1_000)
+
+
+@bug(25, scenario="contest", seeds=3, expects=("gangs_are_bound_together",))
+def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
+    """As many members of a gang are bound as fit, however few."""
+    ask = Draft.ask
+
+    def alone(self: Draft, generation: Any) -> Any:
+        found = ask(self, generation)
+        return found._replace(gang=1) if found is not None and found.gang else found
+
+    patch.setattr(Draft, "ask", alone)
+
+
+@bug(2, scenario="contest", expects=("exclusive_device_has_one_owner", *ROOM))
+def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
+    """Devices are not posted on their node, and whoever proposes does not look either."""
+    patch.setattr(Draft, "_on_node", lambda self, ask, status: ask.resources)
+    devices = Scheduler._devices
+
+    def any_of(self: Scheduler, node: Any, shape: Any, free: Any) -> Any:
+        return devices(self, node, shape, {f"@{device.name}": 1000 for device in node.spec.devices})
+
+    patch.setattr(Scheduler, "_devices", any_of)
+
+
+@bug(27, scenario="crowd", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
+def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    """A draw is posted, whatever is left of the quota."""
+    patch.setattr(GrantLedger, "short_of", lambda self, pairs: None)
+    patch.setattr(placing, "_plainly", lambda *args: False)
+
+
+def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
+    misfit = placing.misfit
+
+    def blind(*args: Any) -> Code | None:
+        code = misfit(*args)
+        return None if code in codes else code
+
+    patch.setattr(placing, "misfit", blind)
+    patch.setattr(placing, "_plainly", lambda *args: False)
+
+
+@bug(26, scenario="meddlers", expects=PLACED)
+def spread_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The authority does not look how replicas are spread."""
+    _ignoring(patch, Code.SPREAD)
+
+
+@bug(26, scenario="meddlers", expects=PLACED)
+def anti_affinity_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The authority puts replicas beside those that they must stay away from."""
+    _ignoring(patch, Code.ANTI_AFFINITY)
+
+
+@bug(26, scenario="crowd", seeds=3, expects=PLACED)
+def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The authority does not ask the policy in force where a replica may be."""
+    _ignoring(patch, Code.POLICY)
+
+
+@bug(3, 26, scenario="crowd", expects=ROOM)
+def room_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """The authority takes the proposer's word that there is room."""
+    _ignoring(patch, Code.NO_ROOM)
+
+
+@bug(34, scenario="meddlers", expects=PLACED)
+def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
+    """The authority binds to nodes that are suspect, unknown or closed."""
+    _ignoring(patch, Code.NODE_UNREADY, Code.DRAINING)
+
+
+@bug(29, scenario="meddlers", seeds=3, expects=("no_more_replicas_than_desired",))
+def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
+    """The authority does not count how many replicas a workload has."""
+    patch.setattr(moving, "_most", lambda spec: 1_000)
+
+
+# ----------------------------------------------------------------------------------------------------------- transitions
+
+
+@bug(33, scenario="crowd", expects=("phases_move_along_edges_by_their_owners",))
+def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
+    """Repair settles what has finished, which is not its to settle, and is let through."""
+    move, mend = moving.move, Repair._mend
+
+    def anybody(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
+        role = OWNER.get(claim.transition, operation.actor.role)
+        return move(draft, replace(operation, actor=replace(operation.actor, role=role)), claim)
+
+    def meddle(self: Repair, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
+        if replica.status.phase is Phase.FINISHED:
+            yield Move(key, at, "settle")
+        yield from mend(self, key, replica, at, now_ms)
+
+    patch.setitem(RULINGS, Move, RULINGS[Move]._replace(decide=anybody))
+    patch.setattr(Repair, "_mend", meddle)
+
+
+@bug(33, scenario="crowd", expects=("attempts_have_one_result",))
+def a_result_is_written_twice(patch: pytest.MonkeyPatch) -> None:
+    """A release writes a result of its own over the attempt's."""
+    after = moving._after
+
+    def again(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
+        done = after(status, row, claim)
+        return replace(done, result=f"{status.result}, released") if row.target is Phase.RELEASED and status.result else done
+
+    patch.setattr(moving, "_after", again)
+
+
+@bug(37, scenario="crowd", expects=("attempts_have_one_result", "a_new_attempt_waits_for_the_end_of_the_last"))
+def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """What is queued again keeps the number of the attempt that failed."""
+    after = moving._after
+
+    def same(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
+        done = after(status, row, claim)
+        return replace(done, attempt=status.attempt) if row.name == "requeue" else done
+
+    patch.setattr(moving, "_after", same)
+
+
+@bug(3, 37, scenario="stale-observers", seeds=3, expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
+def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
+    """A claim on a replica that was bound meanwhile moves it to another node."""
+    find, place = placing.find, placing.place
+
+    def any_revision(draft: Draft, name: str, at: int) -> Replica | Refused:
+        found = draft.replica(name)
+        return find(draft, name, at) if found is None or found[1] < 0 else found[0]
+
+    def over(draft: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
+        if replica.status.phase in (Phase.BOUND, Phase.STARTING, Phase.RUNNING):
+            replica = replace(replica, status=ReplicaStatus(phase=Phase.PENDING, attempt=replica.status.attempt))
+        return place(draft, operation, claim, replica, ask)
+
+    patch.setattr(placing, "find", any_revision)
+    patch.setattr(placing, "place", over)
+
+
+@bug(30, scenario="crowd", expects=("nothing_goes_while_something_depends_on_it",))
+def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
+    """A workload is deleted although replicas of it are left."""
+    patch.setattr(Draft, "alike", lambda self, generation: 0)
+    patch.setattr(Workloads, "_clear", lambda self, tenant, name, workload, replicas: iter(()))

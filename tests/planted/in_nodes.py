@@ -1,0 +1,138 @@
+"""Which wrong turns could be taken by agents, keepers, leases and those who judge nodes?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remit.client.client import Client, Renewal
+from remit.commitment import moving, restoring
+from remit.commitment.authority import Authority
+from remit.model.claims import Actor, AnyClaim, Move
+from remit.model.records import Phase, Replica
+from remit.simulate.actors.agents import Agent, Copy, Keeper
+from remit.simulate.runners import Run
+from tests.planted.bug import bug
+
+APART = ("ended_work_runs_no_more", "one_copy_at_a_time", "intervals_are_disjoint")
+FENCE = ("lost_only_after_its_fence", *APART)
+
+
+@bug(34, scenario="cut-nodes", expects=APART)
+def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
+    """A node that is cut off stops nothing by itself."""
+    patch.setattr(Keeper, "_overdue", lambda self, order: False)
+
+
+@bug(34, scenario="cut-nodes", expects=FENCE)
+def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """What a silent node runs is given up at once."""
+    patch.setitem(moving.GUARDED, "fence_passed", lambda *args: None)
+
+
+@bug(12, 18, scenario="slow-answers", seeds=3, expects=APART)
+def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
+    """The holder of a lease counts its term from when the answer came, not from when it asked."""
+    renew = Client._renew_once
+
+    async def received(self: Client, endpoint: Any, actor: Actor) -> Renewal:
+        renewal = await renew(self, endpoint, actor)
+        return renewal._replace(sent_ms=self._world.clock.now_ms())
+
+    patch.setattr(Client, "_renew_once", received)
+
+
+@bug(15, 16, scenario="cut-nodes", seeds=3, expects=FENCE)
+def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
+    """A new authority takes everybody for silent since long before its takeover."""
+    make = Authority.__init__
+
+    def long_ago(self: Authority, *args: Any, **more: Any) -> None:
+        make(self, *args, **more)
+        self._since_ms -= 3_600_000
+        self._first_window -= 60
+
+    patch.setattr(Authority, "__init__", long_ago)
+
+
+@bug(36, 37, scenario="cut-nodes", expects=("runs_only_what_was_ordered",))
+def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
+    """An agent starts what its view shows as bound, before its own `start` is committed."""
+    following = Agent._next
+
+    def hasty(self: Agent, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
+        if replica.status.phase is Phase.BOUND and run is None:
+            self._start(copy, replica)
+        return following(self, copy, replica, at, run)
+
+    patch.setattr(Agent, "_next", hasty)
+
+
+@bug(4, 37, scenario="cut-nodes", seeds=3, expects=("runs_only_what_was_ordered", *APART))
+def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
+    """An agent starts what its view shows, however old that is, and whether or not its lease and fence still hold."""
+
+    def start(self: Agent, copy: Copy, replica: Replica) -> None:
+        tenure, self.tenure = self.tenure, _Always()  # type: ignore[assignment]
+        try:
+            begin(self, copy, replica)
+        finally:
+            self.tenure = tenure
+
+    begin = Agent._start
+    patch.setattr(Agent, "_start", start)
+    patch.setattr(Keeper, "start", lambda self, order: self.machine.machinery.start(order))
+
+
+class _Always:
+    def may_act(self, now_ms: int) -> bool:
+        return True
+
+
+@bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more",))
+def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
+    """An agent that was killed does not find what it had started before."""
+    runs = Agent._runs
+    begun: dict[int, set[int]] = {}
+
+    def mine(self: Agent) -> dict[Copy, Run]:
+        known = begun.setdefault(id(self), {run.running.pid for run in runs(self).values()})
+        return {copy: run for copy, run in runs(self).items() if run.running.pid not in known}
+
+    patch.setattr(Agent, "_runs", mine)
+
+
+@bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
+def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
+    """An agent reports as stopped what it has only asked to stop."""
+    following = Agent._next
+
+    def hasty(self: Agent, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
+        claim = following(self, copy, replica, at, run)
+        if replica.status.phase is Phase.STOPPING and run is not None:
+            return Move(copy.key, at, "stopped", replica.status.attempt, result="ok")
+        return claim
+
+    patch.setattr(Agent, "_next", hasty)
+
+
+@bug(35, scenario="all-silent", expects=("evictions_cease_at_mass_silence",))
+def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
+    """That every node falls silent at once is taken for the loss of every node."""
+    patch.setattr("remit.simulate.actors.controllers._MASS_PERCENT", 1_000)
+
+
+# --------------------------------------------------------------------------------------------------------------- restores
+
+
+@bug(10, scenario="restores", expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
+def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope leaves its leases as the backup has them."""
+    patch.setattr(restoring, "vacate", lambda draft, epoch: None)
+
+
+@bug(10, scenario="restores", seeds=4, expects=("one_copy_at_a_time", "nothing_fenced_is_placed_before_all_nodes_reported"))
+def nodes_are_not_awaited_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope places work before its nodes have said what they run."""
+    patch.setattr(restoring, "await_nodes", lambda draft: None)

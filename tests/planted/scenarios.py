@@ -1,0 +1,313 @@
+"""In which worlds are planted bugs looked for? Short and rough ones; each also runs without a bug, and is clean then."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from remit.commitment import authority, outcomes
+from remit.simulate.scenarios import Scenario, parse
+
+_BUSY: Final = """
+[load]
+per_minute = 30.0
+standing_max = 24
+fence = "5s"
+"""
+
+TEXTS: Final[dict[str, str]] = {
+    # Nothing goes wrong but that many ask for much, and somebody for what may not be.
+    "crowd": """
+summary = "few nodes, much work, and a meddler"
+duration = "3m"
+heal = "0s"
+[cluster]
+nodes = 3
+agents = 3
+meddlers = 1
+"""
+    + _BUSY,
+    "meddlers": """
+summary = "several who ask for what may not be, beside a little work"
+duration = "4m"
+heal = "0s"
+[cluster]
+nodes = 4
+agents = 2
+meddlers = 4
+[load]
+per_minute = 10.0
+""",
+    # Everybody asks for the same few things.
+    "contest": """
+summary = "work that asks for devices, gangs and the place of others"
+duration = "3m"
+heal = "0s"
+[cluster]
+nodes = 3
+agents = 3
+[load]
+per_minute = 40.0
+standing_max = 30
+kinds = ["device", "urgent", "gang", "spread", "job"]
+size = 3
+""",
+    "takeovers": """
+summary = "authorities that die, stand still and wake, over fast links that repeat and lose"
+duration = "3m"
+heal = "0s"
+[cluster]
+servers = 3
+controllers = 2
+schedulers = 2
+beat = "500ms"
+[[faults]]
+kind = "kill-leader"
+every = "20s"
+lasts = "5s"
+[[faults]]
+kind = "freeze-leader"
+every = "25s"
+lasts = "8s"
+[[faults]]
+kind = "freeze"
+every = "15s"
+lasts = "12s"
+[[faults]]
+kind = "loss"
+every = "30s"
+lasts = "15s"
+size = 0.2
+"""
+    + _BUSY,
+    "lost-answers": """
+summary = "a store that applies and does not say so, at once or late"
+duration = "3m"
+heal = "0s"
+[[faults]]
+kind = "answers-lost"
+every = "15s"
+lasts = "10s"
+size = 0.5
+[[faults]]
+kind = "applied-late"
+every = "15s"
+lasts = "10s"
+size = 0.5
+[[faults]]
+kind = "repeats"
+every = "30s"
+lasts = "20s"
+size = 0.4
+[[faults]]
+kind = "loss"
+every = "30s"
+lasts = "20s"
+size = 0.2
+"""
+    + _BUSY,
+    "cut-nodes": """
+summary = "nodes that are cut off for longer than the fence, also while nobody leads"
+duration = "4m"
+heal = "0s"
+[cluster]
+nodes = 6
+agents = 6
+servers = 3
+[[faults]]
+kind = "cut-node"
+every = "20s"
+lasts = "45s"
+[[faults]]
+kind = "slow-links"
+every = "15s"
+lasts = "25s"
+size = 5.0
+[[faults]]
+kind = "kill-leader"
+every = "60s"
+lasts = "5s"
+[[faults]]
+kind = "kill-agent"
+every = "30s"
+lasts = "5s"
+[[faults]]
+kind = "cut-store"
+every = "60s"
+lasts = "40s"
+"""
+    + _BUSY,
+    "slow-answers": """
+summary = "answers that take almost as long as a renewal may, to nodes that are then cut off"
+duration = "5m"
+heal = "0s"
+[cluster]
+nodes = 4
+agents = 4
+beat = "4s"
+[[faults]]
+kind = "slow-links"
+every = "10s"
+lasts = "40s"
+size = 6.0
+[[faults]]
+kind = "cut-node"
+every = "12s"
+lasts = "40s"
+"""
+    + _BUSY,
+    "restores": """
+summary = "old backups in the store's place, while work is being placed"
+duration = "4m"
+heal = "0s"
+[cluster]
+controllers = 2
+[[faults]]
+kind = "backup"
+every = "20s"
+[[faults]]
+kind = "restore"
+every = "50s"
+[[faults]]
+kind = "cut-node"
+every = "40s"
+lasts = "40s"
+"""
+    + _BUSY,
+    "stale-observers": """
+summary = "observers that die and come back to a member that lags"
+duration = "3m"
+heal = "0s"
+[[faults]]
+kind = "stale-reads"
+every = "20s"
+lasts = "20s"
+size = 15.0
+[[faults]]
+kind = "events-lost"
+every = "30s"
+lasts = "20s"
+[[faults]]
+kind = "kill-scheduler"
+every = "20s"
+lasts = "3s"
+[[faults]]
+kind = "kill-controllers"
+every = "20s"
+lasts = "3s"
+[[faults]]
+kind = "kill-agent"
+every = "20s"
+lasts = "3s"
+"""
+    + _BUSY,
+    "recovery": """
+summary = "nodes are cut off, events are lost, authorities die; then all is well, and work must move on"
+duration = "2m"
+heal = "4m"
+[cluster]
+nodes = 4
+agents = 4
+[load]
+per_minute = 30.0
+standing_max = 16
+fence = "5s"
+[[faults]]
+kind = "cut-node"
+every = "30s"
+lasts = "40s"
+[[faults]]
+kind = "events-lost"
+every = "20s"
+lasts = "20s"
+[[faults]]
+kind = "kill-leader"
+every = "40s"
+lasts = "5s"
+""",
+    "a-core-is-left": """
+summary = "one server and one node stay away for good"
+duration = "2m"
+heal = "3m"
+[cluster]
+nodes = 4
+agents = 4
+servers = 3
+[load]
+per_minute = 20.0
+standing_max = 12
+fence = "5s"
+[holds]
+core = true
+""",
+    "all-silent": """
+summary = "every node falls silent at once, and comes back"
+duration = "3m"
+heal = "0s"
+[[faults]]
+kind = "all-silent"
+at = "60s"
+lasts = "60s"
+[[faults]]
+kind = "all-silent"
+at = "120s"
+lasts = "60s"
+"""
+    + _BUSY,
+    "short-windows": """
+summary = "outcomes are forgotten after a few seconds, and messages come again after that"
+duration = "3m"
+heal = "0s"
+[[faults]]
+kind = "repeats"
+every = "15s"
+lasts = "15s"
+size = 0.5
+[[faults]]
+kind = "delays"
+every = "15s"
+lasts = "15s"
+size = 8.0
+"""
+    + _BUSY,
+    "two-scopes": """
+summary = "a region that lives on quota and policies from above, cut off from there now and then"
+duration = "6m"
+heal = "0s"
+[cluster]
+scopes = ["planet", "west"]
+nodes = 4
+agents = 2
+[[faults]]
+kind = "cut-scopes"
+every = "90s"
+lasts = "60s"
+"""
+    + _BUSY,
+    "two-scopes-restored": """
+summary = "a region and the scope above it, each put back to a backup now and then"
+duration = "6m"
+heal = "0s"
+[cluster]
+scopes = ["planet", "west"]
+nodes = 4
+agents = 2
+[[faults]]
+kind = "backup"
+every = "20s"
+[[faults]]
+kind = "restore"
+every = "70s"
+"""
+    + _BUSY,
+}
+
+
+def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
+    """The scenario; with what is set otherwise in its world, with a bug and without one."""
+    if name == "short-windows":
+        # What is remembered for ten minutes is forgotten after a few seconds, so that ids expire within a run.
+        patch.setattr(authority, "WINDOW_MS", 1_000)
+        patch.setattr(outcomes, "WINDOWS_KEPT", 4)
+    return parse(name, TEXTS[name])
