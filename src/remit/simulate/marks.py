@@ -22,12 +22,12 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 """What no run can reach, with the reason. This list only shrinks."""
 
 SEEDS: Final[Mapping[str, tuple[int, ...]]] = {
-    "meddling": (1, 2),
-    "mayhem": (1, 2),
+    "meddling": (1, 3),
     "nominee-deleted": (1, 2),
-    "restored": (1, 2, 3, 4),
     "node-returns": (1, 2),
-    "reservations": (1, 2),
+    "repair-in-incident": (1, 3),
+    "reservations": (1, 2, 3),
+    "restored": (1, 2, 4),
 }
 """The seeds of a scenario, if it has more than the first."""
 

@@ -244,7 +244,7 @@ class Scheduler(Player):
         for key in self.view.by_phase[Phase.RESERVED]:
             seen = self.view.rows[key]
             status = seen.thing.status
-            if self.chance.below(12) == 0:
+            if self.chance.below(150) == 0:
                 yield Move(key, seen.revision, "unreserve", reason="thought better of it")
             elif not any(self._holds(victim, attempt) for victim, attempt in status.victims.items()):
                 yield Bind(key, seen.revision, status.node, status.grants[0], status.devices)
