@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from remit.simulate.durable import CALLS_MAX, DurableService
 from remit.simulate.lots import Lots
 from remit.simulate.processes import Process
 from remit.simulate.scenarios import Injection, Scenario
@@ -374,6 +375,12 @@ def damage(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
                 server.start()
 
     return heal
+
+
+@fault("torn-write", "the power goes in the middle of a write to the store's files", 13, swarms=False)
+def torn_write(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    able = [store for store in hand.stores(one.where) if isinstance(store, DurableService)]
+    return lots.choice(able).cut_power(1 + lots.randrange(CALLS_MAX)) if able else None
 
 
 # ------------------------------------------------------------------------------------------------------------------ disks

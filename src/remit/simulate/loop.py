@@ -316,14 +316,14 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def spawn(self, coro: Coroutine[Any, Any, Any], *, name: str, unit: Unit | None = None) -> None:
         """A task that nobody waits for; what it fails with is told by its process. In `unit`, or where this is called."""
-        if unit is None:
-            self.create_task(coro, name=name).add_done_callback(_told)
-        else:
-            unit.context.run(self.spawn, coro, name=name)
+        context = None if unit is None else unit.context.copy()
+        self.create_task(coro, name=name, context=context).add_done_callback(_told)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if not self._closed:
-            self._failed(CURRENT.get(self.root), context.get("exception"), str(context.get("message", "")))
+        task = context.get("future") or context.get("task")
+        unit = task.unit if isinstance(task, CountedTask) else CURRENT.get(self.root)
+        if not self._closed and not unit.dead:
+            self._failed(unit, context.get("exception"), str(context.get("message", "")))
 
     def _failed(self, unit: Unit, error: BaseException | None, message: str) -> None:
         self.failures.append((unit, error, message))

@@ -1,4 +1,4 @@
-"""What must the standing suite have seen? Every refusal, every kind of fault and every row of the lifecycle table, or say why not.
+"""Was every part of the promise met in some run? Refusals, faults and transitions that nobody has reached.
 
 A simulation that never takes a path says nothing about it, and does so in green. So the runs of the suite are added up here and
 compared with the code's own tables. What is left over is named by the test of this page.

@@ -103,6 +103,7 @@ class Simulation(Record):
             return self._account()
         finally:
             self.loop.finish()
+            self.cluster.end()
             if collecting:
                 gc.enable()
 
@@ -111,7 +112,7 @@ class Simulation(Record):
         until_s = self.scenario.duration_s + self.scenario.heal_s
         if self.until_s is not None:
             until_s = min(until_s, self.until_s)
-        for scope in self.cluster.stores:
+        for scope in self.cluster.stores if self.scenario.cluster.store == "memory" else ():
             root.run(self.loop.call_later, BACKUP_EVERY_S, self._back_up, scope)
         for injection in self.plan:
             root.run(self.loop.call_at, injection.at_s, self._inject, injection)

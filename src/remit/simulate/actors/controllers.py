@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
-from remit.model.records import Grant, GrantPhase, Phase, Replica
+from remit.model.records import Grant, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
@@ -124,9 +124,8 @@ class Repair(Player):
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
             elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing):
-                # Refused while it lives. Once it is closed, only now and then: what is drawn on it may have been released.
-                if seen.thing.status.phase is GrantPhase.LIVE or self.chance.below(4) == 0:
-                    yield Close(seen.thing.metadata.name)
+                # Refused while it lives. What is closed goes only once all that was drawn on it has been released.
+                yield Close(seen.thing.metadata.name)
 
     def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
         phase = replica.status.phase
