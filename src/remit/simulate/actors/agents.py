@@ -328,7 +328,7 @@ def node_named(name: str, number: int, region: str) -> Node:
 async def beat(seat: Seat, agents: Sequence[Agent], listeners: Sequence[str]) -> None:
     """Say to every controllers' process, at a fixed rate, which nodes are here, and to which incarnation of the scope.
 
-    A node that runs what a restored scope knows nothing of is not here yet: if it said so, the same work would be bound elsewhere.
+    A node that runs what a restored scope knows nothing of is not here yet: else the same work would be bound elsewhere.
     """
     clock, pace = seat.world.clock, seat.pace
 
