@@ -158,7 +158,8 @@ class Agent(Player):
     def _next(self, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
         phase, attempt = replica.status.phase, replica.status.attempt
         ended = self._ends.get(copy)
-        if ended is None and self._dawdles(copy, phase):
+        begun = phase is not Phase.STARTING or run is not None  # an order is carried out at once, or is void
+        if ended is None and begun and self._dawdles(copy, phase):
             return None
         match phase:
             case Phase.BOUND:
