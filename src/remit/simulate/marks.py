@@ -26,7 +26,7 @@ SEEDS: Final[Mapping[str, tuple[int, ...]]] = {
     "nominee-deleted": (1, 2),
     "node-returns": (1, 2),
     "repair-in-incident": (1, 3),
-    "reservations": (1, 2, 3),
+    "reservations": (1, 2),
     "restored": (1, 2, 4),
 }
 """The seeds of a scenario, if it has more than the first."""
