@@ -167,14 +167,14 @@ class Cluster:
 
         async def main(process: Process) -> None:
             seat = self._seat(process, scope)
-            names = self.hosted(process.name)
+            agents = [
+                Agent(seat, node_named(name, int(name.rsplit("-n", 1)[1]), scope), keeper) for name in self.hosted(process.name)
+            ]
             async with asyncio.TaskGroup() as group:
                 group.create_task(seat.view.follow(), name="view")
-                group.create_task(beat(seat, names, listeners), name="beats")
-                for name in names:
-                    number = int(name.rsplit("-n", 1)[1])
-                    agent = Agent(seat, node_named(name, number, scope), keeper)
-                    group.create_task(agent.play(), name=f"agent of {name}")
+                group.create_task(beat(seat, agents, listeners), name="beats")
+                for agent in agents:
+                    group.create_task(agent.play(), name=f"agent of {agent.name}")
 
         return main
 

@@ -187,6 +187,15 @@ def cut_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return _cutting(hand, _both(victim.name, hand.peers(victim)))
 
 
+@fault("deaf-node", "a node beats, and hears no answer: it seems well, and starts nothing", 16, 34, swarms=False)
+def deaf_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    able = hand.processes("agent", one.where)
+    if not able:
+        return None
+    victim = lots.choice(able)
+    return _cutting(hand, [(other, victim.name) for other in hand.peers(victim)])
+
+
 @fault("all-silent", "every node falls silent at once", 35)
 def all_silent(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     ways = [way for victim in hand.processes("agent", one.where) for way in _both(victim.name, hand.peers(victim))]

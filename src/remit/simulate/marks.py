@@ -21,8 +21,15 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 """What no run can reach, with the reason. This list only shrinks."""
 
-SEEDS: Final[Mapping[str, tuple[int, ...]]] = {}
-"""The seeds of a scenario, if it has others than the first."""
+SEEDS: Final[Mapping[str, tuple[int, ...]]] = {
+    "meddling": (1, 3),
+    "nominee-deleted": (1, 2),
+    "node-returns": (1, 2),
+    "repair-in-incident": (1, 3),
+    "reservations": (1, 2, 3),
+    "restored": (1, 2, 4),
+}
+"""The seeds of a scenario, if it has more than the first."""
 
 
 class Edge(NamedTuple):
