@@ -272,7 +272,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        context = contextvars.copy_context() if context is None else context
+        if context is None:
+            context = contextvars.copy_context()
         unit = context.get(CURRENT) or self.root
         handle = Handle(callback, args, context, unit)
         if not unit.dead:
@@ -284,15 +285,17 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        return self.call_at(self._now_s + max(0.0, delay), callback, *args, context=context)
+        return self.call_at(self._now_s + delay if delay > 0 else self._now_s, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        context = contextvars.copy_context() if context is None else context
+        if context is None:
+            context = contextvars.copy_context()
         handle = Handle(callback, args, context, context.get(CURRENT) or self.root)
         handle.when_s = when
-        heappush(self._timers, (when, self.count(), handle))
+        self._numbers = number = self._numbers + 1
+        heappush(self._timers, (when, number, handle))
         return handle
 
     def _queue(self, unit: Unit) -> None:
