@@ -1,4 +1,4 @@
-"""Which tests and scenarios cite which row of docs/faults.md? Writes the last column of its tables from the ids that they name."""
+"""Which tests and scenarios cite which row of docs/faults.md? Writes the last column of its tables from them."""
 
 from __future__ import annotations
 

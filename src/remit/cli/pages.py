@@ -292,8 +292,8 @@ def scenarios() -> str:
     return page(
         "Scenarios",
         "src/remit/simulate/files/` and `src/remit/simulate/faults.py",
-        "What `remit simulate NAME` tries. [simulation.md](simulation.md) says how to run, read and write them; the rows are those of "
-        "[faults.md](faults.md).",
+        "What `remit simulate NAME` tries. [simulation.md](simulation.md) says how to run, read and write them; the rows are "
+        "those of [faults.md](faults.md).",
         table(
             ("scenario", "tries", "rows", "faults for", "then healed for"),
             ((code(one.name), one.summary, _rows(one.covers), one.duration, one.heal) for one in known),
@@ -301,8 +301,8 @@ def scenarios() -> str:
         "## By row",
         table(("row", "scenarios"), ((f"F{row:02}", codes(found)) for row, found in sorted(covered.items()))),
         "## The failure matrix",
-        "Questions that a design review asks of a control plane, and the scenario that answers each. Two more, about an autoscaler "
-        "and about a person's override, have no component yet, and so no scenario.",
+        "Questions that a design review asks of a control plane, and the scenario that answers each. Two more, about an "
+        "autoscaler and about a person's override, have no component yet, and so no scenario.",
         table(("what happens", "scenario"), ((one.matrix, code(one.name)) for one in known if one.matrix)),
         "## Kinds of fault",
         "*Drawn* ones may be chosen by lot in a scenario with `swarm`.",

@@ -158,7 +158,8 @@ class Agent(Player):
     def _next(self, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
         phase, attempt = replica.status.phase, replica.status.attempt
         ended = self._ends.get(copy)
-        if ended is None and self._dawdles(copy, phase):
+        begun = phase is not Phase.STARTING or run is not None  # an order is carried out at once, or is void
+        if ended is None and begun and self._dawdles(copy, phase):
             return None
         match phase:
             case Phase.BOUND:
@@ -328,7 +329,7 @@ def node_named(name: str, number: int, region: str) -> Node:
 async def beat(seat: Seat, agents: Sequence[Agent], listeners: Sequence[str]) -> None:
     """Say to every controllers' process, at a fixed rate, which nodes are here, and to which incarnation of the scope.
 
-    A node that runs what a restored scope knows nothing of is not here yet: if it said so, the same work would be bound elsewhere.
+    A node that runs what a restored scope knows nothing of is not here yet: else the same work would be bound elsewhere.
     """
     clock, pace = seat.world.clock, seat.pace
 
