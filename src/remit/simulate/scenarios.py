@@ -62,6 +62,7 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
     operations: bool = True
     """Do operators drain nodes, change quota and publish policies meanwhile?"""
     fence: str = "20s"
+    """How long what must never run twice runs on without a renewal; for a beat of 2 s, and in proportion for others."""
     size: int = 2
     """About how many replicas a workload has."""
     quota: int = 80

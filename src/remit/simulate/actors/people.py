@@ -226,7 +226,7 @@ class People:
             replicas=many,
             priority_class=rank,
             replace=replace_,  # type: ignore[arg-type]
-            fence=Duration.parse(self.load.fence),
+            fence=Duration(Duration.parse(self.load.fence) * self.seat.pace.beat_ms // 2_000),
             placement=placement,
             gang=gang,
             rollout=Rollout(max_surge=1),
