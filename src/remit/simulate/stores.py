@@ -211,6 +211,7 @@ class StorePort:
         self._sent = sent
         self._observer = observer
         self._closed = False
+        self._watches: dict[SimWatch, None] = {}
 
     async def get(self, key: str) -> Row | None:
         return await self._read(lambda store, lag: _row_at(store, key, lag) if lag else store.get(key))
@@ -241,6 +242,8 @@ class StorePort:
     async def close(self) -> None:
         """The process's own end of it; the store goes on."""
         self._closed = True
+        for watch in self._watches:
+            watch.end(Closed("this store was closed"))
 
     async def commit(self, commit: Commit) -> Committed | Conflict:
         service, trouble, lots = self._service, self._service.trouble, self._service.lots
@@ -278,7 +281,10 @@ class StorePort:
             return await service.store.watch(prefix, after=after)
 
         real = await self._call(work)
-        return SimWatch(self._service, self._process, self._unit, real, lag_s=self._service.trouble.lag_s if lagging else 0.0)
+        lag_s = service.trouble.lag_s if lagging else 0.0
+        watch = SimWatch(service, self._process, self._unit, real, lag_s=lag_s)
+        self._watches[watch] = None
+        return watch
 
     async def _read(self, read: Callable[[Store, int], Coroutine[Any, Any, T]]) -> T:
         service = self._service
@@ -370,9 +376,10 @@ class SimWatch:
             await self._waiting
         if self._closed:
             raise StopAsyncIteration
-        item = self._arrived.pop(0)
+        item = self._arrived[0]
         if isinstance(item, StoreError):
-            raise item
+            raise item  # and so does every later step
+        del self._arrived[0]
         return item
 
     async def close(self) -> None:
@@ -381,6 +388,13 @@ class SimWatch:
         self._service.unwatched(self)
         self._pump_task.cancel()
         await self._real.close()
+
+    def end(self, error: StoreError) -> None:
+        """At this end, at once: what was pending is let go."""
+        self._pump_task.cancel()
+        self._service.unwatched(self)
+        self._arrived[:] = [error]
+        self._wake()
 
     def broke_off(self) -> None:
         self._pump_task.cancel()
