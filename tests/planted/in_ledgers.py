@@ -126,13 +126,13 @@ def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
     patch.setattr(placing, "_plainly", lambda *args: False)
 
 
-@bug(26, scenario="meddlers", expects=PLACED)
+@bug(26, scenario="six-nodes", expects=PLACED)
 def spread_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority does not look how replicas are spread."""
     _ignoring(patch, Code.SPREAD)
 
 
-@bug(26, scenario="meddlers", expects=PLACED)
+@bug(26, scenario="one-node", expects=PLACED)
 def anti_affinity_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority puts replicas beside those that they must stay away from."""
     _ignoring(patch, Code.ANTI_AFFINITY)

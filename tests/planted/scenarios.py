@@ -39,6 +39,25 @@ meddlers = 4
 [load]
 per_minute = 10.0
 """,
+    "one-node": """
+summary = "work that must be apart, and one node"
+duration = "2m"
+heal = "0s"
+[cluster]
+nodes = 1
+agents = 1
+[load]
+per_minute = 20.0
+kinds = ["spread"]
+""",
+    "six-nodes": """
+summary = "work that must be spread, over more nodes than zones"
+duration = "2m"
+heal = "0s"
+[load]
+per_minute = 30.0
+kinds = ["spread"]
+""",
     # Everybody asks for the same few things.
     "contest": """
 summary = "work that asks for devices, gangs and the place of others"
@@ -157,6 +176,47 @@ every = "12s"
 lasts = "40s"
 """
     + _BUSY,
+    "late-renewals": """
+summary = "renewals whose answers take almost as long as they may, on nodes that are then cut off"
+duration = "5m"
+heal = "0s"
+[cluster]
+nodes = 3
+agents = 3
+beat = "1s"
+[[faults]]
+kind = "slow-links"
+every = "4s"
+lasts = "15s"
+size = 2.5
+[[faults]]
+kind = "cut-node"
+every = "12s"
+lasts = "20s"
+"""
+    + _BUSY,
+    "restores-far-back": """
+summary = "old backups in the store's place, while nodes that are cut off run on what came after"
+duration = "4m"
+heal = "0s"
+[cluster]
+nodes = 6
+agents = 6
+[load]
+per_minute = 40.0
+standing_max = 30
+fence = "2m"
+[[faults]]
+kind = "backup"
+every = "4s"
+[[faults]]
+kind = "restore"
+every = "40s"
+[[faults]]
+kind = "cut-node"
+every = "15s"
+lasts = "60s"
+""",
     "restores": """
 summary = "old backups in the store's place, while work is being placed"
 duration = "4m"
