@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 MINUTES ?= 10
+BENCH ?= commit
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -24,10 +25,10 @@ test: setup ## lint, types, layers and every test, group by group, with the time
 check: setup ## the static part of `make test`: lint, format, types, layers, generated docs, tidiness
 	@$(BIN)/python tools/groups.py static $(ARGS)
 
-bench: setup ## measure durable binds per second against a raw store (ARGS="--quick --json")
-	@$(BIN)/remit bench commit $(ARGS)
+bench: setup ## measure durable binds a second and simulated hours a minute (BENCH=simulate ARGS="--quick --json")
+	@$(BIN)/remit bench $(BENCH) $(ARGS)
 
-soak: setup ## kill writers and run state machines with fresh seeds for MINUTES (default 10)
+soak: setup ## simulate hours of faults, kill writers and run state machines with fresh seeds for MINUTES (default 10)
 	@$(BIN)/python tools/soak.py --minutes $(MINUTES) $(ARGS)
 
 docs: setup ## write the pages that are generated from the code

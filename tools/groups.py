@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MINUTES_MAX = 12
 PYTEST_NOTHING_COLLECTED = 5
+GROUPED = ("integration", "simulation")
+"""Groups with files that must stay on one worker."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def tool(name: str, *arguments: str) -> tuple[str, ...]:
 
 def tests(name: str, *folders: str, workers: bool = True) -> Step:
     # worksteal: property tests differ in length by far more than a fixed split could even out. Files that must stay on one
-    # worker say so with `pytest.mark.xdist_group` and belong to a group that runs with loadgroup.
-    spread = ("-n", "2", "--dist", "loadgroup" if name == "integration" else "worksteal") if workers else ()
+    # worker say so with `pytest.mark.xdist_group`, which loadgroup heeds.
+    spread = ("-n", "2", "--dist", "loadgroup" if name in GROUPED else "worksteal") if workers else ()
     return Step(name, tool("python", "-m", "pytest", "--color=auto", *spread), folders)
 
 
@@ -73,6 +75,7 @@ GROUPS: dict[str, tuple[Step, ...]] = {
     "unit": (tests("unit", "tests/unit", "tests/properties"),),
     "contracts": (tests("contracts", "tests/contracts"),),
     "integration": (tests("integration", "tests/integration"),),
+    "simulation": (tests("simulation", "tests/determinism", "tests/scenarios", "tests/marks", "tests/planted"),),
 }
 
 

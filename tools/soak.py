@@ -1,7 +1,8 @@
-"""Does it still hold after minutes of fresh seeds? Two lanes side by side: writers killed mid-write, and state machines.
+"""Does it still hold after minutes of fresh seeds? First simulated hours on two processes, then two lanes side by side.
 
-Each lane starts one run after another until the time is over. A lane's run is a child process with a seed of its own; the
-seeds follow from the first one, which is printed. A violation is printed with the one command that replays it.
+The lanes are writers killed mid-write, and state machines; each starts one run after another until the time is over, and a
+lane's run is a child process with a seed of its own. All seeds follow from the first one, which is printed. A violation is
+printed with the one command that replays it; what broke in the simulator is shrunk first, and saved.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from remit.simulate.scenarios import load, names
+from remit.simulate.shrink import NotRepeated, save, shrink
+from remit.simulate.simulation import Run
+from remit.simulate.swarm import LOST, Done, Task, Totals, swarm
 
 ROOT = Path(__file__).resolve().parent.parent
 KILLS_SCRIPT = "tests/integration/store/kills.py"
@@ -30,6 +36,16 @@ OVERTIME_S_MAX = 120
 """A run under way when the time is over may end by itself within this time; then it is stopped and not counted."""
 CONSECUTIVE_FAILURES_MAX = 3
 """A lane that does nothing but fail has said what it has to say."""
+LANES_SHARE = 0.2
+PROCESSES = 2
+SOAKED = "src/remit/simulate/files/_soak.toml"
+SOAKED_SHARE = 0.85
+"""So many of the simulated runs are this one, the others any scenario that comes with Remit."""
+HOURS_AIM, FAULTS_AIM, AIM_MINUTES = 300, 20_000, 10
+TOLD_EVERY_S = 20
+SHRUNK_MAX = 3
+SHRINK_CPU_S_MAX = 60.0
+"""Shrinking comes on top of the time: a soak that found something may take a little longer."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,8 @@ class Soak:
     lock: threading.Lock = field(default_factory=threading.Lock)
     children: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
     stopping: bool = False
+    totals: Totals = field(default_factory=Totals)
+    broken: list[Done] = field(default_factory=list)
 
     def over(self) -> bool:
         return self.stopping or time.monotonic() >= self.deadline
@@ -183,6 +201,83 @@ def lane(soak: Soak, name: str, salt: int, run: Callable[[Soak, int], Outcome], 
             soak.say(f"{name} seed {seed}: {told}, {outcome.violations} VIOLATIONS\n{outcome.story}\nreplay: {command}")
 
 
+# ------------------------------------------------------------------------------------------------------- simulated hours
+
+
+def tasks(soak: Soak) -> Iterator[Task]:
+    chance = random.Random(f"{soak.seed}/simulation")
+    soaked, listed = load(str(ROOT / SOAKED)), [load(name) for name in names()]
+    while not soak.over():
+        scenario = soaked if chance.random() < SOAKED_SHARE else chance.choice(listed)
+        yield Task(scenario, chance.randrange(SEED_MAX))
+
+
+def run_simulation(soak: Soak) -> None:
+    """Until its part of the time is over."""
+    told = time.monotonic()
+    for done in swarm(tasks(soak), PROCESSES):
+        soak.totals.add(done.run, done.cpu_s)
+        soak.seeds.setdefault("simulation", []).append(done.run.seed)
+        for violation in done.run.violations[:1]:
+            soak.broken.append(done)
+            soak.say(f"simulation {done.run.scenario} seed {done.run.seed}: BROKE {violation}")
+        if time.monotonic() - told >= TOLD_EVERY_S:
+            told = time.monotonic()
+            soak.say(f"simulation: {so_far(soak.totals)}")
+
+
+def shrink_all(soak: Soak) -> None:
+    """What broke, the first of each check; the others are replayed whole."""
+    checks: dict[str, None] = {}
+    for done in soak.broken:
+        check = done.run.violations[0].check
+        fresh = check not in checks and check != LOST and len(checks) < SHRUNK_MAX
+        checks.setdefault(check)
+        soak.replays.append(shrunk(soak, done) if fresh else seed_command(done.run))
+
+
+def shrunk(soak: Soak, done: Done) -> str:
+    """The command that replays the least that breaks."""
+    try:
+        found = shrink(done.task.scenario, done.run, cpu_s_max=SHRINK_CPU_S_MAX, revision=revision())
+    except NotRepeated as error:
+        soak.say(f"NOT DETERMINISTIC: {error}")
+        return seed_command(done.run)
+    path = save(found.replay, Path.cwd())
+    kinds = ", ".join(f"{one.kind} at {one.at_s:.1f} s" for one in found.replay.plan[:10]) or "no fault at all"
+    soak.say(f"shrunk from {len(done.run.plan)} faults to {len(found.replay.plan)}: {kinds}\n{found.run.story}")
+    return f"remit simulate --replay {shlex.quote(str(path))}"
+
+
+def seed_command(run: Run) -> str:
+    return f"remit simulate {run.scenario if run.scenario in names() else SOAKED} --seed {run.seed}"
+
+
+def so_far(totals: Totals) -> str:
+    return (
+        f"{totals.seeds:,} seeds, {totals.hours:,.1f} hours of which {totals.counted_hours:,.1f} count,"
+        f" {totals.faults_all:,} faults, {totals.commits:,} commits, {totals.violations:,} violations"
+    )
+
+
+def simulated(totals: Totals, minutes: float) -> list[tuple[str, str]]:
+    """The rows of the summary; the aims are for ten minutes on a quiet machine, and here in proportion."""
+    aimed = minutes / AIM_MINUTES
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(totals.faults.items()))
+    return [
+        ("simulated", so_far(totals)),
+        ("counted hours", f"{totals.counted_hours:,.1f}, aim {HOURS_AIM * aimed:,.0f} in {minutes:.1f} minutes"),
+        ("faults", f"{totals.faults_all:,}, aim {FAULTS_AIM * aimed:,.0f}: {kinds}"),
+        ("commits", f"{totals.commits:,}, {totals.decided:,} of them with decisions; {totals.events:,} events"),
+        ("cost", f"{totals.cpu_s:,.0f} CPU-s, {totals.events / totals.cpu_s if totals.cpu_s else 0:,.0f} events a CPU-s"),
+        ("broken", f"{totals.violations} violations, {totals.per_million_commits:,.2f} in a million commits"),
+        ("unknown", f"{totals.unknown:,} that no check could decide"),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------- the soak
+
+
 def revision() -> str:
     """The commit that is soaked, with a mark if the tree differs from it."""
     asks = (["git", "rev-parse", "--short=12", "HEAD"], ["git", "status", "--porcelain"])
@@ -204,7 +299,8 @@ def summary(soak: Soak, asked: float) -> None:
         ("property runs", f"{counts['property_runs']:,}"),
         ("examples", f"{counts['examples']:,}"),
         ("state machines", f"{counts['machines']:,} runs, {counts['steps']:,} steps"),
-        ("violations", str(counts["violations"])),
+        *simulated(soak.totals, asked),
+        ("violations", str(counts["violations"] + soak.totals.violations)),
         *(("replay", command) for command in soak.replays),
     )
     print("\nsoak")
@@ -212,37 +308,63 @@ def summary(soak: Soak, asked: float) -> None:
         print(f"  {name:<15} {value}")
 
 
+def run_lanes(soak: Soak) -> None:
+    plan = (
+        ("kills", run_kills, lambda n: replay(kills_command(n))),
+        ("machines", run_machines, lambda n: replay(machines_command(n), "soak")),
+    )
+    lanes = [threading.Thread(target=lane, args=(soak, name, salt, *how)) for salt, (name, *how) in enumerate(plan)]
+    for thread in lanes:
+        thread.start()
+    try:
+        for thread in lanes:
+            thread.join()
+    except KeyboardInterrupt:
+        soak.stop()
+        for thread in lanes:
+            thread.join()
+        raise
+
+
+def proved_nothing(soak: Soak, lanes: float) -> str:
+    if lanes > 0 and not (soak.counts["kills"] and soak.counts["examples"]):
+        return "a lane counted neither a kill nor an example"
+    if lanes < 1 and not soak.totals.decided:
+        return "no simulated run decided anything"
+    return ""
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kill writers and run state machines with fresh seeds until the time is over.")
+    parser = argparse.ArgumentParser(description="Kill writers, run state machines and simulate hours, all with fresh seeds.")
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--lanes", type=float, default=LANES_SHARE, help="the share of the time that is the lanes', 0 to 1")
     parser.add_argument("--seed", type=int, help="the first seed, from which all others follow (default: a fresh one)")
     options = parser.parse_args()
+    if not 0 <= options.lanes <= 1:
+        parser.error("--lanes is a share of the time: 0 for the simulator alone, 1 for the lanes alone")
     seed = random.SystemRandom().randrange(SEED_MAX) if options.seed is None else options.seed
+    # Whoever asks this soak to end must not leave its children behind: they lead process groups of their own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="remit-soak-") as scratch:
-        soak = Soak(seed, time.monotonic() + options.minutes * 60, Path(scratch))
-        soak.say(f"{options.minutes:g} minutes from seed {seed}, two lanes, revision {revision()}")
-        plan = (
-            ("kills", run_kills, lambda n: replay(kills_command(n))),
-            ("machines", run_machines, lambda n: replay(machines_command(n), "soak")),
-        )
-        lanes = [threading.Thread(target=lane, args=(soak, name, salt, *how)) for salt, (name, *how) in enumerate(plan)]
-        # Whoever asks this soak to end must not leave its children behind: they lead process groups of their own.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        for thread in lanes:
-            thread.start()
+        end_s = time.monotonic() + options.minutes * 60
+        soak = Soak(seed, time.monotonic() + options.minutes * 60 * (1 - options.lanes), Path(scratch))
+        soak.say(f"{options.minutes:g} minutes from seed {seed}, {options.lanes:.0%} of it in lanes, revision {revision()}")
         try:
-            for thread in lanes:
-                thread.join()
+            if options.lanes < 1:
+                run_simulation(soak)
+            soak.deadline = end_s
+            if options.lanes > 0:
+                run_lanes(soak)
+            shrink_all(soak)
         except KeyboardInterrupt:
-            soak.say("interrupted; ending what is under way")
+            soak.say("interrupted; what was under way has ended")
             soak.stop()
-            for thread in lanes:
-                thread.join()
+            soak.replays += [seed_command(done.run) for done in soak.broken]
         summary(soak, options.minutes)
-    proved_nothing = not (soak.counts["kills"] and soak.counts["examples"])
-    if proved_nothing and not soak.stopping:
-        print("  this soak proved nothing: a lane counted neither a kill nor an example", file=sys.stderr)
-    return 1 if soak.counts["violations"] or proved_nothing else 0
+    nothing = "" if soak.stopping else proved_nothing(soak, options.lanes)
+    if nothing:
+        print(f"  this soak proved nothing: {nothing}", file=sys.stderr)
+    return 1 if soak.counts["violations"] or soak.totals.violations or nothing else 0
 
 
 if __name__ == "__main__":

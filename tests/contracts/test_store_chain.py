@@ -86,7 +86,9 @@ def test_seize_with_lost_answers(make: Make, fates: list[str]) -> None:
             before = await chain.read_place(store)
             place = await chain.seize(losing, "w", "first")
             assert await chain.read_place(store) == place
-            assert place.head.epoch == (before.head.epoch if before else 0) + 1, "one takeover is one epoch, however often its answer was lost"
+            assert place.head.epoch == (before.head.epoch if before else 0) + 1, (
+                "one takeover is one epoch, however often its answer was lost"
+            )
             assert await Writer(store, place).write(("a", b""))
 
     run(story())

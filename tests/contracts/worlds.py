@@ -139,7 +139,7 @@ class Simulated:
         async def watched() -> None:
             try:
                 await scene
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - it is told to the test
                 ended.append(error)
             else:
                 ended.append(None)

@@ -192,7 +192,9 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
         if self._ended is None and operations:
             said = batching.prepare(self._ground(), operations).answers
-            refused = [Refused(Code(one.code), one.detail, self._place.revision) for one in said if isinstance(one, Entry) and one.code]
+            refused = [
+                Refused(Code(one.code), one.detail, self._place.revision) for one in said if isinstance(one, Entry) and one.code
+            ]
             if len(refused) == len(said):
                 return [*refused]
         return await ask(self, operations)
@@ -252,6 +254,3 @@ def the_audit_forgets_who_did_it(patch: pytest.MonkeyPatch) -> None:
     """An entry does not say whose claim it was."""
     entry_of = batching.entry_of
     patch.setattr(batching, "entry_of", lambda *args, **more: replace(entry_of(*args, **more), actor=""))
-
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from remit.commitment.authority import Authority
 from remit.model.claims import Actor, AnyClaim, Move
 from remit.model.records import Phase, Replica
 from remit.simulate.actors.agents import Agent, Copy, Keeper
-from remit.simulate.actors.controllers import Nodes
 from remit.simulate.runners import Run
 from tests.planted.bug import bug
 
@@ -123,5 +121,3 @@ def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
 def nodes_are_not_awaited_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope places work before its nodes have said what they run."""
     patch.setattr(restoring, "await_nodes", lambda draft: None)
-
-

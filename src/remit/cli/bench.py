@@ -127,6 +127,7 @@ def bench() -> None:
     Examples:
       remit bench commit --quick          a look in a few seconds
       remit bench commit --json           one line for programs; exit 1 if an aim is missed
+      remit bench simulate --quick        how much simulated time a minute buys
     """
 
 
@@ -149,3 +150,22 @@ def commit(quick: bool, as_json: bool, replicas: int | None, data: Path | None) 
     from remit.cli.bench_commit import measure
 
     finish(measure(quick, replicas or (100_000 if quick else 300_000), data), as_json)
+
+
+@bench.command("simulate")
+@click.option("--quick", is_flag=True, help="Shorter runs; good enough for a look.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+def simulate(quick: bool, as_json: bool) -> None:
+    """Simulated hours a minute on two processes, at 10, 100 and 1,000 nodes, next to the bare loop.
+
+    \b
+    An hour counts only as far as it had 70 faults and 1,000 commits that decided something.
+
+    \b
+    Examples:
+      remit bench simulate
+      remit bench simulate --quick --json
+    """
+    from remit.cli.bench_simulate import measure
+
+    finish(measure(quick), as_json)

@@ -26,6 +26,7 @@ COMMANDS = {
     "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
     "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
     "demo": Lazy("remit.cli.demo", "demo", "Show an authority at work: a race for a GPU, a kill, an account."),
+    "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
     "completion": Lazy("remit.cli.completion", "completion", "Print the script that completes commands in your shell."),
 }

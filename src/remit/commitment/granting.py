@@ -186,9 +186,10 @@ def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
         draft.put(replace(grant, spec=replace(grant.spec, amount=taken), status=status))
         return status.report
     status = replace(grant.status, phase=GrantPhase.CLOSED, returned=grant.spec.amount - taken)
-    draft.put(replace(grant, status=status))
     if not taken:
         draft.drop(key_of("Grant", claim.name))
+    elif status != grant.status:  # closed and still drawn on, it is asked about again and again: that is no news to watchers
+        draft.put(replace(grant, status=status))
     return grant.status.report
 
 

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 from remit.assembly import server
+from remit.model.claims import Role
 from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
 from remit.simulate.actors.budgets import Budgets
 from remit.simulate.actors.controllers import Beats, Endpoints, Nodes, Repair, Rollouts, Workloads
 from remit.simulate.actors.meddler import Meddler
-from remit.simulate.actors.people import People
+from remit.simulate.actors.people import CPU_EACH, People
 from remit.simulate.actors.policies import Policies
 from remit.simulate.actors.scheduler import Scheduler
 from remit.simulate.actors.seat import Ear, Pace, Player, Seat
@@ -22,7 +23,6 @@ from remit.simulate.runners import Recorder
 from remit.simulate.scenarios import Scenario
 from remit.simulate.stores import StoreService, Witness
 
-_CPU_EACH = 4
 _DRIFT_MAX = 0.004
 """Between any two machines that is less than the one percent which the fence allows for."""
 
@@ -70,15 +70,16 @@ class Cluster:
         for name in self.servers(scope):
             self._add(name, self._server_main(scope, name))
         for n in range(1, cluster.controllers + 1):
-            self._add(f"controllers-{scope}-{n}", self._controllers_main(scope))
-        self._add(f"people-{scope}-1", self._people_main(scope))
+            self._add(f"controllers-{scope}-{n}", self._controllers_main(scope, n))
+        for n in range(1, cluster.people + 1):
+            self._add(f"people-{scope}-{n}", self._people_main(scope))
         if scope not in cluster.placing:
             return
         for n in range(1, cluster.schedulers + 1):
-            self._add(f"scheduler-{scope}-{n}", self._scheduler_main(scope))
+            self._add(f"scheduler-{scope}-{n}", self._scheduler_main(scope, n))
         for n in range(1, min(cluster.agents, cluster.nodes) + 1):
             machine = self._machine(f"host-{scope}-{n}")
-            keeper = Keeper(machine)
+            keeper = Keeper(machine, self.pace.beat_ms)
             self._add(f"keeper-{scope}-{n}", keeper.watch, machine)
             self._add(f"agent-{scope}-{n}", self._agent_main(scope, keeper), machine)
 
@@ -100,6 +101,10 @@ class Cluster:
     def _seat(self, process: Process, scope: str) -> Seat:
         return Seat(process, self.stores[scope], self.servers(scope), self._record, self.pace)
 
+    def _lease(self, role: Role, number: int) -> str:
+        """One for all of a role, of whom one acts; or one for each, so that all act at once."""
+        return f"{role}/{number}" if self.scenario.cluster.rivals else ""
+
     def _server_main(self, scope: str, name: str) -> Main:
         async def main(process: Process) -> None:
             port = process.port(self.stores[scope])
@@ -116,7 +121,7 @@ class Cluster:
 
         return main
 
-    def _controllers_main(self, scope: str) -> Main:
+    def _controllers_main(self, scope: str, number: int) -> Main:
         above = self.scenario.cluster.scopes[0]
         alone = above == scope
 
@@ -126,7 +131,9 @@ class Cluster:
             players: list[Player] = []
             if scope in self.scenario.cluster.placing:
                 nodes = Nodes(seat)
-                players += [Workloads(seat), Repair(seat), nodes, Rollouts(seat), Endpoints(seat)]
+                workloads = Workloads(seat, lease=self._lease(Role.WORKLOADS, number))
+                repair = Repair(seat, lease=self._lease(Role.REPAIR, number))
+                players += [workloads, repair, nodes, Rollouts(seat), Endpoints(seat)]
             async with asyncio.TaskGroup() as group:
                 group.create_task(seat.view.follow(), name="view")
                 if upper is not None:
@@ -142,12 +149,12 @@ class Cluster:
 
         return main
 
-    def _scheduler_main(self, scope: str) -> Main:
+    def _scheduler_main(self, scope: str, number: int) -> Main:
         async def main(process: Process) -> None:
             seat = self._seat(process, scope)
             async with asyncio.TaskGroup() as group:
                 group.create_task(seat.view.follow(), name="view")
-                group.create_task(Scheduler(seat).play(), name="scheduler")
+                group.create_task(Scheduler(seat, lease=self._lease(Role.SCHEDULER, number)).play(), name="scheduler")
 
         return main
 
@@ -171,7 +178,7 @@ class Cluster:
         cluster, load = self.scenario.cluster, self.scenario.load
         below = scope not in cluster.placing
         above = not below and len(cluster.scopes) > 1
-        cpu = _CPU_EACH * cluster.nodes * (len(cluster.placing) if below else 1)
+        cpu = CPU_EACH * cluster.nodes * (len(cluster.placing) if below else 1)
 
         async def main(process: Process) -> None:
             seat = self._seat(process, scope)
@@ -183,7 +190,7 @@ class Cluster:
                 group.create_task(people.live(), name="people")
                 if upper is not None:
                     group.create_task(upper.view.follow(), name="view above")
-                for _ in range(cluster.meddlers):
+                for _ in range(0 if below else cluster.meddlers):
                     group.create_task(Meddler(seat, upper).play(), name="meddler")
 
         return main

@@ -352,6 +352,21 @@ def restore(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return None
 
 
+@fault("damage", "a crash damages the store's index: it stops, until an operator restores a backup", 13, swarms=False)
+def damage(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    store = lots.choice(hand.stores(one.where))
+    mend = store.worsen({"damaged": True})
+
+    def heal() -> None:
+        mend()
+        if not hand.restore(store.scope):
+            hand.count("restore-without-backup")
+            for server in hand.processes("server", store.scope):
+                server.start()
+
+    return heal
+
+
 # ------------------------------------------------------------------------------------------------------------------ disks
 
 

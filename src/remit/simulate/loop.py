@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from remit.simulate.lots import stream
 
@@ -100,9 +100,7 @@ class CountedFuture(asyncio.Future[Any]):
         try:
             return self.number
         except AttributeError:
-            loop = self.get_loop()
-            assert isinstance(loop, SimLoop)
-            self.number: int = loop.count()
+            self.number: int = cast(SimLoop, self.get_loop()).count()
             return self.number
 
 
@@ -130,7 +128,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     @classmethod
     def seeded(cls, seed: str) -> SimLoop:
         """A new one. What it does not offer (sockets, signals, subprocesses) raises NotImplementedError."""
-        return cls(seed)  # type: ignore[abstract]
+        return cls(seed)
 
     # -- processes -------------------------------------------------------------------------------------------------------
 
@@ -154,16 +152,17 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def waits(self, unit: Unit | None = None) -> str:
         """Who waits for what: a line for each task that has not ended."""
-        lines = []
-        for task in sorted(asyncio.all_tasks(self), key=_number):
-            assert isinstance(task, CountedTask)
-            if (unit is None or task.unit is unit) and not task.unit.dead:
-                lines.append(f"  {task.unit.name}: {task.get_name()} waits at {_where(task)}")
-        return "\n".join(lines)
+        return "\n".join(
+            f"  {task.unit.name}: {task.get_name()} waits at {_where(task)}"
+            for task in sorted(self._tasks(), key=_number)
+            if (unit is None or task.unit is unit) and not task.unit.dead
+        )
 
     def _tasks_of(self, unit: Unit) -> list[CountedTask]:
-        found = [task for task in asyncio.all_tasks(self) if isinstance(task, CountedTask) and task.unit is unit]
-        return sorted(found, key=_number)
+        return sorted((task for task in self._tasks() if task.unit is unit), key=_number)
+
+    def _tasks(self) -> set[CountedTask]:
+        return cast(set[CountedTask], asyncio.all_tasks(self))
 
     # -- running ---------------------------------------------------------------------------------------------------------
 
@@ -172,16 +171,15 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._stopping = False
         asyncio._set_running_loop(self)
         try:
-            runnable, timers = self._runnable, self._timers
             while not self._stopping:
-                if not runnable:
-                    if not timers:
-                        raise Deadlock(f"at {self._now_s:.3f} s nothing is ready and no timer is left:\n{self.waits()}")
-                    if timers[0][0] >= until_s:
-                        break
+                if self._runnable:
+                    self._round()
+                elif not self._timers:
+                    raise Deadlock(f"at {self._now_s:.3f} s nothing is ready and no timer is left:\n{self.waits()}")
+                elif self._timers[0][0] >= until_s:
+                    break
+                else:
                     self._jump()
-                    continue
-                self._step(runnable)
         finally:
             asyncio._set_running_loop(None)
         if not self._stopping:
@@ -200,29 +198,32 @@ class SimLoop(asyncio.AbstractEventLoop):
                 unit.ready.append(handle)
                 self._queue(unit)
 
-    def _step(self, runnable: list[Unit]) -> None:
-        many = len(runnable)
-        index = int(self._lots() * many) if many > 1 else 0
-        unit = runnable[index]
-        if unit.frozen or not unit.ready:
-            runnable[index] = runnable[-1]
-            runnable.pop()
-            unit.queued = False
-            return
-        handle = unit.ready.popleft()
-        callback = handle.callback
-        if callback is None:
-            return
-        self.events += 1
-        self._unhashed.append(_event(self._now_s, unit.number))
-        if len(self._unhashed) >= _DIGEST_EVERY:
-            self._fold()
-        try:
-            handle.context.run(callback, *handle.args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - a callback that fails is its process's failure, and is told
-            self._failed(unit, error, "a callback failed")
+    def _round(self) -> None:
+        """Until nothing is ready: choose a process, and run its next callback."""
+        runnable, unhashed, lots = self._runnable, self._unhashed, self._lots
+        while runnable and not self._stopping:
+            many = len(runnable)
+            index = int(lots() * many) if many > 1 else 0
+            unit = runnable[index]
+            if unit.frozen or not unit.ready:
+                runnable[index] = runnable[-1]
+                runnable.pop()
+                unit.queued = False
+                continue
+            handle = unit.ready.popleft()
+            callback = handle.callback
+            if callback is None:
+                continue
+            self.events += 1
+            unhashed.append(_event(self._now_s, unit.number))
+            if len(unhashed) >= _DIGEST_EVERY:
+                self._fold()
+            try:
+                handle.context.run(callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - a callback that fails is its process's failure, and is told
+                self._failed(unit, error, "a callback failed")
 
     def stop(self) -> None:
         self._stopping = True
@@ -231,7 +232,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """End all that is left, without a trace: every process is dead first, so nothing reaches anything."""
         for unit in self._units:
             unit.dead = True
-        left = sorted({*asyncio.all_tasks(self), *self._buried}, key=_number)
+        left = sorted({*self._tasks(), *self._buried}, key=_number)
         self._timers.clear()
         self._runnable.clear()
         for task in left:
@@ -361,8 +362,7 @@ def _told(task: asyncio.Task[Any]) -> None:
         task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
 
 
-def _number(task: asyncio.Task[Any]) -> int:
-    assert isinstance(task, CountedTask)
+def _number(task: CountedTask) -> int:
     return task.number
 
 

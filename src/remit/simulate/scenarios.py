@@ -34,6 +34,10 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     agents: int = 3
     schedulers: int = 1
     controllers: int = 1
+    people: int = 1
+    """Processes that users and an operator ask from."""
+    rivals: bool = False
+    """Does each scheduler, and each of those who spawn and repair, hold a lease of its own, so that all act at once?"""
     beat: str = "2s"
     meddlers: int = 0
 
@@ -58,6 +62,10 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
     fence: str = "20s"
     size: int = 2
     """About how many replicas a workload has."""
+    quota: int = 80
+    """How much of all processors a tenant may use, in percent. There are two tenants."""
+    deletes: int = 25
+    """How much of what users do is to delete something, in percent."""
 
 
 class FaultLine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +141,7 @@ def _scenario(name: str, text: str) -> Scenario:
         scenario = msgspec.convert(merged, Scenario)
     except msgspec.ValidationError as error:
         raise BadScenario(f"{name}: {error}; docs/simulation.md lists the fields") from None
-    for problem in _problems(scenario):
+    for problem in problems(scenario):
         raise BadScenario(f"{name}: {problem}")
     return scenario
 
@@ -167,7 +175,8 @@ def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _problems(scenario: Scenario) -> Iterator[str]:
+def problems(scenario: Scenario) -> Iterator[str]:
+    from remit.simulate.actors.people import WORK
     from remit.simulate.faults import KINDS  # the kinds know the simulation, which knows scenarios
 
     times = {"duration": scenario.duration, "heal": scenario.heal, "cluster.beat": scenario.cluster.beat}
@@ -183,7 +192,10 @@ def _problems(scenario: Scenario) -> Iterator[str]:
         except ValueError as error:
             yield f"{name}: {error}"
     cluster = scenario.cluster
-    for name in ("servers", "nodes", "agents", "schedulers", "controllers"):
+    for kind in scenario.load.kinds:
+        if kind not in WORK:
+            yield f"load.kinds: there is no work {kind!r}; there is {', '.join(WORK)}"
+    for name in ("servers", "nodes", "agents", "schedulers", "controllers", "people"):
         if not 1 <= getattr(cluster, name) <= 10_000:
             yield f"cluster.{name}: at least 1"
     if not cluster.scopes or len(set(cluster.scopes)) != len(cluster.scopes):

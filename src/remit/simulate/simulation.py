@@ -20,16 +20,16 @@ from remit.simulate.checkers.liveness import Bounds, Core
 from remit.simulate.checkers.promise import Violation
 from remit.simulate.cluster import Cluster, Record
 from remit.simulate.faults import KINDS, Heal
+from remit.simulate.injections import draw
 from remit.simulate.loop import SimLoop, Unit
-from remit.simulate.lots import stream
+from remit.simulate.lots import Lots, stream
 from remit.simulate.network import Network
-from remit.simulate.plan import draw
 from remit.simulate.processes import Process
 from remit.simulate.scenarios import Injection, Scenario
 from remit.simulate.stores import Sent, StoreService, at_once
 from remit.store.chain import decode_head
 from remit.store.memory import MemoryStore, Snapshot
-from remit.store.protocol import HEAD, Commit
+from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Compacted, Corrupt
 from remit.world.promises import Order
 
 BACKUP_EVERY_S: Final = 45.0
@@ -88,7 +88,7 @@ class Simulation(Record):
         self._sent: dict[str, Sent] = {}
         self._pids: dict[tuple[str, int], str] = {}
         self._leaders: dict[str, str] = {}
-        self._backups: dict[str, list[Snapshot]] = {}
+        self._backups: dict[str, list[int]] = {}
         self._heals: dict[int, Heal] = {}
         self._waiting: dict[str, dict[tuple[str, str], None]] = {}
         self.cluster = Cluster(scenario, name, self.loop, self.network, self)
@@ -264,24 +264,41 @@ class Simulation(Record):
         machine.pipes.clear()
 
     def backup(self, scope: str) -> None:
+        """The store keeps its history, so a backup is a revision until it is needed."""
+        if self.cluster.stores[scope].trouble.damaged:
+            return
         kept = self._backups.setdefault(scope, [])
-        kept.append(at_once(self.cluster.stores[scope].store.backup()))
+        kept.append(at_once(self.cluster.stores[scope].store.revision()))
         del kept[:-BACKUPS_KEPT]
 
     def restore(self, scope: str) -> bool:
         """An old backup in the store's place, as an operator does it: servers down, restore, servers up."""
-        kept = self._backups.get(scope, [])
-        if not kept:
+        store = self.cluster.stores[scope]
+        lots = stream(f"{self._name}/restore-{self.loop.time()}")
+        backup = self._old_backup(store, lots)
+        if backup is None:
             return False
         for server in self.cluster.named("server", scope):
             server.kill()
-        lots = stream(f"{self._name}/restore-{self.loop.time()}")
-        store = self.cluster.stores[scope]
-        store.restore(lots.choice(kept), f"restored{len(self.judge.marks)}x{round(self.loop.time())}")
-        kept.clear()
+        store.restore(backup, f"restored{round(self.loop.time())}")
+        self._backups.pop(scope)
         for server in self.cluster.named("server", scope):
             self.later(0.5 + 2 * lots.random(), server.start)
         return True
+
+    def _old_backup(self, store: StoreService, lots: Lots) -> Snapshot | None:
+        kept = self._backups.get(store.scope, [])
+        for revision in lots.sample(kept, len(kept)):
+            try:
+                page = at_once(store.store.range("", limit=PAGE_ROWS_MAX, revision=revision))
+            except Compacted:
+                continue
+            rows = list(page.rows)
+            while page.more:
+                page = at_once(store.store.range("", after=rows[-1].key, limit=PAGE_ROWS_MAX, revision=revision))
+                rows += page.rows
+            return Snapshot(revision, tuple(rows))
+        return None
 
     def count(self, kind: str) -> None:
         self.faults[kind] = self.faults.get(kind, 0) + 1
@@ -360,7 +377,10 @@ class Simulation(Record):
         self.judge.ended(node, pid)
 
     def process_ended(self, process: Process, failure: BaseException | None) -> None:
-        """Nothing here ends by itself: whatever did has failed."""
+        """Nothing here ends by itself: whatever did has failed. But a server halts when its store is found to be damaged."""
+        if isinstance(failure, Corrupt) and self.cluster.stores[process.name.split("-")[1]].trouble.damaged:
+            self.tell(f"{process.name} halted: {failure}")
+            return
         why = f"{process.name} ended by itself: {failure!r}"
         self.tell(why)
         self._crashed(process.name, why)

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.loop import Handle, SimLoop, Unit
 from remit.simulate.lots import stream
 from remit.simulate.network import Network
 from remit.store.memory import MemoryStore, Snapshot
@@ -26,6 +26,7 @@ from remit.store.protocol import (
     Commit,
     Committed,
     Conflict,
+    Corrupt,
     Event,
     Invalid,
     NoSpace,
@@ -56,6 +57,8 @@ class Trouble(Struct):
     """Told to be lost, and applied some seconds later."""
     slow_s: float = 0.0
     no_space: bool = False
+    damaged: bool = False
+    """A crash has damaged the store's own index: it serves nothing that it cannot vouch for."""
     away: bool = False
     """No leader, or no quorum: nothing is served."""
     lag_s: float = 0.0
@@ -121,9 +124,15 @@ class StoreService:
         for one in self._troubles:
             for name, value in one.items():
                 worst[name] = max(value, worst.get(name, 0))
+        lagged = self.trouble.lag_s
         self.trouble = Trouble(**worst)  # type: ignore[arg-type]
+        if lagged and not self.trouble.lag_s:
+            for watch in self._watches:
+                watch.caught_up()
 
     def check(self, *, writing: bool) -> None:
+        if self.trouble.damaged:
+            raise Corrupt("the store's index does not match its rows; restore a backup")
         if self.trouble.away:
             raise Unavailable("the store has no leader just now; try again")
         if writing and self.trouble.no_space:
@@ -296,6 +305,7 @@ class SimWatch:
         self._arrived: list[Event | StoreError | None] = []
         self._waiting: asyncio.Future[None] | None = None
         self._not_before_s = 0.0
+        self._owed: list[tuple[Handle, Event | StoreError]] = []
         self._closed = False
         loop = service.loop
         self._pump_task = service.unit.context.run(loop.create_task, self._pump(), name=f"watch by {process}")
@@ -350,16 +360,28 @@ class SimWatch:
         # In order, as a stream is: one that is late holds up those behind it.
         at_s = max(service.loop.time() + late_s + service.network.delay_s(), self._not_before_s)
         self._not_before_s = at_s
-        service.loop.call_at(at_s, self._depart, item, context=service.unit.context)
+        self._arrive_at(at_s, item)
         if trouble.events_repeated and lots.random() < trouble.events_repeated:
             service.count("event-repeated")
-            service.loop.call_at(at_s + 0.5 * lots.random(), self._depart, item, context=service.unit.context)
+            self._arrive_at(at_s + 0.5 * lots.random(), item)
 
-    def _depart(self, item: Event | StoreError) -> None:
+    def _arrive_at(self, at_s: float, item: Event | StoreError) -> None:
         """A cut way loses what is sent, and so tears the stream: the gap shows at the next event that gets through."""
         service = self._service
-        if service.network.reaches(service.name, self._process):
-            service.loop.call_soon(self._arrive, item, context=self._unit.context)
+        if not service.network.reaches(service.name, self._process):
+            return
+        handle = service.loop.call_at(at_s, self._arrive, item, context=self._unit.context)
+        if self._lag_s:
+            self._owed.append((handle, item))
+
+    def caught_up(self) -> None:
+        """The member behind it lags no more: what it still owed arrives at once, in order."""
+        self._lag_s, self._not_before_s = 0.0, 0.0
+        owed, self._owed = self._owed, []
+        for handle, item in owed:
+            if handle.when_s > self._service.loop.time() and not handle.cancelled():
+                handle.cancel()
+                self._service.loop.call_soon(self._arrive, item, context=self._unit.context)
 
     def _arrive(self, item: Event | StoreError) -> None:
         self._arrived.append(item)

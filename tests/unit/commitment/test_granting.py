@@ -250,6 +250,19 @@ async def test_closing_returns_what_is_not_drawn_and_the_rest_once_it_is_release
 
 
 @story
+async def test_closing_again_what_is_still_drawn_on_writes_nothing(scope: Scope) -> None:
+    """F32: each row written is news to every watcher, and news is what repair asks again upon."""
+    budgets = scope.actors["budgets"]
+    await scope.must(budgets, Issue("offer", slice_of("4", "scheduler")))
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key, grant="offer")
+    await scope.must(budgets, Close("offer"))
+    before = scope.checker.rows["grant/offer"]
+    await scope.must(budgets, Close("offer"))
+    assert scope.checker.rows["grant/offer"] == before
+
+
+@story
 async def test_a_budget_caps_each_tenant_inside_it_and_charges_its_emergency_quota(scope: Scope) -> None:
     spec = GrantSpec(
         holder="scheduler", amount=amounts(cpu="3"), shares={"t1": amounts(cpu="1")}, purpose="budget", ttl=Duration(60_000)

@@ -15,14 +15,14 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from remit.client.client import NoAnswer
 from remit.client.tenure import Tenure
 from remit.law.lifecycle import KILL_GRACE_MS
 from remit.model.claims import AnyClaim, Apply, Move, Role, Verdict
 from remit.model.fields import Metadata
-from remit.model.kinds import Device, Node, NodeSpec
+from remit.model.kinds import Device, Node, NodeHealth, NodeSpec
 from remit.model.records import Generation, Phase, Replica
 from remit.model.resources import Amount
 from remit.simulate.actors.seat import Player, Seat, accepted
@@ -30,8 +30,8 @@ from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Run
 from remit.world.promises import Ended, LinkError, Order
 
-KEEPER_MS: Final = 250
 RENEWALS_KEPT: Final = 100
+_DAWDLES_MS: Final = 5_000
 _ACTIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
@@ -46,8 +46,11 @@ class Copy(NamedTuple):
 class Keeper:
     """Holds the deadline of every node of its machine, and ends what is past it. It outlives the agent."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, look_ms: int) -> None:
         self.machine = machine
+        self._look_ms = look_ms
+        """It looks at least so often, and whenever a deadline comes."""
+        self._news = asyncio.Event()
 
     def renewed(self, node: str, sent_ms: int) -> None:
         pipes = self.machine.pipes
@@ -55,26 +58,42 @@ class Keeper:
 
     def start(self, order: Order) -> Run | None:
         """Start it, unless its deadline has passed. Looking and starting is one step."""
-        if self._overdue(order):
+        left_ms = self._left_ms(order)
+        if left_ms is not None and left_ms <= 0:
             return None
         machinery = self.machine.machinery
-        return machinery.find(machinery.start(order))
+        run = machinery.find(machinery.start(order))
+        self._news.set()
+        return run
 
-    def _overdue(self, order: Order) -> bool:
+    def _left_ms(self, order: Order) -> int | None:
+        """How long it may still run without a renewal; None: for ever."""
         fence_ms = int(order.env["REMIT_FENCE_MS"])
+        if not fence_ms:
+            return None
         last_ms = self.machine.pipes.get(order.env["REMIT_NODE"])
-        return fence_ms > 0 and (last_ms is None or self.machine.clock.now_ms() - last_ms >= fence_ms)
+        return 0 if last_ms is None else last_ms + fence_ms - self.machine.clock.now_ms()
 
     async def watch(self, process: Process) -> None:
         """The keeper's own process: for ever."""
+        self._news = asyncio.Event()
+        clock, ending = process.world.clock, set[int]()
         async with asyncio.TaskGroup() as group:
-            ending: set[int] = set()
             while True:
+                self._news.clear()
+                wait_ms = self._look_ms
                 for run in tuple(self.machine.machinery.runs.values()):
-                    if run.running.pid not in ending and self._overdue(run.order):
-                        ending.add(run.running.pid)
-                        group.create_task(process.world.runner.stop(run.running, grace_ms=KILL_GRACE_MS), name="fence")
-                await process.world.clock.sleep_ms(KEEPER_MS)
+                    left_ms = self._left_ms(run.order)
+                    if left_ms is None or run.running.pid in ending:
+                        continue
+                    if left_ms > 0:
+                        wait_ms = min(wait_ms, left_ms)
+                        continue
+                    ending.add(run.running.pid)
+                    group.create_task(process.world.runner.stop(run.running, grace_ms=KILL_GRACE_MS), name="fence")
+                with suppress(TimeoutError):
+                    async with clock.timeout_ms(wait_ms):
+                        await self._news.wait()
 
 
 class Agent(Player):
@@ -96,13 +115,14 @@ class Agent(Player):
         """When the last ones that were answered had been sent."""
         self._ends: dict[Copy, Ended] = {}
         self._stopping: set[int] = set()
+        self._not_before: dict[tuple[Copy, Phase], int] = {}
         self._kick = asyncio.Event()
 
     # -- being there -----------------------------------------------------------------------------------------------------
 
     async def began(self) -> None:
-        assert self.tenure is not None
-        self._heard_at(self.tenure)
+        if self.tenure is not None:
+            self._heard_at(self.tenure)
         await super().began()
         if self.view.get(f"node/{self.name}") is None:
             await self.say([Apply(self.node)])
@@ -117,6 +137,9 @@ class Agent(Player):
         sent_ms = tenure.held_until_ms - self.seat.pace.lease_ms
         self.keeper.renewed(self.name, sent_ms)
         self._renewals = [*self._renewals[1 - RENEWALS_KEPT :], sent_ms]
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return any(isinstance(one, Replica) and one.status.node == self.name for one in (old, new))
 
     # -- orders ----------------------------------------------------------------------------------------------------------
 
@@ -134,6 +157,8 @@ class Agent(Player):
     def _next(self, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
         phase, attempt = replica.status.phase, replica.status.attempt
         ended = self._ends.get(copy)
+        if ended is None and self._dawdles(copy, phase):
+            return None
         match phase:
             case Phase.BOUND:
                 self._asked[copy] = self.world.clock.now_ms()
@@ -146,7 +171,8 @@ class Agent(Player):
                 self._start(copy, replica)
                 return None
             case Phase.RUNNING if ended is None and run is not None:
-                service = self._spec_of(replica) is not None and self._spec_of(replica).spec.spec.type != "job"  # type: ignore[union-attr]
+                found = self._spec_of(replica)
+                service = found is not None and found.spec.spec.type != "job"
                 return Move(copy.key, at, "ready", attempt) if service and self.chance.below(3) else None
             case Phase.RUNNING | Phase.READY | Phase.SERVING if run is None:
                 return self._ended(copy, replica, at, ended or Ended())
@@ -159,10 +185,32 @@ class Agent(Player):
                 return None
             case Phase.STOPPING:
                 return Move(copy.key, at, "stopped", attempt, result=_result(ended or Ended(code=0)))
-            case Phase.UNKNOWN:
+            case Phase.UNKNOWN if not self._given_up():
                 return Move(copy.key, at, "resume", attempt)
             case _:
                 return None
+
+    def _dawdles(self, copy: Copy, phase: Phase) -> bool:
+        """Now and then a step takes seconds, as pulling an image or a hook before the stop would."""
+        if phase not in (Phase.BOUND, Phase.STARTING, Phase.DRAINING):
+            return False
+        now_ms = self.world.clock.now_ms()
+        if (copy, phase) not in self._not_before:
+            slow_ms = self.chance.uniform_ms(_DAWDLES_MS) if self.chance.below(4) == 0 else 0
+            self._not_before[copy, phase] = now_ms + slow_ms
+            if slow_ms:
+                self.seat.process.loop.spawn(self._look_in(slow_ms, copy.key), name="look again")
+        return now_ms < self._not_before[copy, phase]
+
+    async def _look_in(self, pause_ms: int, key: str) -> None:
+        await self.world.clock.sleep_ms(pause_ms)
+        self.changes.keys[key] = None
+        self.changes.wake()
+
+    def _given_up(self) -> bool:
+        """Is this node held for silent? Then what is resumed would be doubted at once, again and again: it joins first."""
+        node: Node | None = self.view.get(f"node/{self.name}")
+        return node is not None and node.status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
     def _ended(self, copy: Copy, replica: Replica, at: int, ended: Ended) -> AnyClaim:
         fits = replica.status.phase in (Phase.RUNNING, Phase.READY)

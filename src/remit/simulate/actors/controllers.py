@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
@@ -20,6 +20,15 @@ class Workloads(Player):
 
     role = Role.WORKLOADS
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        if isinstance(new, Replica):
+            return old is None or new.status.phase in (Phase.RELEASED, Phase.FINISHED, Phase.PENDING) or self._going(new)
+        return key.startswith(("workload/", "replica/"))
+
+    def _going(self, replica: Replica) -> bool:
+        workload = self.view.get(f"workload/{replica.metadata.tenant}/{replica.spec.workload}")
+        return workload is None or workload.metadata.deleting
+
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         for tenant, name in self._touched(keys):
             workload: Workload | None = self.view.get(f"workload/{tenant}/{name}")
@@ -35,8 +44,9 @@ class Workloads(Player):
             if key.startswith("workload/"):
                 _, tenant, name = key.split("/")
                 found[tenant, name] = None
-            elif key.startswith("replica/") and (replica := self.view.get(key)) is not None:
-                found[replica.metadata.tenant, replica.spec.workload] = None
+            elif key.startswith("replica/"):
+                _, tenant, name = key.split("/")
+                found[tenant, name.rsplit("-", 1)[0]] = None  # also of one that is gone: its workload may go now
         return list(found)
 
     def _clear(self, tenant: str, name: str, workload: Workload | None, replicas: Iterable[str]) -> Iterator[AnyClaim]:
@@ -96,8 +106,13 @@ class Repair(Player):
 
     role = Role.REPAIR
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(seat)
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return key.startswith(("replica/", "workload/")) and (
+            not isinstance(new, Replica) or new.status.phase in (Phase.FAILED, Phase.RELEASED)
+        )
+
+    def __init__(self, seat: Seat, *, lease: str = "") -> None:
+        super().__init__(seat, lease=lease)
         self._since: dict[tuple[str, Phase], int] = {}
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
@@ -147,6 +162,9 @@ class Nodes(Player):
     """Believes in a node as long as it beats: first no new work, then unknown, and only past the fence lost."""
 
     role = Role.NODES
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return key.startswith("node/")
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
@@ -243,8 +261,16 @@ class Rollouts(Player):
 
     role = Role.ROLLOUT
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        if isinstance(new, Replica):
+            workload = self.view.get(f"workload/{new.metadata.tenant}/{new.spec.workload}")
+            return workload is not None and workload.metadata.generation > new.spec.generation
+        return isinstance(new, Workload) and old is not None
+
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        workloads = {(r.metadata.tenant, r.spec.workload): None for key in keys if isinstance(r := self.view.get(key), Replica)}
+        things = [self.view.get(key) for key in keys]
+        workloads = {(t.metadata.tenant, t.spec.workload): None for t in things if isinstance(t, Replica)}
+        workloads |= {(t.metadata.tenant, t.metadata.name): None for t in things if isinstance(t, Workload)}
         for tenant, name in workloads:
             workload: Workload | None = self.view.get(f"workload/{tenant}/{name}")
             if workload is None or workload.spec.type == "job" or workload.metadata.deleting:
@@ -262,13 +288,16 @@ class Endpoints(Player):
 
     role = Role.ENDPOINTS
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return isinstance(new, Replica) and new.status.phase is Phase.READY
+
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         for key in keys:
             seen = self.view.rows.get(key)
             if seen is None or not isinstance(seen.thing, Replica):
                 continue
             match seen.thing.status.phase:
-                case Phase.READY:
+                case Phase.READY if self.chance.below(4):  # else at a later look
                     yield Move(key, seen.revision, "serve")
                 case Phase.SERVING if self.chance.below(60) == 0:
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")

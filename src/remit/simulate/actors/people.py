@@ -5,6 +5,8 @@ A person insists: an intent keeps its id until it is answered or abandoned, howe
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from remit.client.client import NoAnswer
@@ -36,6 +38,23 @@ from remit.world.promises import Chance
 
 TENANTS = ("acme", "beta")
 URGENT = "urgent"
+CPU_EACH: Final = 4
+"""Processors of a node: see node_named."""
+
+WORK: Final = {
+    "job": "ends by itself, now and then with an error",
+    "service": "runs until it is stopped",
+    "gang": "a job that starts two at once, or none",
+    "urgent": "a job of higher priority, which others make room for",
+    "device": "a job that needs a whole device",
+    "spread": "a service with no two on one node, and evenly over zones",
+    "fleeting": "a service that ends by itself after a while",
+    "stubborn": "a service that does not listen when it is asked to end",
+    "herd": "a gang that needs most of every node at once",
+    "impossible": "an urgent job that no node has room for",
+}
+"""What a load may be made of."""
+SERVICES: Final = ("service", "spread", "stubborn", "fleeting")
 
 
 class People:
@@ -51,6 +70,8 @@ class People:
         self.user = seat.client(Actor("ada", Role.USER))
         self.operator = seat.client(Actor("ops", Role.OPERATOR))
         self.submitted = 0
+        self._mark = seat.process.name.rsplit("-", 1)[1]
+        """Which of several that ask from one scope: names of work differ by it."""
         self._drained: list[str] = []
 
     # -- asking ----------------------------------------------------------------------------------------------------------
@@ -82,7 +103,7 @@ class People:
         rank = PriorityClass(metadata=Metadata(name=URGENT), spec=PriorityClassSpec(value=100))
         await self.insist(Apply(rank), operator=True)
         for name in TENANTS:
-            await self.insist(Apply(self._tenant(name, 80)), operator=True)
+            await self.insist(Apply(self._tenant(name, self.load.quota)), operator=True)
 
     def _tenant(self, name: str, percent: int) -> Tenant:
         cpu = 0 if self.above else max(1, self.cpu * percent // 100)
@@ -105,12 +126,12 @@ class People:
     async def _something(self) -> None:
         mine = [seen.thing for key, seen in self.seat.view.kind("workload/") if not key.startswith("workload/meddler/")]
         standing = [one for one in mine if not one.metadata.deleting]
-        drawn = self.chance.below(100)
-        if len(standing) > self.load.standing_max or (drawn < 25 and len(standing) > 3):
+        drawn = self.chance.below(100) - self.load.deletes
+        if len(standing) > self.load.standing_max or (drawn < 0 and len(standing) > 3):
             await self._delete(standing)
-        elif drawn < 35 and standing:
+        elif drawn < 10 and standing:
             await self._change(self.chance.choice(standing))
-        elif drawn < 42 and self.load.operations:
+        elif drawn < 17 and self.load.operations:
             await self._operate()
         else:
             await self.insist(Apply(self._workload()))
@@ -165,20 +186,25 @@ class People:
     def _workload(self) -> Workload:
         self.submitted += 1
         chance, kind = self.chance, self.chance.choice(self.load.kinds)
-        name = f"{kind}-{self.submitted}"
+        name = f"{kind}-{self.submitted}" if self._mark == "1" else f"{kind}-{self._mark}-{self.submitted}"
         tenant = chance.choice(TENANTS)
         many = 1 + chance.below(2 * self.load.size)
         placement, gang, rank = Placement(), None, ""
         devices: tuple[DeviceAsk, ...] = ()
         cpu = chance.choice(("250m", "500m", "1"))
         replace_ = chance.choice(("", "", "fenced", "eager"))
-        type_ = "service" if kind in ("service", "spread") else "job"
+        type_ = "service" if kind in SERVICES else "job"
         match kind:
             case "gang":
                 many = 2 + chance.below(3)
                 gang = Gang(min=2)
             case "urgent":
                 rank, cpu, many = URGENT, "2", 1
+            case "herd":
+                many = self.cpu // CPU_EACH
+                gang, cpu = Gang(min=many), "3"
+            case "impossible":
+                rank, cpu = URGENT, "64"
             case "device":
                 devices, many = (DeviceAsk(kind="gpu", count=1),), 1
             case "spread":
@@ -188,9 +214,9 @@ class People:
                     anti_affinity=(Affinity(label_selector={"app": name}, topology_key="node"),),
                 )
         program = Program(
-            None if type_ == "service" else 3_000 + chance.below(90_000),
+            None if type_ == "service" and kind != "fleeting" else 3_000 + chance.below(90_000),
             0 if chance.below(10) else 1,
-            chance.choice((0, 200, 2_000, None)),
+            chance.choice((0, 200, 2_000, None)) if kind != "stubborn" else None,
         )
         spec = WorkloadSpec(
             type=type_,  # type: ignore[arg-type]
@@ -201,7 +227,6 @@ class People:
             fence=Duration.parse(self.load.fence),
             placement=placement,
             gang=gang,
-            retries=2,
             rollout=Rollout(max_surge=1),
         )
         return Workload(metadata=Metadata(name=name, tenant=tenant, labels={"app": name}), spec=spec)

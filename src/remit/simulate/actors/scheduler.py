@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from remit.law.lifecycle import HOLDS
 from remit.model.claims import AnyClaim, Bind, Code, Ganged, Move, Refused, Reserve, Role, Verdict
@@ -15,6 +15,9 @@ _FLUSH_MS: Final = 30_000
 _BACKOFF_MS: Final = 1_500
 _BATCH: Final = 64
 _LOOK_AT: Final = 12
+_NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
+_ELSEWHERE: Final = (Code.NO_ROOM, Code.DEVICE_TAKEN, Code.SPREAD, Code.ANTI_AFFINITY, Code.POLICY)
+"""Refusals of one node: another may do."""
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
@@ -29,18 +32,27 @@ class Shape(NamedTuple):
 class Scheduler(Player):
     role = Role.SCHEDULER
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        """What is pending or reserved, whatever holds or frees room, and what limits it."""
+        if isinstance(new, Replica):
+            return old is None or new.status.phase in _NEWS or (old.status.phase in HOLDS) != (new.status.phase in HOLDS)
+        return key.startswith(("replica/", "node/", "grant/", "tenant/", "policyrevision/"))
+
     def __init__(self, seat: Seat, *, lease: str = "") -> None:
         super().__init__(seat, lease=lease)
         self._free: dict[str, dict[str, int]] = {}
         self._where: dict[str, str] = {}
         self._not_before: dict[str, int] = {}
         """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
+        self._refused: dict[str, dict[str, None]] = {}
+        """Where a replica may not go, as far as it was told: the others are tried first."""
 
     async def began(self) -> None:
         await super().began()
         self._free.clear()
         self._where.clear()
         self._not_before.clear()
+        self._refused.clear()
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         if self._note(keys):
@@ -71,7 +83,9 @@ class Scheduler(Player):
         """A refusal is learned from: this one waits a little, and the node is looked at anew."""
         if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve)):
             return
-        pause_ms = _BACKOFF_MS if verdict.code in (Code.REVISION, Code.NO_ROOM, Code.DEVICE_TAKEN) else 4 * _BACKOFF_MS
+        pause_ms = _BACKOFF_MS if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4 * _BACKOFF_MS
+        if verdict.code in _ELSEWHERE:
+            self._refused.setdefault(claim.replica, {})[claim.node] = None
         self._not_before[claim.replica] = self.world.clock.now_ms() + pause_ms + self.chance.uniform_ms(pause_ms)
         self._free.pop(claim.node, None)
 
@@ -92,6 +106,7 @@ class Scheduler(Player):
                 freed = freed or (before != "" and not node)
                 if replica is None or replica.status.phase is not Phase.PENDING:
                     self._not_before.pop(key, None)
+                    self._refused.pop(key, None)
                 elif key not in self._not_before:
                     self._not_before[key] = 0
             elif key.startswith(("node/", "grant/", "tenant/", "policyrevision/")):
@@ -130,7 +145,9 @@ class Scheduler(Player):
     # -- claims ----------------------------------------------------------------------------------------------------------
 
     def _place(self, key: str, replica: Replica, shape: Shape) -> Iterator[AnyClaim]:
-        found = self._spot(shape)
+        found = self._spot(shape, self._refused.get(key, ()))
+        if found is None:
+            self._refused.pop(key, None)
         at = self.view.rows[key].revision
         if found is not None:
             node, devices = found
@@ -143,13 +160,13 @@ class Scheduler(Player):
         elif replica.spec.priority > 0:
             yield from self._preempt(key, replica, shape)
 
-    def _spot(self, shape: Shape) -> tuple[str, list[str]] | None:
+    def _spot(self, shape: Shape, without: Collection[str] = ()) -> tuple[str, list[str]] | None:
         nodes = [key for key, seen in self.view.kind("node/") if seen.thing.status.health is NodeHealth.READY]
         for key in self.chance.shuffled(nodes)[:_LOOK_AT]:
             node: Node = self.view.get(key)
-            if node.spec.draining or node.spec.unschedulable:
-                continue
             name = node.metadata.name
+            if node.spec.draining or node.spec.unschedulable or name in without:
+                continue
             free = self._free_on(name, node)
             devices = self._devices(node, shape, free)
             if devices is not None and all(free.get(what, 0) >= n for what, n in shape.needs.items()):

@@ -86,6 +86,7 @@ class Seat:
             process.port(store),
             process.world,
             lambda incarnation, revision: ear.observed(process.name, store.scope, incarnation, revision),
+            idle_ms=5 * pace.beat_ms,
         )
 
     def give_up(self, error: NoAnswer) -> None:
@@ -110,7 +111,7 @@ class Player:
         self.view = seat.view
         self.chance = seat.world.chance.stream(f"{self.role}-{lease}")
         self.lease = lease or self.role.value
-        self.changes = seat.view.subscribe()
+        self.changes = seat.view.subscribe(self.concerns)
         self.actor = Actor(seat.process.name, self.role)
         self.client = seat.client(self.actor)
         self.tenure: Tenure | None = None
@@ -118,6 +119,10 @@ class Player:
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         """What should be asked now, these keys having changed. A sweep names every key."""
         raise NotImplementedError
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        """Is this change news to this role? A sweep looks at everything all the same."""
+        return True
 
     def heard(self, claim: AnyClaim, verdict: Verdict) -> None:
         """What came of it."""

@@ -14,13 +14,17 @@ from typing import Any, Final, NamedTuple
 from remit.model.objects import decode
 from remit.model.records import Phase, Replica
 from remit.store import chain
-from remit.store.protocol import HEAD, Event, Head, Page, Row, Store, StoreError, Unavailable
+from remit.store.protocol import HEAD, Event, Head, Row, Store, StoreError, Unavailable
 from remit.world.promises import World
+
+_PAST_BATCHES: Final = "batch0"
+"""The next key after every `batch/…`; only allotments come before those."""
 
 MARKER: Final = "incarnation"
 """The row that says which incarnation the rows were last doubted for."""
 
-_RESYNC_MS: Final = 45_000
+Concern = Callable[[str, Any, Any], bool]
+"""Does this change of a key, from what it was to what it is, concern one?"""
 
 
 class Seen(NamedTuple):
@@ -37,7 +41,9 @@ def _decoded(value: bytes) -> Any:
 class View:
     """`rows` are objects by key; `replicas` the keys of replicas by phase. Subscribers hear which keys changed."""
 
-    def __init__(self, store: Store, sure: Store, world: World, observed: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, store: Store, sure: Store, world: World, observed: Callable[[str, int], None], *, idle_ms: int = 10_000
+    ) -> None:
         self.rows: dict[str, Seen] = {}
         self.by_phase: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
         self.by_node: dict[str, dict[str, None]] = {}
@@ -49,11 +55,14 @@ class View:
         self._store = store
         self._sure = sure
         self._world = world
+        self._idle_ms = idle_ms
+        """A scope beats. After so long without a word the watch is dead, whatever it looks like."""
         self._observed = observed
         self._subscribers: list[Changes] = []
 
-    def subscribe(self) -> Changes:
-        changes = Changes(self)
+    def subscribe(self, concerns: Concern | None = None) -> Changes:
+        """Hear of every key that changes, or of those only that concern one: judged by what it was and what it is."""
+        changes = Changes(self, concerns)
         self._subscribers.append(changes)
         return changes
 
@@ -91,13 +100,16 @@ class View:
                 await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
 
     async def _list(self) -> None:
-        rows: list[Row] = []
-        page: Page | None = None
-        store = self.lister()
-        while page is None or page.more:
-            after, revision = (rows[-1].key, page.revision) if page is not None else ("", 0)
-            page = await store.range("", after=after, revision=revision)
-            rows += page.rows
+        store, rows = self.lister(), list[Row]()
+        page = await store.range("", limit=1)
+        # Everything but what every batch leaves behind, which grows with the run and which nobody here reads.
+        for prefix, after in (("allotment/", ""), ("", _PAST_BATCHES)):
+            while True:
+                page = await store.range(prefix, after=after, revision=page.revision)
+                rows += page.rows
+                if not page.more:
+                    break
+                after = page.rows[-1].key
         head = next((chain.decode_head(row.value) for row in rows if row.key == HEAD), None)
         if head is None or not self._takes(head, page.revision):
             raise TimeoutError("the list is older than what was seen, or there is nothing yet")
@@ -115,10 +127,11 @@ class View:
     async def _watch(self) -> None:
         """Until it is time to list anew, or what comes does not follow from what was seen."""
         watch = await self._store.watch("", after=self.revision)
-        until_ms = self._world.clock.now_ms() + _RESYNC_MS + self._world.chance.uniform_ms(_RESYNC_MS)
+        resync_ms = 5 * self._idle_ms
+        until_ms = self._world.clock.now_ms() + resync_ms + self._world.chance.uniform_ms(resync_ms)
         try:
             while (left_ms := until_ms - self._world.clock.now_ms()) > 0:
-                async with self._world.clock.timeout_ms(left_ms):
+                async with self._world.clock.timeout_ms(min(left_ms, self._idle_ms)):
                     event = await anext(aiter(watch), None)
                 if event is None:
                     return
@@ -170,8 +183,11 @@ class View:
             self.rows[key] = Seen(thing, revision)
             if isinstance(thing, Replica):
                 self._enlist(key, thing)
+        now = self.rows.get(key)
+        was, is_ = None if old is None else old.thing, None if now is None else now.thing
         for changes in self._subscribers:
-            changes.keys[key] = None
+            if changes.concerns is None or changes.concerns(key, was, is_):
+                changes.keys[key] = None
 
     def _enlist(self, key: str, replica: Replica) -> None:
         self.by_phase[replica.status.phase][key] = None
@@ -187,7 +203,8 @@ class View:
 class Changes:
     """What changed since its owner last looked."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, concerns: Concern | None) -> None:
+        self.concerns = concerns
         self.keys: dict[str, None] = dict.fromkeys(view.rows)
         self._event = asyncio.Event()
 

@@ -28,6 +28,10 @@ QUIET_KINDS: Final = ("head", "batch", "summary", "event", "decision")
 """What may be written while nothing is going on: beats, reports and notes."""
 
 
+LIFE_WRITES: Final = 12
+"""What one process that ends may lead to: its replica's moves to its next attempt, and from there to where that runs."""
+
+
 class Core(NamedTuple):
     """What is healthy from `since_ms` on, in virtual time. `silent` are nodes that nothing is heard of for the rest of the run;
     a node that is in neither is not judged. `calm`: nobody asks for anything new, so writes must cease.
@@ -148,8 +152,10 @@ class Liveness:
                 self.undecided[f"writes_cease in {scope}: the run ended {now - core.since_ms} ms after it was healed"] = None
             else:
                 late = [at for at in self.writes.get(scope, ()) if at > now - window]
-                if len(late) > window / bounds.beat_ms:
-                    why = f"{len(late)} commits changed something in the last {window:.0f} ms, of {window / bounds.beat_ms:.0f}"
+                ended = sum(one.process.scope == scope and one.ended_ms > now - window for one in self.runs.past)
+                may = window / bounds.beat_ms + ended * LIFE_WRITES
+                if len(late) > may:
+                    why = f"{len(late)} commits changed something in the last {window:.0f} ms, of {may:.0f}"
                     yield "writes_cease", "L10", Waiting(scope, "head", 0, why)
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -256,7 +262,8 @@ def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waitin
         replica = history.row(key)
         current = (
             replica is not None
-            and (replica["metadata"]["uid"], attempt_of(replica), replica["status"].get("node")) == (uid, attempt, process.node)
+            and (replica["metadata"]["uid"], attempt_of(replica), replica.get("status", {}).get("node"))
+            == (uid, attempt, process.node)
             and phase_of(replica) in HOUSED - {"failed", "finished"}
         )
         if not current:

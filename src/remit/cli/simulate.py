@@ -1,0 +1,280 @@
+"""What does Remit do in a world that fails? Runs scenarios and says what held. What it looks like is in simulate_shown.py."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal  # noqa: TID251 - the program's own end: interrupted, it leaves no process behind
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from remit.cli.main import examples
+from remit.model.problems import escaped
+
+if TYPE_CHECKING:
+    from remit.cli.simulate_shown import Shown
+    from remit.simulate.scenarios import Injection, Scenario
+    from remit.simulate.simulation import Run, Simulation
+
+HELD, BROKEN = 0, 1
+"""Misuse is 2: click's own."""
+
+SEED_MAX: Final = 2**63 - 1
+SHRUNK_MAX: Final = 5
+"""So many failing seeds of one command are shrunk, each by a check of its own: the hundredth says no more than the first."""
+
+
+class Asked(NamedTuple):
+    """What the command line says, found to be sound."""
+
+    scenario: Scenario
+    seeds: range
+    until_s: float | None
+    plan: tuple[Injection, ...] | None = None
+    expected: str = ""
+    """The check that a replay has failed by."""
+    words: str = ""
+    """How this scenario is named in a command."""
+
+
+class Manner(NamedTuple):
+    """How it is run and told."""
+
+    jobs: int
+    as_json: bool
+    trace: bool
+    story: str
+    shrinks: bool
+    save: Path
+
+
+@click.command(
+    epilog=examples(
+        "remit simulate --list                        the scenarios there are",
+        "remit simulate swarm                         one seed, and what held",
+        "remit simulate swarm --seeds 1-200 --jobs 2  many, on two processes",
+        "remit simulate swarm --seed 7 --until 2h     the faults go on for longer",
+        "remit simulate mine.toml --json              your own; a line of JSON for each seed",
+        "remit simulate swarm --seed 7 --story replica/acme/web-0",
+        "remit simulate --replay remit-replay-swarm-7.json",
+    )
+)
+@click.argument("scenario", required=False)
+@click.option("--list", "lists", is_flag=True, help="Print the scenarios that come with Remit.")
+@click.option("--replay", type=click.Path(path_type=Path), help="Run what this file has saved.")
+@click.option("--seed", type=click.IntRange(0, SEED_MAX), default=None, help="Which run; 1 if nothing is said.")
+@click.option("--seeds", metavar="A-B", default=None, help="Many runs: all seeds from A to B.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Processes for many seeds.")
+@click.option("--until", metavar="TIME", default=None, help="Virtual time to run for, such as 90s or 2h.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a seed, on a line of its own.")
+@click.option("--trace", is_flag=True, help="Print all that happened, a line each.")
+@click.option("--story", metavar="KEY", default="", help="Print the life of one object, such as replica/acme/web-0.")
+@click.option("--no-shrink", is_flag=True, help="Do not look for the least that breaks it.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
+    default=Path(),
+    help="Where replays are saved; here if nothing is said.",
+)
+def simulate(
+    scenario: str | None,
+    lists: bool,
+    replay: Path | None,
+    seed: int | None,
+    seeds: str | None,
+    jobs: int,
+    until: str | None,
+    as_json: bool,
+    trace: bool,
+    story: str,
+    no_shrink: bool,
+    save: Path,
+) -> None:
+    """Run Remit's own code in a simulated world under faults, and check what it promises.
+
+    SCENARIO is the name of one that comes with Remit, or a .toml file. One seed is one run: the same seed gives the same run
+    on every machine. A run that breaks a promise is made as small as it can be, and saved as a file that replays it.
+
+    Exits with 0 if everything held, 1 if something did not, and 2 if the command cannot be meant.
+    """
+    if sum((scenario is not None, lists, replay is not None)) != 1:
+        raise click.UsageError("name one of: a SCENARIO, --list, --replay FILE; `remit simulate --list` shows what there is")
+    from remit.cli.simulate_shown import Shown  # after --help: these load all that is simulated
+
+    shown = Shown(as_json)
+    if lists:
+        shown.scenarios()
+        return
+    asked = _replayed(replay, seed, seeds, until) if replay is not None else _asked(str(scenario), seed, seeds, until)
+    if (trace or story) and (as_json or len(asked.seeds) > 1):
+        raise click.UsageError("--trace and --story tell people about one run: leave out --json, and name one --seed")
+    manner = Manner(jobs, as_json, trace, story, not no_shrink and replay is None, save)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        broken = _many(shown, asked, manner) if len(asked.seeds) > 1 else _one(shown, asked, manner)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(128 + signal.SIGINT)
+    sys.exit(BROKEN if broken else HELD)
+
+
+# ---------------------------------------------------------------------------------------------------------- what was asked
+
+
+def _asked(name: str, seed: int | None, seeds: str | None, until: str | None) -> Asked:
+    from remit.simulate.scenarios import BadScenario, load
+
+    if seed is not None and seeds is not None:
+        raise click.UsageError("--seed and --seeds exclude each other: name one seed, or from which to which")
+    try:
+        scenario = load(name)
+    except BadScenario as error:
+        raise click.UsageError(escaped(str(error))) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{escaped(name)}: {escaped(str(error))}") from None
+    words = shlex.join([name, *(("--until", until) if until else ())])
+    return Asked(*_until(scenario, until, _seeds(seed, seeds)), words=words)
+
+
+def _seeds(seed: int | None, seeds: str | None) -> range:
+    if seeds is None:
+        return range(1, 2) if seed is None else range(seed, seed + 1)
+    match = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", seeds)
+    if match is None:
+        raise click.UsageError(f"--seeds: {escaped(seeds)} names no seeds; write the first and the last, such as 1-200")
+    first, last = int(match[1]), int(match[2])
+    if not first <= last <= SEED_MAX:
+        raise click.UsageError(f"--seeds: {escaped(seeds)} has its last before its first; write the smaller number first")
+    return range(first, last + 1)
+
+
+def _until(scenario: Scenario, until: str | None, seeds: range) -> tuple[Scenario, range, float | None]:
+    """Longer than the scenario: its faults go on for longer. Shorter: it is cut, with what that leaves undecided."""
+    from msgspec.structs import replace
+
+    from remit.model.quantity import format_duration, parse_duration
+
+    if until is None:
+        return scenario, seeds, None
+    try:
+        until_ms = parse_duration(until)
+    except ValueError as error:
+        raise click.UsageError(f"--until: {escaped(until)}: {error}") from None
+    if until_ms <= 0:
+        raise click.UsageError("--until: nothing happens in no time; write more than 0s")
+    heal_ms = round(scenario.heal_s * 1000)
+    if until_ms > round(scenario.duration_s * 1000) + heal_ms:
+        return replace(scenario, duration=format_duration(until_ms - heal_ms)), seeds, None
+    return scenario, seeds, until_ms / 1000
+
+
+def _replayed(path: Path, seed: int | None, seeds: str | None, until: str | None) -> Asked:
+    from remit.simulate.scenarios import BadScenario
+    from remit.simulate.shrink import read_replay
+
+    if seed is not None or seeds is not None or until is not None:
+        raise click.UsageError("--replay has its seed and its time from its file: leave out --seed, --seeds and --until")
+    try:
+        replay = read_replay(path)
+    except BadScenario as error:
+        raise click.UsageError(f"--replay: {escaped(str(error))}") from None
+    except OSError as error:
+        raise click.UsageError(f"--replay: {escaped(str(path))}: {escaped(error.strerror or str(error))}") from None
+    return Asked(replay.scenario, range(replay.seed, replay.seed + 1), replay.until_s, replay.plan, replay.violation)
+
+
+# ----------------------------------------------------------------------------------------------------------------- running
+
+
+def _one(shown: Shown, asked: Asked, manner: Manner) -> bool:
+    from remit.simulate.simulation import Simulation
+
+    simulation = Simulation(asked.scenario, asked.seeds[0], plan=asked.plan, until_s=asked.until_s, trace=manner.trace)
+    with shown.waiting(f"{asked.scenario.name}, seed {asked.seeds[0]}"):
+        run = simulation.run()
+    if manner.as_json:
+        shown.line(run)
+    else:
+        for line in run.trace:
+            click.echo(line)
+        shown.run(asked.scenario, run)
+    if manner.story:
+        _tell_story(simulation, manner.story)
+    if asked.expected:
+        shown.expected(asked.expected, run)
+    if run.violations:
+        shown.broken(run)
+        _shrink_and_save(shown, asked, manner, run)
+    return bool(run.violations)
+
+
+def _many(shown: Shown, asked: Asked, manner: Manner) -> bool:
+    from remit.simulate.swarm import Task, Totals, swarm
+
+    def tasks() -> Iterator[Task]:
+        return (Task(asked.scenario, seed, asked.until_s) for seed in asked.seeds)
+
+    totals = Totals()
+    failing: list[Run] = []
+    with shown.progress(len(asked.seeds), totals) as note:
+        for done in swarm(tasks(), min(manner.jobs, len(asked.seeds))):
+            totals.add(done.run, done.cpu_s)
+            if manner.as_json:
+                shown.line(done.run)
+            if done.run.violations:
+                failing.append(done.run)
+            note()
+    shown.totals(asked.scenario, totals)
+    checks: dict[str, None] = {}
+    for run in sorted(failing, key=lambda run: run.seed):
+        fresh = run.violations[0].check not in checks and len(checks) < SHRUNK_MAX
+        checks.setdefault(run.violations[0].check)
+        shown.broken(run)
+        _shrink_and_save(shown, asked, manner if fresh else manner._replace(shrinks=False), run)
+    return bool(failing)
+
+
+def _tell_story(simulation: Simulation, key: str) -> None:
+    """An object may be known in several scopes; each tells its own."""
+    known = [scope for scope, history in simulation.judge.histories.items() if key in history.stories]
+    for scope in known:
+        click.echo(escaped_lines(simulation.judge.story(scope, key)))
+    if not known:
+        keys = sorted({key for history in simulation.judge.histories.values() for key in history.stories})
+        click.echo(f"--story: no {escaped(key)} was ever there; there were {len(keys)} objects, such as", err=True)
+        for near in _nearest(key, keys):
+            click.echo(f"  {near}", err=True)
+
+
+def _nearest(key: str, keys: list[str], count: int = 8) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(key, keys, n=count, cutoff=0.3) or keys[:count]
+
+
+def escaped_lines(text: str) -> str:
+    return "\n".join(escaped(line) for line in text.split("\n"))
+
+
+def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: Run) -> None:
+    from remit.cli.bench import revision
+    from remit.simulate.shrink import NotRepeated, save, shrink
+    from remit.simulate.swarm import LOST
+
+    again = f"remit simulate {escaped(asked.words)} --seed {run.seed}"
+    if asked.plan is not None:
+        return
+    if not manner.shrinks or run.violations[0].check == LOST:
+        shown.again(again)
+        return
+    try:
+        with shown.waiting("looking for the least that breaks it") as tell:
+            shrunk = shrink(asked.scenario, run, asked.until_s, revision=revision(), tell=tell)
+    except NotRepeated as error:
+        shown.unsteady(str(error))
+        return
+    shown.shrunk(run, shrunk, save(shrunk.replay, manner.save))

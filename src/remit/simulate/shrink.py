@@ -1,0 +1,197 @@
+"""What is the least that breaks it? A failing run, made shorter and poorer while the same check fails. Judges nothing.
+
+Every candidate is run: nothing is assumed about which faults matter. What a fault does follows from the seed and its own number
+(see faults.py), so a fault that is left out changes no other. The search is bounded by runs and by CPU time, and what it has
+when a bound is met is a failing run all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from remit.model.quantity import format_duration
+from remit.simulate.checkers.promise import Violation
+from remit.simulate.faults import KINDS
+from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, problems
+from remit.simulate.simulation import Run, simulate
+from remit.simulate.swarm import cpu_s
+
+RUNS_MAX: Final = 300
+CPU_S_MAX: Final = 120.0
+FILE_BYTES_MAX: Final = 16 << 20
+
+_AFTER_S: Final = 0.002
+"""A run that ends this much after the violation has it still: its moment is known to the millisecond."""
+
+_SHARES: Final = (0.0, 0.25, 0.5)
+"""How much of a fault's time, or of the time of faults, is tried: the least first."""
+
+
+class Simulate(Protocol):
+    def __call__(self, scenario: Scenario, seed: int, *, plan: tuple[Injection, ...] | None, until_s: float | None) -> Run: ...
+
+
+class Shrunk(NamedTuple):
+    """`whole`: was the search over before its bounds were met?"""
+
+    replay: Replay
+    run: Run
+    runs: int
+    whole: bool
+
+
+class NotRepeated(Exception):
+    """The run did not fail again: something in it does not follow from its seed."""
+
+
+class _Spent(Exception):
+    """A bound of the search is met."""
+
+
+def shrink(
+    scenario: Scenario,
+    first: Run,
+    until_s: float | None = None,
+    *,
+    simulate: Simulate = simulate,
+    runs_max: int = RUNS_MAX,
+    cpu_s_max: float = CPU_S_MAX,
+    revision: str = "",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Shrunk:
+    """`first` is the failing run of this scenario."""
+    search = _Search(scenario, first, until_s, simulate, runs_max, cpu_s_max, tell)
+    whole = True
+    try:
+        search.go()
+    except _Spent:
+        whole = False
+    violation = search.violation
+    kept = {"digest": search.run.digest, **{name: str(value) for name, value in violation._asdict().items()}}
+    replay = Replay(search.scenario, first.seed, search.until_s, search.plan, violation.check, revision, kept)
+    return Shrunk(replay, search.run, search.runs, whole)
+
+
+class _Search:
+    """The best failing run so far, and what is tried to better it."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        first: Run,
+        until_s: float | None,
+        simulate: Simulate,
+        runs_max: int,
+        cpu_s_max: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.check = first.violations[0].check
+        self.runs = 0
+        self._simulate = simulate
+        self._runs_max = runs_max
+        self._cpu_s_end = cpu_s() + cpu_s_max
+        self._tell = tell
+        self._adopt(scenario, first.plan, until_s or scenario.duration_s + scenario.heal_s, first)
+
+    def go(self) -> None:
+        if not self._fails(self.scenario, self.plan, self.until_s):
+            raise NotRepeated(f"seed {self.run.seed} of {self.run.scenario} did not fail again by {self.check}")
+        self._tell(f"the run ends after {self.until_s:.1f} s")
+        self._fails(self.scenario, (), self.until_s)
+        if self.plan:
+            self._fails(self.scenario, tuple(one for one in self.plan if one.at_s < self.until_s), self.until_s)
+            self._fewer()
+            self._shorter_run()
+            self._shorter_faults()
+
+    def _fewer(self) -> None:
+        """Delta debugging: leave out halves, quarters, ... and at last single ones, until none can be."""
+        size = max(1, len(self.plan) // 2)
+        while self.plan:
+            before = len(self.plan)
+            at = 0
+            while at < len(self.plan):
+                if not self._fails(self.scenario, (*self.plan[:at], *self.plan[at + size :]), self.until_s):
+                    at += size
+            self._tell(f"{len(self.plan)} of its faults are left")
+            if size == 1 and len(self.plan) == before:
+                return
+            size = max(1, min(size // 2, len(self.plan)))
+
+    def _shorter_run(self) -> None:
+        """What waits for the end of the faults is there sooner if they end sooner."""
+        whole_s = self.scenario.duration_s
+        if self.until_s <= whole_s:
+            return
+        least_s = max((one.at_s + one.lasts_s for one in self.plan), default=0.0) + 1.0
+        for share in _SHARES:
+            duration_s = least_s + (whole_s - least_s) * share
+            saved_s = whole_s - duration_s
+            shorter = replace(self.scenario, duration=format_duration(math.ceil(duration_s * 1000)))
+            if saved_s > 1.0 and self._fails(shorter, self.plan, self.until_s):
+                return
+
+    def _shorter_faults(self) -> None:
+        for one in self.plan:
+            for share in _SHARES if one.lasts_s > 0 else ():
+                shorter = replace(one, lasts_s=one.lasts_s * share)
+                plan = tuple(shorter if other.number == one.number else other for other in self.plan)
+                if self._fails(self.scenario, plan, self.until_s):
+                    break
+
+    def _fails(self, scenario: Scenario, plan: tuple[Injection, ...], until_s: float) -> bool:
+        """Does the same check fail? Then this is the best run from here on."""
+        if self.runs >= self._runs_max or cpu_s() >= self._cpu_s_end:
+            raise _Spent
+        self.runs += 1
+        run = self._simulate(scenario, self.run.seed, plan=plan, until_s=until_s)
+        if not any(violation.check == self.check for violation in run.violations):
+            return False
+        self._adopt(scenario, plan, until_s, run)
+        return True
+
+    def _adopt(self, scenario: Scenario, plan: Sequence[Injection], until_s: float, run: Run) -> None:
+        self.scenario, self.plan, self.run = scenario, tuple(plan), run
+        self.violation: Violation = next(one for one in run.violations if one.check == self.check)
+        self.until_s = min(until_s, self.violation.at_ms / 1000 + _AFTER_S)
+
+
+# ------------------------------------------------------------------------------------------------------------------- files
+
+
+def save(replay: Replay, directory: Path) -> Path:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", replay.scenario.name)
+    path = directory / f"remit-replay-{name}-{replay.seed}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(replay), indent=2) + b"\n")
+    return path
+
+
+def read_replay(path: Path) -> Replay:
+    """Raises BadScenario, with the field and the cure, if the file is no replay."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise BadScenario(f"{path}: larger than any replay; name a file that `remit simulate` has saved")
+    try:
+        replay = msgspec.json.decode(data, type=Replay)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadScenario(f"{path}: no replay ({error}); name a file that `remit simulate` has saved") from None
+    for problem in problems(replay.scenario):
+        raise BadScenario(f"{path}: scenario: {problem}")
+    for index, one in enumerate(replay.plan):
+        if one.kind not in KINDS:
+            raise BadScenario(
+                f"{path}: plan[{index}].kind: there is no fault {one.kind!r}; there are {', '.join(sorted(KINDS))}"
+            )
+        if one.at_s < 0 or one.lasts_s < 0:
+            raise BadScenario(f"{path}: plan[{index}]: at_s and lasts_s are 0 or more")
+    if replay.until_s <= 0:
+        raise BadScenario(f"{path}: until_s: more than 0")
+    return replay

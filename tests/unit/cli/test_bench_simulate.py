@@ -1,0 +1,42 @@
+"""Does the benchmark of the simulator measure what it says, in the shape that programs read?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from remit.cli import bench_simulate
+from remit.cli.bench_simulate import QUICK, SIZES, Size, bare_events_a_cpu_s, scenario
+from remit.cli.main import remit
+from remit.simulate.injections import draw
+from remit.simulate.swarm import FAULTS_AN_HOUR
+
+
+@pytest.mark.parametrize("size", [*SIZES, *QUICK], ids=str)
+def test_every_size_is_the_same_scenario_with_faults_enough_to_count(size: Size) -> None:
+    found = scenario(size)
+    assert (found.cluster.nodes, found.cluster.agents, found.cluster.beat) == (size.nodes, size.agents, size.beat)
+    hours = found.duration_s / 3600
+    for seed in range(1, 6):
+        assert len(draw(found, seed)) >= FAULTS_AN_HOUR * hours * 0.8
+    assert sum(len(draw(found, seed)) for seed in range(1, 21)) / 20 >= FAULTS_AN_HOUR
+
+
+def test_the_bare_loop_is_measured_by_what_it_really_ran() -> None:
+    assert bare_events_a_cpu_s(20_000) > 1_000
+
+
+def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_simulate, "QUICK", (Size(4, 2, "20s", 60.0, 0.0),))
+    result = CliRunner().invoke(remit, ["bench", "simulate", "--quick", "--json"], prog_name="remit")
+    assert result.exit_code == 1, "a minute without binds counts for nothing, so an aim is missed"
+    (line,) = result.stdout.splitlines()
+    found = json.loads(line)
+    assert list(found) == ["bench", "revision", "machine", "rows", "aims"]
+    assert [aim["aim"] for aim in found["aims"]] == [100, 30_000]
+    (row,) = found["rows"]
+    assert (row["nodes"], row["seeds"]) == (4, 2)
+    assert row["events_a_cpu_s"] == pytest.approx(row["ratio"] * row["bare_events_a_cpu_s"])
+    assert row["hours"] == pytest.approx(2 / 60)

@@ -1,0 +1,237 @@
+"""Does `remit simulate` say what held, keep its JSON shape, refuse what cannot be meant, and hand out a replay?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from remit.cli.main import remit
+from remit.cli.simulate_shown import BESIDE, checks
+from remit.simulate.checkers import judge, liveness
+from remit.simulate.checkers.history import Step
+from remit.simulate.checkers.promise import PROMISES, Found, Promise
+from remit.simulate.checkers.rows import phase_of
+from remit.simulate.scenarios import names
+
+SHORT = ("--until", "20s")
+KEYS = ["scenario", "seed", "digest", "simulated_s", "events", "commits", "faults", "violations", "unknown"]
+
+
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(remit, ["simulate", *arguments], prog_name="remit")
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A promise that every run breaks: the first bind is told as a violation."""
+
+    def nothing_is_ever_bound(step: Step) -> Found:
+        for key, _, new in step.moves:
+            if phase_of(new) == "bound":
+                yield key, "it is bound"
+
+    monkeypatch.setitem(PROMISES, "nothing_is_ever_bound", Promise("S1", nothing_is_ever_bound))
+    return "nothing_is_ever_bound"
+
+
+def test_a_run_that_holds_says_what_ran_and_what_held() -> None:
+    result = simulate("calm", "--seed", "3", *SHORT)
+    assert result.exit_code == 0, result.output
+    for word in ("calm, seed 3", "cluster", "load", "20s of virtual time", "digest", "injected", "held", "safety", "liveness"):
+        assert word in result.output
+    assert "not judged: the run ended before its faults did" in result.output
+    assert "unknown" in result.output
+
+
+def test_json_is_exactly_one_line_of_this_shape() -> None:
+    result = simulate("calm", "--json", *SHORT)
+    assert result.exit_code == 0
+    (line,) = result.stdout.splitlines()
+    found = json.loads(line)
+    assert list(found) == KEYS
+    assert (found["scenario"], found["seed"], found["simulated_s"]) == ("calm", 1, 20.0)
+    assert len(found["digest"]) == 64
+    assert found["events"] > 0
+    assert found["violations"] == []
+
+
+def test_many_seeds_give_a_line_each_and_the_same_as_alone() -> None:
+    many = simulate("calm", "--json", "--seeds", "1-3", *SHORT)
+    assert many.exit_code == 0, many.output
+    found = {row["seed"]: row for row in map(json.loads, many.stdout.splitlines())}
+    assert sorted(found) == [1, 2, 3]
+    assert found[2] == json.loads(simulate("calm", "--json", "--seed", "2", *SHORT).stdout)
+    assert len({row["digest"] for row in found.values()}) == 3
+
+
+def test_many_seeds_are_summed_for_people() -> None:
+    result = simulate("calm", "--seeds", "1-2", *SHORT)
+    assert result.exit_code == 0, result.output
+    for word in ("calm, 2 seeds", "simulated hours a minute", "0 in 0 seeds"):
+        assert word in result.output
+
+
+def test_the_list_for_people_and_for_programs() -> None:
+    rows = [json.loads(line) for line in simulate("--list", "--json").stdout.splitlines()]
+    assert [row["name"] for row in rows] == list(names())
+    assert all(list(row) == ["name", "summary", "covers"] for row in rows)
+    told = simulate("--list").output
+    assert all(name in told for name in names())
+
+
+def test_a_longer_time_stretches_the_faults_and_a_file_is_a_scenario(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'summary = "mine"\nduration = "10s"\nheal = "10s"\n[[faults]]\nkind = "loss"\nevery = "2s"\nlasts = "1s"\n'
+        "[holds]\nliveness = false\n"
+    )
+    short, long = (json.loads(simulate(str(path), "--json", "--until", until).stdout) for until in ("20s", "60s"))
+    assert (short["scenario"], short["simulated_s"], long["simulated_s"]) == ("mine", 20.0, 60.0)
+    assert long["faults"]["loss"] > short["faults"]["loss"] > 0
+
+
+def test_the_trace_and_a_story_are_told() -> None:
+    trace = simulate("calm", "--trace", *SHORT)
+    assert trace.exit_code == 0
+    assert " commit " in trace.output
+    story = simulate("calm", "--story", "node/local-n1", *SHORT)
+    assert "the story of node/local-n1 in local:" in story.output
+    unknown = simulate("calm", "--story", "node/local-n", *SHORT)
+    assert unknown.exit_code == 0
+    assert "no node/local-n was ever there" in unknown.output
+    assert "  node/local-n1" in unknown.output
+
+
+# ---------------------------------------------------------------------------------------------------------- what is broken
+
+
+def test_a_broken_promise_is_told_shrunk_and_replayed(planted: str, tmp_path: Path) -> None:
+    result = simulate("swarm", "--seed", "2", "--save", str(tmp_path))
+    assert result.exit_code == 1, result.output
+    for word in ("BROKEN S1 nothing_is_ever_bound, seed 2", "object", "it is bound", "the story of replica/", "shrunk"):
+        assert word in result.output
+    path = tmp_path / "remit-replay-swarm-2.json"
+    assert f"remit simulate --replay {path}" in result.output.replace("\n", "")
+    again = simulate("--replay", str(path))
+    assert again.exit_code == 1
+    assert "it breaks as it did when it was saved" in again.output
+    (violation,) = json.loads(simulate("--replay", str(path), "--json").stdout)["violations"]
+    assert list(violation) == ["check", "property", "scope", "key", "why", "at_ms"]
+    assert violation["check"] == planted
+
+
+def test_with_json_what_is_for_people_goes_elsewhere(planted: str, tmp_path: Path) -> None:
+    result = simulate("calm", "--json", "--save", str(tmp_path))
+    assert result.exit_code == 1
+    (line,) = result.stdout.splitlines()
+    assert json.loads(line)["violations"][0]["check"] == planted
+    assert "remit simulate --replay" in result.stderr.replace("\n", "")
+
+
+@pytest.mark.usefixtures("planted")
+def test_without_shrinking_nothing_is_saved(tmp_path: Path) -> None:
+    result = simulate("calm", "--no-shrink", "--save", str(tmp_path), "--until", "4m")
+    assert result.exit_code == 1
+    assert "remit simulate calm --until 4m --seed 1" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_replay_that_breaks_no_more_says_so(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PROMISES, "never", Promise("S1", lambda step: iter([("head", "there is a head")])))
+        assert simulate("calm", "--save", str(tmp_path)).exit_code == 1
+    result = simulate("--replay", str(tmp_path / "remit-replay-calm-1.json"))
+    assert result.exit_code == 0
+    assert "when it was saved never was broken: not so now" in " ".join(result.output.split())
+
+
+# ------------------------------------------------------------------------------------------------------------------ misuse
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name one of: a SCENARIO, --list, --replay FILE"),
+        (("calm", "--list"), "name one of"),
+        (("clam",), "there is no scenario 'clam'; `remit simulate --list` shows those there are"),
+        (("nowhere.toml",), "there is no scenario 'nowhere.toml'"),
+        (("calm", "--seed", "1", "--seeds", "1-2"), "--seed and --seeds exclude each other"),
+        (("calm", "--seeds", "5"), "--seeds: 5 names no seeds; write the first and the last, such as 1-200"),
+        (("calm", "--seeds", "5-2"), "--seeds: 5-2 has its last before its first"),
+        (("calm", "--seed", "-1"), "--seed"),
+        (("calm", "--until", "soon"), "--until: soon: not a duration"),
+        (("calm", "--until", "0s"), "--until: nothing happens in no time"),
+        (("calm", "--jobs", "0"), "--jobs"),
+        (("calm", "--trace", "--json"), "--trace and --story tell people about one run"),
+        (("calm", "--story", "x", "--seeds", "1-2"), "--trace and --story tell people about one run"),
+        (("--replay", "nowhere.json"), "--replay: nowhere.json: No such file or directory"),
+        (("--replay", "nowhere.json", "--seed", "2"), "--replay has its seed and its time from its file"),
+        (("calm", "--save", "/nowhere/at/all"), "--save"),
+    ],
+)
+def test_misuse_names_the_field_and_the_cure(arguments: tuple[str, ...], said: str) -> None:
+    result = simulate(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("summary = ", "not TOML"),
+        ("", "missing required field `summary`"),
+        ('summary = "x"\nduration = "long"', "duration: not a duration"),
+        ('summary = "x"\n[[faults]]\nkind = "meteor"\nat = "1s"', "faults[0].kind: there is no fault 'meteor'"),
+        ('summary = "x"\n[cluster]\nnodes = 0', "cluster.nodes"),
+    ],
+)
+def test_a_bad_file_is_misuse(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    result = simulate(str(path))
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+
+
+def test_an_interrupted_swarm_leaves_nothing_behind() -> None:
+    command = [sys.executable, "-m", "remit.cli.main", "simulate", "calm", "--seeds", "1-100000", "--json", *SHORT]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # it is under way
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.decode().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in errors.decode()
+    for _ in range(100):  # whoever keeps account of what the processes share goes after them
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("a process is left")
+
+
+# ---------------------------------------------------------------------------------------------------------------- the list
+
+
+def told(module: Any) -> set[str]:
+    """The names that a page of the checkers tells its findings by, each with its property behind it."""
+    return set(re.findall(r'"([a-z_]+)",\s+"[SL]\d+"', Path(module.__file__).read_text()))
+
+
+def test_what_is_said_to_have_held_is_what_is_looked_at() -> None:
+    assert told(judge) | told(liveness) == set(BESIDE)
+    every = [name for letter in "SL" for group in checks(letter).values() for name in group]
+    assert set(PROMISES) | set(liveness.LOOKS) | set(BESIDE) == set(every)
+    assert len(every) == len(set(every))

@@ -1,0 +1,54 @@
+"""Runs that are pretended: what a run came to, without one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from remit.simulate.checkers.promise import Violation
+from remit.simulate.scenarios import Injection
+from remit.simulate.simulation import Run
+from remit.simulate.swarm import Task
+
+
+def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...] = (), **more: object) -> Run:
+    fields: dict[str, object] = {
+        "scenario": "pretended",
+        "seed": seed,
+        "digest": f"{seed:064x}",
+        "simulated_s": 3600.0,
+        "events": 10,
+        "commits": 2_000,
+        "decided": 1_000,
+        "faults": {"loss": 70},
+        "violations": violations,
+        "unknown": (),
+        "plan": plan,
+        "codes": {},
+        "deeds": {},
+        "edges": (),
+        **more,
+    }
+    return Run(**fields)  # type: ignore[arg-type]
+
+
+def broken(check: str = "one_copy", at_s: float = 10.0) -> Violation:
+    return Violation(check, "S8", "local", "replica/acme/web-0", "it ran twice", round(at_s * 1000))
+
+
+def perform(task: Task) -> Run:
+    return pretended(task.seed)
+
+
+def perform_but_die(task: Task) -> Run:
+    """Seed 3 takes its process with it."""
+    if task.seed == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pretended(task.seed)
+
+
+def perform_but_hang(task: Task) -> Run:
+    if task.seed == 2:
+        time.sleep(600)
+    return pretended(task.seed)

@@ -1,0 +1,131 @@
+"""Is a failing run made as small as it can be, by running it, and kept in a file that says what is wrong with it?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario
+from remit.simulate.shrink import NotRepeated, read_replay, save, shrink
+from remit.simulate.simulation import Run
+from tests.unit.simulate.pretended import broken, pretended
+
+SCENARIO = Scenario("pre tended/x", "nothing is run", duration="5m", heal="3m")
+PLAN = tuple(Injection(number, 3.0 * number, "loss" if number % 2 else "kill-leader", 8.0) for number in range(40))
+
+
+class Pretender:
+    """Fails at `at_s` if these faults are in the plan, and last long enough."""
+
+    def __init__(self, *needed: int, at_s: float = 100.0, lasts_s: float = 0.0, check: str = "one_copy") -> None:
+        self.needed, self.at_s, self.lasts_s, self.check = set(needed), at_s, lasts_s, check
+        self.asked: list[tuple[int, ...]] = []
+
+    def __call__(
+        self, scenario: Scenario, seed: int, *, plan: tuple[Injection, ...] | None = None, until_s: float | None = None
+    ) -> Run:
+        plan = PLAN if plan is None else plan
+        until_s = scenario.duration_s + scenario.heal_s if until_s is None else until_s
+        self.asked.append(tuple(one.number for one in plan))
+        there = {one.number for one in plan if one.lasts_s >= self.lasts_s and one.at_s < until_s}
+        at_s = self.at_s if self.at_s < scenario.duration_s else scenario.duration_s + 30.0
+        if self.needed <= there and until_s > at_s:
+            return pretended(seed, broken(self.check, at_s), plan=plan, simulated_s=at_s)
+        # Something else breaks when one of the needed is missing: it must not be taken for the same.
+        other = (broken("another"),) if self.needed & there else ()
+        return pretended(seed, *other, plan=plan, simulated_s=until_s)
+
+
+def shrunk(pretender: Pretender, **bounds: Any) -> Any:
+    return shrink(SCENARIO, pretender(SCENARIO, 7), simulate=pretender, **bounds)
+
+
+def test_exactly_the_faults_that_it_takes_are_left() -> None:
+    pretender = Pretender(5, 28)
+    found = shrunk(pretender)
+    assert [one.number for one in found.replay.plan] == [5, 28]
+    assert [one.lasts_s for one in found.replay.plan] == [0.0, 0.0]
+    assert found.replay.until_s == pytest.approx(100.002)
+    assert found.replay.violation == "one_copy"
+    assert found.replay.seed == 7
+    assert found.whole
+    assert found.runs == len(pretender.asked) - 1 < 80
+
+
+def test_a_run_that_breaks_without_any_fault_says_so_at_once() -> None:
+    found = shrunk(Pretender())
+    assert found.replay.plan == ()
+    assert found.runs == 2
+
+
+def test_faults_stay_as_long_as_it_takes() -> None:
+    found = shrunk(Pretender(5, lasts_s=3.0))
+    assert [one.lasts_s for one in found.replay.plan] == [4.0]
+
+
+def test_what_waits_for_the_end_of_the_faults_gets_a_shorter_time_of_faults() -> None:
+    found = shrunk(Pretender(5, at_s=320.0))
+    assert found.replay.scenario.duration_s == pytest.approx(24.0)
+    assert found.replay.until_s == pytest.approx(54.002)
+
+
+def test_every_candidate_was_run_and_the_last_word_is_a_failing_run() -> None:
+    pretender = Pretender(5, 28)
+    found = shrunk(pretender)
+    again = pretender(found.replay.scenario, 7, plan=found.replay.plan, until_s=found.replay.until_s)
+    assert [violation.check for violation in again.violations] == ["one_copy"]
+    assert found.run == again
+
+
+def test_the_search_is_bounded_and_what_it_has_then_still_fails() -> None:
+    pretender = Pretender(5, 28)
+    found = shrunk(pretender, runs_max=6)
+    assert not found.whole
+    assert found.runs == 6
+    assert {5, 28} <= {one.number for one in found.replay.plan}
+    assert len(found.replay.plan) < len(PLAN)
+    assert not shrunk(pretender, cpu_s_max=0.0).whole
+
+
+def test_a_run_that_does_not_fail_again_is_not_deterministic() -> None:
+    first = Pretender()(SCENARIO, 7)
+    with pytest.raises(NotRepeated, match="seed 7 of pretended did not fail again by one_copy"):
+        shrink(SCENARIO, first, simulate=Pretender(1_000))
+
+
+def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    replay = shrunk(Pretender(5, 28), revision="abc").replay
+    path = save(replay, tmp_path)
+    assert path.name == "remit-replay-pre-tended-x-7.json"
+    assert read_replay(path) == replay
+    assert replay.revision == "abc"
+    assert replay.kept["key"] == "replica/acme/web-0"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"plan": (Injection(0, 1.0, "meteor", 1.0),)}, "plan[0].kind: there is no fault 'meteor'; there are "),
+        ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0]: at_s and lasts_s are 0 or more"),
+        ({"until_s": 0.0}, "until_s: more than 0"),
+        ({"scenario": replace(SCENARIO, heal="soon")}, "scenario: heal: not a duration"),
+    ],
+)
+def test_a_replay_that_cannot_be_run_is_refused_with_its_field(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(msgspec.json.encode(replace(Replay(SCENARIO, 1, 10.0, PLAN), **change)))
+    with pytest.raises(BadScenario) as refused:
+        read_replay(path)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"seed": 1}', b"\xff\xfe", b'{"scenario": 3}'])
+def test_what_is_no_replay_is_refused(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text)
+    with pytest.raises(BadScenario, match="no replay"):
+        read_replay(path)
