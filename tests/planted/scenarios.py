@@ -12,7 +12,8 @@ from remit.simulate.scenarios import Scenario, parse
 _BUSY: Final = """
 [load]
 per_minute = 30.0
-standing_max = 24
+standing_max = 14
+kinds = ["job", "job", "service", "gang", "urgent", "device"]
 fence = "5s"
 """
 
@@ -270,8 +271,9 @@ heal = "4m"
 nodes = 4
 agents = 4
 [load]
-per_minute = 30.0
-standing_max = 16
+per_minute = 20.0
+standing_max = 10
+kinds = ["job", "job", "gang", "urgent", "device"]
 fence = "5s"
 [[faults]]
 kind = "cut-node"
@@ -286,6 +288,34 @@ kind = "kill-leader"
 every = "40s"
 lasts = "5s"
 """,
+    "full-house": """
+summary = "more work than there is room for, and urgent work that takes the place of other; then nothing new"
+duration = "90s"
+heal = "3m"
+[cluster]
+nodes = 2
+agents = 2
+[load]
+per_minute = 40.0
+standing_max = 14
+kinds = ["job", "job", "urgent"]
+size = 3
+operations = false
+""",
+    "services": """
+summary = "a few services, and nothing goes wrong"
+duration = "1m"
+heal = "2m"
+[cluster]
+nodes = 3
+agents = 3
+[load]
+per_minute = 10.0
+standing_max = 4
+kinds = ["service"]
+size = 1
+operations = false
+""",
     "a-core-is-left": """
 summary = "one server and one node stay away for good"
 duration = "2m"
@@ -296,7 +326,8 @@ agents = 4
 servers = 3
 [load]
 per_minute = 20.0
-standing_max = 12
+standing_max = 10
+kinds = ["job", "job", "gang", "urgent"]
 fence = "5s"
 [holds]
 core = true
