@@ -220,7 +220,7 @@ lasts = "60s"
 """,
     "restores": """
 summary = "old backups in the store's place, while work is being placed"
-duration = "4m"
+duration = "150s"
 heal = "0s"
 [cluster]
 controllers = 2
@@ -302,6 +302,37 @@ kinds = ["job", "job", "urgent"]
 size = 3
 operations = false
 """,
+    "left-behind": """
+summary = "nodes that are cut off until what they run was given up, and come back"
+duration = "100s"
+heal = "150s"
+[cluster]
+nodes = 4
+agents = 4
+[load]
+per_minute = 20.0
+standing_max = 8
+kinds = ["service"]
+operations = false
+[[faults]]
+kind = "cut-node"
+every = "15s"
+lasts = "60s"
+""",
+    "the-leader-dies": """
+summary = "the active authority dies once, and is back soon"
+duration = "40s"
+heal = "1m"
+[cluster]
+nodes = 2
+agents = 1
+[load]
+per_minute = 6.0
+[[faults]]
+kind = "kill-leader"
+at = "35s"
+lasts = "3s"
+""",
     "services": """
 summary = "a few services, and nothing goes wrong"
 duration = "1m"
@@ -374,6 +405,20 @@ agents = 2
 kind = "cut-scopes"
 every = "90s"
 lasts = "60s"
+"""
+    + _BUSY,
+    "lapsed-policies": """
+summary = "a region that is cut off from the scope above for longer than a policy's lease"
+duration = "6m"
+heal = "0s"
+[cluster]
+scopes = ["planet", "west"]
+nodes = 4
+agents = 2
+[[faults]]
+kind = "cut-scopes"
+at = "60s"
+lasts = "240s"
 """
     + _BUSY,
     "two-scopes-restored": """
