@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from remit.commitment import granting, placing, recognising, restoring
 from remit.commitment.draft import Draft
 from remit.commitment.ledgers import GrantLedger
 from remit.commitment.rulings import RULINGS
-from remit.model.claims import Accept, Close, Credit, Operation, Refused, Role, Yield
+from remit.model.claims import Accept, AnyClaim, Close, Credit, Operation, Refused, Yield
 from remit.model.objects import key_of
 from remit.model.records import Grant
+from remit.simulate.actors.budgets import Lender
 from tests.planted.bug import bug
 
 HANDS = ("grants_are_in_one_hand",)
@@ -21,7 +23,7 @@ DRAWN = ("draws_are_on_living_grants",)
 SUMS = ("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota")
 
 
-@bug(10, 34, scenario="two-scopes", seeds=3, expects=DRAWN)
+@bug(10, 34, scenario="lapsed-grants", seeds=3, expects=DRAWN)
 def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     """A grant that was handed on is drawn on when the one it was carved out of has run out."""
 
@@ -36,28 +38,30 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(granting, "_capped", lambda draft, deadline, parent: deadline)
 
 
-@bug(18, 34, scenario="two-scopes", expects=DRAWN)
+@bug(18, 34, scenario="lapsed-grants", expects=DRAWN)
 def a_grant_is_used_past_its_term(patch: pytest.MonkeyPatch) -> None:
     """What has run out is drawn on as before."""
     patch.setattr(GrantLedger, "alive", lambda self, now_ms: True)
 
 
-@bug(34, scenario="two-scopes", seeds=3, expects=HANDS)
+@bug(34, scenario="lapsed-grants", seeds=3, expects=HANDS)
 def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) -> None:
     """A grant that ran out in another scope is taken back without its report."""
-    close = granting.close
+    close, tend = granting.close, Lender._tend
 
     def take_back(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
         ledger = draft.grant(claim.name)
-        if ledger is not None and ledger.lent_away and operation.actor.role is Role.REPAIR:
-            if ledger.alive(draft.moment.now_ms):
-                return close(draft, operation, claim)
+        if ledger is not None and ledger.lent_away and not ledger.alive(draft.moment.now_ms):
             draft.drop(key_of("Grant", claim.name))
             return 0
         return close(draft, operation, claim)
 
+    def impatient(self: Lender, grant: Grant, *args: Any) -> Iterator[AnyClaim]:
+        yield Close(grant.metadata.name)
+        yield from tend(self, grant, *args)
+
     patch.setitem(RULINGS, Close, RULINGS[Close]._replace(decide=take_back))
-    patch.setattr("remit.simulate.actors.controllers._of_this_scope", lambda grant: not grant.spec.issuer)
+    patch.setattr(Lender, "_tend", impatient)
 
 
 @bug(10, scenario="two-scopes-restored", seeds=4, expects=(*HANDS, *SUMS))

@@ -22,7 +22,7 @@ FENCE = ("lost_only_after_its_fence", *APART)
 @bug(34, scenario="cut-nodes", expects=APART)
 def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A node that is cut off stops nothing by itself."""
-    patch.setattr(Keeper, "_overdue", lambda self, order: False)
+    patch.setattr(Keeper, "_left_ms", lambda self, order: None)
 
 
 @bug(34, scenario="cut-nodes", expects=FENCE)

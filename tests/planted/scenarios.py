@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 from remit.commitment import authority, outcomes
+from remit.simulate.actors import policies
 from remit.simulate.scenarios import Scenario, parse
 
 _BUSY: Final = """
@@ -14,7 +15,7 @@ _BUSY: Final = """
 per_minute = 30.0
 standing_max = 14
 kinds = ["job", "job", "service", "gang", "urgent", "device"]
-fence = "5s"
+fence = "10s"
 """
 
 TEXTS: Final[dict[str, str]] = {
@@ -182,18 +183,37 @@ summary = "renewals whose answers take almost as long as they may, on nodes that
 duration = "5m"
 heal = "0s"
 [cluster]
-nodes = 3
-agents = 3
+nodes = 6
+agents = 6
 beat = "1s"
+[load]
+per_minute = 20.0
+standing_max = 14
+kinds = ["job", "service"]
+fence = "4s"
+operations = false
 [[faults]]
 kind = "slow-links"
-every = "4s"
-lasts = "15s"
-size = 2.5
+every = "3s"
+lasts = "10s"
+size = 2.6
 [[faults]]
 kind = "cut-node"
-every = "12s"
-lasts = "20s"
+every = "10s"
+lasts = "16s"
+""",
+    "cut-stores": """
+summary = "authorities that reach everybody but their store"
+duration = "4m"
+heal = "0s"
+[cluster]
+nodes = 4
+agents = 4
+servers = 3
+[[faults]]
+kind = "cut-store"
+every = "40s"
+lasts = "60s"
 """
     + _BUSY,
     "restores-far-back": """
@@ -274,7 +294,7 @@ agents = 4
 per_minute = 20.0
 standing_max = 10
 kinds = ["job", "job", "gang", "urgent", "device"]
-fence = "5s"
+fence = "10s"
 [[faults]]
 kind = "cut-node"
 every = "30s"
@@ -359,7 +379,7 @@ servers = 3
 per_minute = 20.0
 standing_max = 10
 kinds = ["job", "job", "gang", "urgent"]
-fence = "5s"
+fence = "10s"
 [holds]
 core = true
 """,
@@ -421,6 +441,21 @@ at = "60s"
 lasts = "240s"
 """
     + _BUSY,
+    "lapsed-grants": """
+summary = "a region that is cut off from the scope above for longer than its grants last"
+duration = "5m"
+heal = "0s"
+[cluster]
+scopes = ["planet", "west"]
+nodes = 4
+agents = 2
+beat = "1s"
+[[faults]]
+kind = "cut-scopes"
+at = "60s"
+lasts = "200s"
+"""
+    + _BUSY,
     "two-scopes-restored": """
 summary = "a region and the scope above it, each put back to a backup now and then"
 duration = "6m"
@@ -446,4 +481,7 @@ def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
         # What is remembered for ten minutes is forgotten after a few seconds, so that ids expire within a run.
         patch.setattr(authority, "WINDOW_MS", 1_000)
         patch.setattr(outcomes, "WINDOWS_KEPT", 4)
+    if name == "lapsed-grants":
+        # Policies would lapse first, and then nothing is placed at all.
+        patch.setattr(policies, "TTL_BEATS", 3_600)
     return parse(name, TEXTS[name])
