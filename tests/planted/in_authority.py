@@ -21,7 +21,6 @@ from tests.planted.bug import bug
 
 FENCED = ("accepted_entries_held_their_lease", "lease_epochs_never_decrease")
 ONCE = ("one_outcome_per_operation", "one_answer_per_operation")
-APART = ("ended_work_runs_no_more", "one_copy_at_a_time", "runs_only_what_was_ordered")
 TOLD = ("acknowledged_is_in_history", *ONCE)
 
 
@@ -99,16 +98,6 @@ def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Standby, "wait_for_silence", read_ahead)
     patch.setattr(Standby, "take_over", on_what_was_read)
-
-
-@bug(16, scenario="cut-stores", seeds=3, expects=APART)
-def a_renewal_is_not_confirmed(patch: pytest.MonkeyPatch) -> None:
-    """An authority prolongs leases without asking the store whether it still leads."""
-
-    async def believe(self: Authority) -> Head:
-        return self.head
-
-    patch.setattr(Authority, "_read_head", believe)
 
 
 # --------------------------------------------------------------------------------------------------------- lost answers

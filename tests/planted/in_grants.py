@@ -12,10 +12,11 @@ from remit.commitment import granting, placing, recognising, restoring
 from remit.commitment.draft import Draft
 from remit.commitment.ledgers import GrantLedger
 from remit.commitment.rulings import RULINGS
-from remit.model.claims import Accept, AnyClaim, Close, Credit, Operation, Refused, Yield
+from remit.model.claims import Accept, AnyClaim, Close, Credit, Issue, Operation, Refused, Yield
 from remit.model.objects import key_of
 from remit.model.records import Grant
-from remit.simulate.actors.budgets import Lender
+from remit.model.resources import Duration
+from remit.simulate.actors.budgets import Budgets, Lender
 from tests.planted.bug import bug
 
 HANDS = ("grants_are_in_one_hand",)
@@ -23,7 +24,7 @@ DRAWN = ("draws_are_on_living_grants",)
 SUMS = ("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota")
 
 
-@bug(10, 34, scenario="lapsed-grants", seeds=3, expects=DRAWN)
+@bug(34, scenario="contest", seeds=3, expects=DRAWN)
 def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     """A grant that was handed on is drawn on when the one it was carved out of has run out."""
 
@@ -32,7 +33,15 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
             return lifeless(draft, ledger)
         return None
 
-    lifeless = placing.lifeless
+    def hand_on(self: Budgets) -> Iterator[AnyClaim]:
+        for claim in offers(self):
+            yield claim
+            if isinstance(claim, Issue):
+                longer = Duration(10 * claim.spec.ttl)
+                yield Issue(self.new_name("handed-on"), replace(claim.spec, parent=claim.name, ttl=longer))
+
+    lifeless, offers = placing.lifeless, Budgets._offers
+    patch.setattr(Budgets, "_offers", hand_on)
     patch.setattr(placing, "lifeless", alone)
     patch.setattr(granting, "lifeless", alone)
     patch.setattr(granting, "_capped", lambda draft, deadline, parent: deadline)

@@ -190,7 +190,7 @@ beat = "1s"
 per_minute = 20.0
 standing_max = 14
 kinds = ["job", "service"]
-fence = "4s"
+fence = "8s"
 operations = false
 [[faults]]
 kind = "slow-links"
@@ -200,33 +200,22 @@ size = 2.6
 [[faults]]
 kind = "cut-node"
 every = "10s"
-lasts = "16s"
+lasts = "24s"
 """,
-    "cut-stores": """
-summary = "authorities that reach everybody but their store"
-duration = "4m"
-heal = "0s"
-[cluster]
-nodes = 4
-agents = 4
-servers = 3
-[[faults]]
-kind = "cut-store"
-every = "40s"
-lasts = "60s"
-"""
-    + _BUSY,
     "restores-far-back": """
 summary = "old backups in the store's place, while nodes that are cut off run on what came after"
 duration = "4m"
 heal = "0s"
 [cluster]
-nodes = 6
-agents = 6
+nodes = 3
+agents = 3
 [load]
-per_minute = 40.0
-standing_max = 30
+per_minute = 60.0
+standing_max = 40
+kinds = ["job"]
+size = 4
 fence = "2m"
+operations = false
 [[faults]]
 kind = "backup"
 every = "4s"
@@ -235,7 +224,7 @@ kind = "restore"
 every = "40s"
 [[faults]]
 kind = "cut-node"
-every = "15s"
+every = "20s"
 lasts = "60s"
 """,
     "restores": """
@@ -250,6 +239,14 @@ every = "20s"
 [[faults]]
 kind = "restore"
 every = "50s"
+[[faults]]
+kind = "kill-controllers"
+every = "20s"
+lasts = "2s"
+[[faults]]
+kind = "kill-agent"
+every = "20s"
+lasts = "2s"
 [[faults]]
 kind = "cut-node"
 every = "40s"
@@ -452,8 +449,8 @@ agents = 2
 beat = "1s"
 [[faults]]
 kind = "cut-scopes"
-at = "60s"
-lasts = "200s"
+at = "100s"
+lasts = "180s"
 """
     + _BUSY,
     "two-scopes-restored": """
@@ -464,12 +461,13 @@ heal = "0s"
 scopes = ["planet", "west"]
 nodes = 4
 agents = 2
+beat = "1s"
 [[faults]]
 kind = "backup"
 every = "20s"
 [[faults]]
 kind = "restore"
-every = "70s"
+every = "80s"
 """
     + _BUSY,
 }
