@@ -1,9 +1,10 @@
-"""Which tests cite which row of docs/faults.md? Writes the last column of its tables from the ids that tests name."""
+"""Which tests and scenarios cite which row of docs/faults.md? Writes the last column of its tables from them."""
 
 from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,8 +16,11 @@ SHOWN = 3
 
 
 def citations() -> dict[str, list[str]]:
-    """By id, the test files that name it, in order."""
+    """By id, the scenarios that cover it and the test files that name it, in order."""
     found: dict[str, set[str]] = defaultdict(set)
+    for path in sorted((ROOT / "src" / "remit" / "simulate" / "files").glob("*.toml")):
+        for row in tomllib.loads(path.read_text()).get("covers", ()):
+            found[f"F{row:02}"].add(path.relative_to(ROOT).as_posix())
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if "tidy" not in path.parts:
             for name in ID.findall(path.read_text()):

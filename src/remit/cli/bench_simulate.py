@@ -34,8 +34,8 @@ class Size(NamedTuple):
     seconds: float
 
 
-SIZES: Final = (Size(10, 2, "20s", 3_600, 60), Size(100, 4, "20s", 3_600, 60), Size(1_000, 4, "20s", 900, 45))
-QUICK: Final = (Size(10, 2, "20s", 3_600, 8), Size(100, 4, "20s", 900, 6), Size(1_000, 4, "20s", 240, 3))
+SIZES: Final = (Size(10, 2, "30s", 3_600, 60), Size(100, 4, "20s", 3_600, 60), Size(1_000, 4, "20s", 900, 45))
+QUICK: Final = (Size(10, 2, "30s", 3_600, 8), Size(100, 4, "20s", 900, 6), Size(1_000, 4, "20s", 240, 3))
 """No run is shorter than the first minutes, in which somebody comes to lead and every node is told of."""
 
 

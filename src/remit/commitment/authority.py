@@ -104,7 +104,7 @@ class Authority:
         kept = await store.range(BATCH, limit=1)
         authority._oldest = int(kept.rows[0].key.removeprefix(BATCH)) if kept.rows else place.head.sequence + 1
         if await restoring.is_due(store, place.head.incarnation):
-            await authority._doubt_everything()
+            await authority._doubt_everything(new=restoring.is_new(place, kept=bool(kept.rows)))
         return authority
 
     @property
@@ -333,7 +333,7 @@ class Authority:
         self._oldest = prepared.oldest
         return revision
 
-    async def _doubt_everything(self) -> None:
+    async def _doubt_everything(self, *, new: bool) -> None:
         """The first batches of a new incarnation, in slices; the marker goes with the last, so an interrupted one resumes."""
         names = sorted(self.books.replicas)
         slices = [names[i : i + SLICE] for i in range(0, len(names), SLICE)]
@@ -347,7 +347,7 @@ class Authority:
                 if last:
                     restoring.disown(draft)
                     restoring.await_nodes(draft)
-                    restoring.vacate(draft, self._place.head.epoch)
+                    restoring.vacate(draft, self._place.head.epoch, new=new)
                 marker = (restoring.MARKER, self._place.head.incarnation.encode())
                 written = await self._write(written_out(ground, draft, marker=marker if last else None))
 

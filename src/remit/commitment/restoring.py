@@ -30,6 +30,7 @@ from remit.law.lifecycle import edge
 from remit.model.fields import Stamp
 from remit.model.kinds import NodeHealth
 from remit.model.records import Grant, GrantPhase, GrantStatus, Lease, LeaseSpec, Phase, Standing, Summary, SummarySpec
+from remit.store.chain import Place
 from remit.store.protocol import Store
 
 LEASE_EPOCHS = 1_000_000
@@ -52,14 +53,23 @@ def doubt(draft: Draft, names: Iterable[str]) -> None:
         draft.put_replica(name, found[0], replace(found[0], status=status))
 
 
-def vacate(draft: Draft, epoch: int) -> None:
-    """Nobody leads, and no epoch of before is current again: the store's own epoch is past every one that it has had."""
+def is_new(place: Place, kept: bool) -> bool:
+    """Has this store seen takeovers only, and nothing else? A takeover counts epoch and sequence up by one, a restore counts
+    the epoch up by more, and whatever was decided is `kept`.
+    """
+    return not kept and place.head.sequence == place.head.epoch
+
+
+def vacate(draft: Draft, epoch: int, *, new: bool) -> None:
+    """Nobody leads, and no epoch of before is current again: the store's own epoch is past every one that it has had.
+    In a `new` store nothing came before.
+    """
     for name in draft.keys("lease/"):
         found = draft.thing(name)
         if found is not None:
             spec = replace(found[0].spec, holder="", epoch=max(found[0].spec.epoch + 1, epoch * LEASE_EPOCHS))
             draft.put(replace(found[0], spec=spec))
-    if epoch > 1:  # else the store is new, and nothing came before
+    if not new:
         draft.put(Lease(metadata=Stamp(name=ANY_LEASE), spec=LeaseSpec(epoch=epoch * LEASE_EPOCHS)))
 
 

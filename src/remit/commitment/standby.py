@@ -69,8 +69,12 @@ class Standby:
         return leader
 
     async def wait_for_silence(self) -> None:
-        """Returns when the chain has not advanced for a term. A store that cannot be read proves nothing, either way."""
+        """Returns when the chain has not advanced for a term; at once if there is none yet, since then nobody can be leading.
+        A store that cannot be read proves nothing, either way.
+        """
         seen, since_ms = await self._head(), self.clock.now_ms()
+        if seen == _NOBODY:
+            return
         while True:
             await self.clock.sleep_ms(max(1, self.term_ms // 4))
             now = await self._head()

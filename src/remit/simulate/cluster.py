@@ -15,6 +15,7 @@ from remit.simulate.actors.people import CPU_EACH, People
 from remit.simulate.actors.policies import Policies
 from remit.simulate.actors.scheduler import Scheduler
 from remit.simulate.actors.seat import Ear, Pace, Player, Seat
+from remit.simulate.durable import DurableService
 from remit.simulate.loop import SimLoop
 from remit.simulate.lots import stream
 from remit.simulate.network import Network
@@ -41,7 +42,10 @@ class Cluster:
         self._record = record
         self._seed = seed
         self._lots = stream(f"{seed}/cluster")
-        self.stores = {scope: StoreService(loop, network, scope, seed, record) for scope in scenario.cluster.scopes}
+        kept = DurableService if scenario.cluster.store == "sqlite" else StoreService
+        self.stores: dict[str, StoreService] = {
+            scope: kept(loop, network, scope, seed, record) for scope in scenario.cluster.scopes
+        }
         for scope in scenario.cluster.scopes:
             self._build(scope)
 
@@ -163,14 +167,14 @@ class Cluster:
 
         async def main(process: Process) -> None:
             seat = self._seat(process, scope)
-            names = self.hosted(process.name)
+            agents = [
+                Agent(seat, node_named(name, int(name.rsplit("-n", 1)[1]), scope), keeper) for name in self.hosted(process.name)
+            ]
             async with asyncio.TaskGroup() as group:
                 group.create_task(seat.view.follow(), name="view")
-                group.create_task(beat(seat, names, listeners), name="beats")
-                for name in names:
-                    number = int(name.rsplit("-n", 1)[1])
-                    agent = Agent(seat, node_named(name, number, scope), keeper)
-                    group.create_task(agent.play(), name=f"agent of {name}")
+                group.create_task(beat(seat, agents, listeners), name="beats")
+                for agent in agents:
+                    group.create_task(agent.play(), name=f"agent of {agent.name}")
 
         return main
 
@@ -198,8 +202,17 @@ class Cluster:
     # -- the phases of a run ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        for store in self.stores.values():
+            if isinstance(store, DurableService):
+                store.begin()
         for process in self.processes.values():
             process.start()
+
+    def end(self) -> None:
+        """Nothing of the run is left on the real disk."""
+        for store in self.stores.values():
+            if isinstance(store, DurableService):
+                store.end()
 
     def hush(self) -> None:
         """People ask for nothing new, and open again what they had closed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from remit.simulate.durable import CALLS_MAX, DurableService
 from remit.simulate.lots import Lots
 from remit.simulate.processes import Process
 from remit.simulate.scenarios import Injection, Scenario
@@ -184,6 +185,15 @@ def cut_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
         return None
     victim = lots.choice(able)
     return _cutting(hand, _both(victim.name, hand.peers(victim)))
+
+
+@fault("deaf-node", "a node beats, and hears no answer: it seems well, and starts nothing", 16, 34, swarms=False)
+def deaf_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    able = hand.processes("agent", one.where)
+    if not able:
+        return None
+    victim = lots.choice(able)
+    return _cutting(hand, [(other, victim.name) for other in hand.peers(victim)])
 
 
 @fault("all-silent", "every node falls silent at once", 35)
@@ -365,6 +375,12 @@ def damage(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
                 server.start()
 
     return heal
+
+
+@fault("torn-write", "the power goes in the middle of a write to the store's files", 13, swarms=False)
+def torn_write(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    able = [store for store in hand.stores(one.where) if isinstance(store, DurableService)]
+    return lots.choice(able).cut_power(1 + lots.randrange(CALLS_MAX)) if able else None
 
 
 # ------------------------------------------------------------------------------------------------------------------ disks

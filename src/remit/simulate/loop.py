@@ -21,6 +21,7 @@ import contextvars
 import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from hashlib import sha256
 from heapq import heappop, heappush
 from typing import Any, Final, cast
@@ -28,6 +29,7 @@ from typing import Any, Final, cast
 from remit.simulate.lots import stream
 
 _DIGEST_EVERY: Final = 2_048
+_CLOSES_MAX: Final = 1_000
 _event = struct.Struct("<dI").pack
 
 CURRENT: contextvars.ContextVar[Unit] = contextvars.ContextVar("process")
@@ -172,6 +174,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             while not self._stopping:
+                self._drop_void()
                 if self._runnable:
                     self._round()
                 elif not self._timers:
@@ -184,6 +187,12 @@ class SimLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
         if not self._stopping:
             self._now_s = max(self._now_s, until_s)
+
+    def _drop_void(self) -> None:
+        """What was cancelled, and what the dead had set: nobody waits for these."""
+        timers = self._timers
+        while timers and (timers[0][2].cancelled_ or timers[0][2].unit.dead):
+            heappop(timers)
 
     def _jump(self) -> None:
         """To the next timer, and make ready all that are due then."""
@@ -236,12 +245,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
         self._runnable.clear()
         for task in left:
-            coroutine = task.get_coro()
-            try:
-                if coroutine is not None:
-                    coroutine.close()
-            except BaseException:  # noqa: BLE001, S110 - whatever the dead still want to say
-                pass
+            _close(task.get_coro())
         self._buried.clear()
         self._closed = True
 
@@ -272,7 +276,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        context = contextvars.copy_context() if context is None else context
+        if context is None:
+            context = contextvars.copy_context()
         unit = context.get(CURRENT) or self.root
         handle = Handle(callback, args, context, unit)
         if not unit.dead:
@@ -284,15 +289,17 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        return self.call_at(self._now_s + max(0.0, delay), callback, *args, context=context)
+        return self.call_at(self._now_s + delay if delay > 0 else self._now_s, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        context = contextvars.copy_context() if context is None else context
+        if context is None:
+            context = contextvars.copy_context()
         handle = Handle(callback, args, context, context.get(CURRENT) or self.root)
         handle.when_s = when
-        heappush(self._timers, (when, self.count(), handle))
+        self._numbers = number = self._numbers + 1
+        heappush(self._timers, (when, number, handle))
         return handle
 
     def _queue(self, unit: Unit) -> None:
@@ -316,14 +323,14 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def spawn(self, coro: Coroutine[Any, Any, Any], *, name: str, unit: Unit | None = None) -> None:
         """A task that nobody waits for; what it fails with is told by its process. In `unit`, or where this is called."""
-        if unit is None:
-            self.create_task(coro, name=name).add_done_callback(_told)
-        else:
-            unit.context.run(self.spawn, coro, name=name)
+        context = contextvars.copy_context() if unit is None else unit.context.copy()
+        self.create_task(coro, name=name, context=context).add_done_callback(_told, context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if not self._closed:
-            self._failed(CURRENT.get(self.root), context.get("exception"), str(context.get("message", "")))
+        task = context.get("future") or context.get("task")
+        unit = task.unit if isinstance(task, CountedTask) else CURRENT.get(self.root)
+        if not self._closed and not unit.dead:
+            self._failed(unit, context.get("exception"), str(context.get("message", "")))
 
     def _failed(self, unit: Unit, error: BaseException | None, message: str) -> None:
         self.failures.append((unit, error, message))
@@ -359,7 +366,19 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 def _told(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
+        task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error, "task": task})
+
+
+def _close(coroutine: Any) -> None:
+    """From the inside out, and again while anybody awaits in a `finally`: an outer one would leave such an inner one behind."""
+    for _ in range(_CLOSES_MAX):
+        if getattr(coroutine, "cr_frame", None) is None:
+            return
+        inner = coroutine
+        while getattr(inner.cr_await, "cr_frame", None) is not None:
+            inner = inner.cr_await
+        with suppress(BaseException):  # whatever the dead still want to say
+            inner.close()
 
 
 def _number(task: CountedTask) -> int:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct, field
@@ -39,6 +39,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     rivals: bool = False
     """Does each scheduler, and each of those who spawn and repair, hold a lease of its own, so that all act at once?"""
     beat: str = "2s"
+    store: Literal["memory", "sqlite"] = "memory"
+    """Where truth is kept: in memory, or in real files on a disk that tears when the power goes."""
     meddlers: int = 0
 
     @property
@@ -60,6 +62,7 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
     operations: bool = True
     """Do operators drain nodes, change quota and publish policies meanwhile?"""
     fence: str = "20s"
+    """How long what must never run twice runs on without a renewal; for a beat of 2 s, and in proportion for others."""
     size: int = 2
     """About how many replicas a workload has."""
     quota: int = 80

@@ -34,7 +34,8 @@ from remit.world.promises import Order
 
 BACKUP_EVERY_S: Final = 45.0
 BACKUPS_KEPT: Final = 4
-TICK_S: Final = 1.0
+TICKS_A_BEAT: Final = 2
+"""How often what is promised about progress is looked at."""
 
 
 class Run(Struct, frozen=True):
@@ -103,6 +104,7 @@ class Simulation(Record):
             return self._account()
         finally:
             self.loop.finish()
+            self.cluster.end()
             if collecting:
                 gc.enable()
 
@@ -111,7 +113,7 @@ class Simulation(Record):
         until_s = self.scenario.duration_s + self.scenario.heal_s
         if self.until_s is not None:
             until_s = min(until_s, self.until_s)
-        for scope in self.cluster.stores:
+        for scope in self.cluster.stores if self.scenario.cluster.store == "memory" else ():
             root.run(self.loop.call_later, BACKUP_EVERY_S, self._back_up, scope)
         for injection in self.plan:
             root.run(self.loop.call_at, injection.at_s, self._inject, injection)
@@ -119,8 +121,9 @@ class Simulation(Record):
         self.loop.run(min(self.scenario.duration_s, until_s))
         if until_s > self.scenario.duration_s and not self.judge.violations:
             self._heal_all()
+            tick_s = self.scenario.cluster.beat_ms / 1000 / TICKS_A_BEAT
             while self.loop.time() < until_s and not self.judge.violations:
-                self.loop.run(min(until_s, self.loop.time() + TICK_S))
+                self.loop.run(min(until_s, self.loop.time() + tick_s))
                 self.judge.tick()
         if not self.judge.violations:
             self.judge.conclude()

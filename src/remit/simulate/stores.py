@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -32,6 +32,7 @@ from remit.store.protocol import (
     NoSpace,
     Page,
     Row,
+    Store,
     StoreError,
     Unanswered,
     Unavailable,
@@ -39,6 +40,7 @@ from remit.store.protocol import (
 )
 
 T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, T]]
 
 ANSWER_S_MAX: Final = 4.0
 """After so long without an answer a port gives a request up."""
@@ -95,7 +97,7 @@ class StoreService:
         self.scope = scope
         self.name = f"store/{scope}"
         self.unit = loop.unit(self.name)
-        self.store = MemoryStore()
+        self.store: Store = MemoryStore()
         self.trouble = Trouble()
         self._troubles: list[dict[str, float | bool]] = []
         self.lots = stream(f"{seed}/{self.name}")
@@ -139,15 +141,28 @@ class StoreService:
             self.count("no-space")
             raise NoSpace("the store is full; nothing was applied: free space there, or compact")
 
-    def apply(self, commit: Commit, sent: Sent | None) -> Committed | Conflict:
+    def perform(self, work: Work[T], done: Callable[[T], None], failed: Callable[[StoreError], None]) -> None:
+        """Do it, and tell. In memory that is one step."""
+        try:
+            result = at_once(work())
+        except StoreError as error:
+            failed(error)
+            return
+        done(result)
+
+    async def apply(self, commit: Commit, sent: Sent) -> Committed | Conflict:
         self.check(writing=True)
-        answer = at_once(self.store.commit(commit))
+        answer = await self.store.commit(commit)
         if isinstance(answer, Committed):
-            self._lagging.append((self.loop.time(), answer.revision))
-            if len(self._lagging) > 4_000:
-                del self._lagging[:2_000]
-            self._witness.applied(self.scope, commit, answer.revision, sent)
+            self.applied(commit, answer.revision, sent)
         return answer
+
+    def applied(self, commit: Commit, revision: int, sent: Sent | None) -> None:
+        """Tell the witness, and remember when it was."""
+        self._lagging.append((self.loop.time(), revision))
+        if len(self._lagging) > 4_000:
+            del self._lagging[:2_000]
+        self._witness.applied(self.scope, commit, revision, sent)
 
     def lagging_revision(self) -> int:
         """Where a member stands that is `lag_s` behind; 0 if that is the present."""
@@ -177,11 +192,11 @@ class StoreService:
 
     def restore(self, backup: Snapshot, incarnation: str) -> None:
         """Put an old backup in the store's place. Whoever writes to it must have been ended before."""
-        old = self.store
-        self.store, _ = MemoryStore.restore(backup, incarnation=incarnation, replacing=old)
+        old = cast(MemoryStore, self.store)
+        self.store, _ = restored = MemoryStore.restore(backup, incarnation=incarnation, replacing=old)
         at_once(old.close())
         self._lagging.clear()
-        self._witness.restored(self.scope, self.store, backup)
+        self._witness.restored(self.scope, restored[0], backup)
 
 
 class StorePort:
@@ -206,7 +221,7 @@ class StorePort:
         return await self._read(lambda store, _: store.revision())
 
     async def compact(self, revision: int) -> None:
-        await self._call(lambda: at_once(self._service.store.compact(revision)))
+        await self._call(lambda: self._service.store.compact(revision))
 
     async def close(self) -> None:
         return
@@ -229,39 +244,37 @@ class StorePort:
         return await self._call(lambda: service.apply(commit, sent), lose=lose, writing=True)
 
     def _apply_late(self, commit: Commit, sent: Sent) -> None:
-        try:
-            self._service.apply(commit, sent)
-        except StoreError:
-            self._service.count("applied-late-refused")
+        service = self._service
+        service.perform(lambda: service.apply(commit, sent), lambda _: None, lambda _: service.count("applied-late-refused"))
 
     async def watch(self, prefix: str, *, after: int) -> Watch:
         lagging = self._service.lagging_revision() if self._observer else 0
         if lagging and after > lagging:
             # A member that has not got so far yet: it cannot say what follows.
-            await self._call(lambda: None)
+            await self._call(_nothing)
             raise Invalid(f"revision {after} has not been yet; this member stands at {lagging}")
         service = self._service
 
-        def work() -> Watch:
+        async def work() -> Watch:
             service.check_watchable()
-            return at_once(service.store.watch(prefix, after=after))
+            return await service.store.watch(prefix, after=after)
 
         real = await self._call(work)
         return SimWatch(self._service, self._process, self._unit, real, lag_s=self._service.trouble.lag_s if lagging else 0.0)
 
-    async def _read(self, read: Callable[[MemoryStore, int], Coroutine[Any, Any, T]]) -> T:
+    async def _read(self, read: Callable[[Store, int], Coroutine[Any, Any, T]]) -> T:
         service = self._service
 
-        def work() -> T:
+        async def work() -> T:
             service.check(writing=False)
             lag = service.lagging_revision() if self._observer else 0
             if lag:
                 service.count("stale-read")
-            return at_once(read(service.store, lag))
+            return await read(service.store, lag)
 
         return await self._call(work)
 
-    async def _call(self, work: Callable[[], T], *, lose: bool = False, writing: bool = False) -> T:
+    async def _call(self, work: Work[T], *, lose: bool = False, writing: bool = False) -> T:
         """There and back. What is lost on the way is `Unanswered` if it may have changed something, else `Unavailable`."""
         if self._unit.dead:
             raise Closed("this process was killed")
@@ -274,7 +287,7 @@ class StorePort:
         finally:
             patience.cancel()
 
-    def _serve(self, work: Callable[[], T], answer: asyncio.Future[T], lose: bool) -> None:
+    def _serve(self, work: Work[T], answer: asyncio.Future[T], lose: bool) -> None:
         """At the store, perhaps after it has been slow."""
         service = self._service
         if service.trouble.slow_s and not answer.done():
@@ -284,17 +297,19 @@ class StorePort:
             return
         self._work(work, answer, lose)
 
-    def _work(self, work: Callable[[], T], answer: asyncio.Future[T], lose: bool) -> None:
+    def _work(self, work: Work[T], answer: asyncio.Future[T], lose: bool) -> None:
         service = self._service
-        try:
-            result = work()
-        except StoreError as error:
+
+        def done(result: T) -> None:
+            if lose:
+                service.count("lost-after")
+                return
+            service.network.send(service.name, self._process, self._unit, _answer, answer, result)
+
+        def failed(error: StoreError) -> None:
             service.network.send(service.name, self._process, self._unit, _fail, answer, error)
-            return
-        if lose:
-            service.count("lost-after")
-            return
-        service.network.send(service.name, self._process, self._unit, _answer, answer, result)
+
+        service.perform(work, done, failed)
 
 
 class SimWatch:
@@ -397,6 +412,10 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
         return done.value  # type: ignore[no-any-return]
     work.close()
     raise RuntimeError("a store in memory waited")
+
+
+async def _nothing() -> None:
+    return
 
 
 def _expire(answer: asyncio.Future[Any], writing: bool) -> None:

@@ -43,10 +43,12 @@ def next_revision(backup_revision: int, replaced: Replaced | None) -> int:
 
 
 def reborn_head(backup: Head | None, replaced: Replaced | None, incarnation: str) -> Head:
-    """The first head of the new incarnation: the sequence goes on, and the epoch is above that of every earlier writer."""
+    """The first head of the new incarnation: the sequence goes on, and the epoch is above that of every earlier writer. It is
+    one more than a takeover would make it, so that it shows that this was none, also where there is nothing else to see.
+    """
     old = backup or Head(incarnation, 0, 0, "", 0, "")
     other = replaced.head if replaced else None
-    epoch = max(old.epoch, other.epoch if other else 0) + 1
+    epoch = max(old.epoch, other.epoch if other else 0) + 2
     return Head(
         incarnation=incarnation,
         epoch=epoch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from remit.assembly import server
 from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Bind, Claim, Mark, Refused, Role, Spawn, Verdict
@@ -147,7 +147,7 @@ class Scene:
             self.processes[name].start()
 
     def backup(self, scope: str) -> Snapshot:
-        return at_once(self.stores[scope].store.backup())
+        return at_once(cast(MemoryStore, self.stores[scope].store).backup())
 
     def accepted(self, kind: type[Claim]) -> int:
         """How many claims of a kind were accepted, by the players who noted them."""

@@ -115,6 +115,7 @@ class Agent(Player):
         """When the last ones that were answered had been sent."""
         self._ends: dict[Copy, Ended] = {}
         self._stopping: set[int] = set()
+        self._reported = ""
         self._not_before: dict[tuple[Copy, Phase], int] = {}
         self._kick = asyncio.Event()
 
@@ -157,7 +158,8 @@ class Agent(Player):
     def _next(self, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
         phase, attempt = replica.status.phase, replica.status.attempt
         ended = self._ends.get(copy)
-        if ended is None and self._dawdles(copy, phase):
+        begun = phase is not Phase.STARTING or run is not None  # an order is carried out at once, or is void
+        if ended is None and begun and self._dawdles(copy, phase):
             return None
         match phase:
             case Phase.BOUND:
@@ -274,17 +276,25 @@ class Agent(Player):
     def _end_strays(self, runs: dict[Copy, Run]) -> None:
         """What runs here and is not, or no longer, ordered."""
         for copy, run in runs.items():
-            replica = self.view.get(copy.key)
-            mine = (
-                replica is not None
-                and (replica.metadata.uid, replica.status.attempt, replica.status.node) == (copy.uid, copy.attempt, self.name)
-                and replica.status.phase not in (Phase.RELEASED, Phase.FAILED, Phase.FINISHED)
-            )
-            if not mine:
+            if not self._ordered(copy):
                 self._stop(run)
             elif copy not in self._started:
                 self._started[copy] = 0
                 self._watch(copy, run)
+
+    def _ordered(self, copy: Copy) -> bool:
+        replica = self.view.get(copy.key)
+        return (
+            replica is not None
+            and (replica.metadata.uid, replica.status.attempt, replica.status.node) == (copy.uid, copy.attempt, self.name)
+            and replica.status.phase not in (Phase.RELEASED, Phase.FAILED, Phase.FINISHED)
+        )
+
+    def reported(self, incarnation: str) -> bool:
+        """Has this node come to terms with that incarnation: does nothing run here any more that it knows nothing of?"""
+        if self._reported != incarnation and all(map(self._ordered, self._runs())):
+            self._reported = incarnation
+        return self._reported == incarnation
 
     def _stop(self, run: Run) -> None:
         if run.running.pid in self._stopping:
@@ -316,17 +326,21 @@ def node_named(name: str, number: int, region: str) -> Node:
     )
 
 
-async def beat(seat: Seat, nodes: Sequence[str], listeners: Sequence[str]) -> None:
-    """Say to every controllers' process, at a fixed rate, which nodes are here."""
-    body = ",".join(nodes).encode()
+async def beat(seat: Seat, agents: Sequence[Agent], listeners: Sequence[str]) -> None:
+    """Say to every controllers' process, at a fixed rate, which nodes are here, and to which incarnation of the scope.
+
+    A node that runs what a restored scope knows nothing of is not here yet: else the same work would be bound elsewhere.
+    """
     clock, pace = seat.world.clock, seat.pace
 
-    async def tell(listener: str) -> None:
+    async def tell(listener: str, body: bytes) -> None:
         with suppress(LinkError, TimeoutError, NoAnswer):
             async with clock.timeout_ms(pace.beat_ms):
                 await seat.world.link.request(listener, body)
 
     while True:
-        for listener in listeners:
-            seat.process.loop.spawn(tell(listener), name="beat")
+        incarnation = seat.view.head.incarnation if seat.view.head is not None else ""
+        here = ",".join(agent.name for agent in agents if agent.reported(incarnation))
+        for listener in listeners if incarnation else ():
+            seat.process.loop.spawn(tell(listener, f"{incarnation} {here}".encode()), name="beat")
         await clock.sleep_ms(pace.beat_ms)

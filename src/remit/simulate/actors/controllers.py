@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
-from remit.model.records import Grant, GrantPhase, Phase, Replica
+from remit.model.records import Grant, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
@@ -124,9 +124,8 @@ class Repair(Player):
             if isinstance(seen.thing, Replica):
                 yield from self._mend(key, seen.thing, seen.revision, now_ms)
             elif isinstance(seen.thing, Grant) and _of_this_scope(seen.thing):
-                # Refused while it lives. Once it is closed, only now and then: what is drawn on it may have been released.
-                if seen.thing.status.phase is GrantPhase.LIVE or self.chance.below(4) == 0:
-                    yield Close(seen.thing.metadata.name)
+                # Refused while it lives. What is closed goes only once all that was drawn on it has been released.
+                yield Close(seen.thing.metadata.name)
 
     def _mend(self, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
         phase = replica.status.phase
@@ -169,11 +168,18 @@ class Nodes(Player):
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
         self.beats: dict[str, int] = {}
+        self._beats_of = ""
         self._since_ms = 0
 
     async def began(self) -> None:
         await super().began()
         self._since_ms = self.world.clock.now_ms()
+
+    def renew(self, incarnation: str) -> None:
+        """Beats from before a restore say nothing of after it."""
+        if incarnation != self._beats_of:
+            self._beats_of, self._since_ms = incarnation, self.world.clock.now_ms()
+            self.beats.clear()
 
     def silent_ms(self, node: str) -> int:
         return self.world.clock.now_ms() - max(self.beats.get(node, 0), self._since_ms)
@@ -187,6 +193,8 @@ class Nodes(Player):
             self.changes.wake()
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        if self.view.head is not None:
+            self.renew(self.view.head.incarnation)
         nodes = [seen for _, seen in self.view.kind("node/")]
         silent = [seen for seen in nodes if self.silent_ms(seen.thing.metadata.name) > self.seat.pace.suspect_ms]
         mass = len(nodes) > 2 and len(silent) * 100 >= _MASS_PERCENT * len(nodes)
@@ -245,10 +253,13 @@ class Beats:
 
     async def request(self, body: bytes, /) -> bytes:
         for nodes in self._nodes:
-            now_ms = nodes.world.clock.now_ms()
-            for name in body.decode().split(","):
+            incarnation, _, names = body.decode().partition(" ")
+            if nodes.view.head is None or incarnation != nodes.view.head.incarnation:
+                continue  # it speaks of what was before a restore
+            nodes.renew(incarnation)
+            for name in names.split(","):
                 if nodes.view.get(f"node/{name}") is not None:
-                    nodes.beats[name] = now_ms
+                    nodes.beats[name] = nodes.world.clock.now_ms()
         return b""
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:

@@ -214,7 +214,9 @@ class People:
                     anti_affinity=(Affinity(label_selector={"app": name}, topology_key="node"),),
                 )
         program = Program(
-            None if type_ == "service" and kind != "fleeting" else 3_000 + chance.below(90_000),
+            None
+            if type_ == "service" and kind != "fleeting"
+            else (30_000 if kind == "fleeting" else 3_000) + chance.below(90_000),
             0 if chance.below(10) else 1,
             chance.choice((0, 200, 2_000, None)) if kind != "stubborn" else None,
         )
@@ -224,7 +226,7 @@ class People:
             replicas=many,
             priority_class=rank,
             replace=replace_,  # type: ignore[arg-type]
-            fence=Duration.parse(self.load.fence),
+            fence=Duration(Duration.parse(self.load.fence) * self.seat.pace.beat_ms // 2_000),
             placement=placement,
             gang=gang,
             rollout=Rollout(max_surge=1),

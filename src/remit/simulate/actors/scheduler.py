@@ -11,7 +11,7 @@ from remit.model.kinds import Node, NodeHealth, WorkloadSpec
 from remit.model.records import Generation, Grant, GrantPhase, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
-_FLUSH_MS: Final = 30_000
+_FLUSH_MS: Final = 15_000
 _BACKOFF_MS: Final = 1_500
 _BATCH: Final = 64
 _LOOK_AT: Final = 12
@@ -86,8 +86,16 @@ class Scheduler(Player):
         pause_ms = _BACKOFF_MS if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4 * _BACKOFF_MS
         if verdict.code in _ELSEWHERE:
             self._refused.setdefault(claim.replica, {})[claim.node] = None
-        self._not_before[claim.replica] = self.world.clock.now_ms() + pause_ms + self.chance.uniform_ms(pause_ms)
+        pause_ms += self.chance.uniform_ms(pause_ms)
+        self._not_before[claim.replica] = self.world.clock.now_ms() + pause_ms
         self._free.pop(claim.node, None)
+        self.seat.process.loop.spawn(self._look_in(pause_ms + 1, claim.replica), name="look again")
+
+    async def _look_in(self, pause_ms: int, key: str) -> None:
+        """Time itself may be the cure, and no event tells of it."""
+        await self.world.clock.sleep_ms(pause_ms)
+        self.changes.keys[key] = None
+        self.changes.wake()
 
     # -- what is free ----------------------------------------------------------------------------------------------------
 
@@ -236,7 +244,7 @@ class Scheduler(Player):
         for key in self.view.by_phase[Phase.RESERVED]:
             seen = self.view.rows[key]
             status = seen.thing.status
-            if self.chance.below(12) == 0:
+            if self.chance.below(150) == 0:
                 yield Move(key, seen.revision, "unreserve", reason="thought better of it")
             elif not any(self._holds(victim, attempt) for victim, attempt in status.victims.items()):
                 yield Bind(key, seen.revision, status.node, status.grants[0], status.devices)

@@ -42,7 +42,7 @@ class Pace:
         self.beat_ms = beat_ms
         self.suspect_ms = 3 * beat_ms
         self.unknown_ms = 15 * beat_ms // 2
-        self.lease_ms = 9 * beat_ms
+        self.lease_ms = 12 * beat_ms
         self.server_beat_ms = beat_ms
         self.server_term_ms = 3 * beat_ms
         self.sweep_ms = 10 * beat_ms

@@ -72,7 +72,7 @@ class View:
 
     @property
     def sober(self) -> bool:
-        """Has this incarnation doubted what its backup says? Until then its rows are a memory, and nobody writes in its name."""
+        """Has this incarnation doubted what its backup says? Until then its rows are a memory: nobody writes in its name."""
         return self.head is not None and self._doubted == self.head.incarnation
 
     def age_ms(self) -> int:
@@ -171,7 +171,7 @@ class View:
     def _set(self, key: str, value: bytes | None, revision: int) -> None:
         if key == MARKER:
             self._doubted = "" if value is None else value.decode()
-        if key == HEAD or key == MARKER or key.startswith(("batch/", "event/", "decision/")):
+        if key in (HEAD, MARKER) or key.startswith(("batch/", "event/", "decision/")):
             return
         old = self.rows.get(key)
         if old is not None and isinstance(old.thing, Replica):

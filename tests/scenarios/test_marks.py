@@ -1,0 +1,61 @@
+"""Do the standing runs reach every refusal, every kind of fault and every transition? What they miss is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from remit.law.lifecycle import TABLE
+from remit.simulate import marks
+from remit.simulate.scenarios import load, names
+from remit.simulate.simulation import Run, simulate
+
+UNREACHABLE_MAX = 2
+"""As many as there are. It only shrinks."""
+
+
+def _run(one: tuple[str, int]) -> Run:
+    name, seed = one
+    return simulate(load(name), seed)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    with ProcessPoolExecutor(2) as pool:
+        return list(pool.map(_run, marks.suite()))
+
+
+@pytest.mark.xdist_group("marks")
+def test_every_refusal_fault_and_transition_is_reached(runs: list[Run]) -> None:
+    missed = marks.unreached(runs)
+    assert not missed, "no standing run reaches: " + "; ".join(missed)
+
+
+@pytest.mark.xdist_group("marks")
+def test_what_is_said_to_be_unreachable_is_not_reached(runs: list[Run]) -> None:
+    assert marks.UNREACHABLE.keys() <= set(marks.wanted())
+    assert len(marks.UNREACHABLE) <= UNREACHABLE_MAX
+    wrong = sorted(marks.UNREACHABLE.keys() & marks.reached(runs))
+    assert not wrong, f"they are reached, so take them off the list: {wrong}"
+
+
+@pytest.mark.xdist_group("marks")
+def test_every_standing_run_holds(runs: list[Run]) -> None:
+    broken = [f"remit simulate {run.scenario} --seed {run.seed}: {run.violations[0]}" for run in runs if run.violations]
+    assert not broken, "\n".join(broken)
+
+
+def test_a_run_without_anything_reaches_nothing() -> None:
+    assert len(marks.unreached([])) == len(list(marks.wanted())) - len(marks.UNREACHABLE)
+
+
+def test_no_two_transitions_look_the_same_to_a_run() -> None:
+    assert marks.twins() == []
+    assert max(Counter(marks.wanted()).values()) == 1
+    assert sum(mark.startswith("transition ") for mark in marks.wanted()) == len(TABLE)
+
+
+def test_seeds_are_of_scenarios_that_exist() -> None:
+    assert set(marks.SEEDS) <= set(names())
