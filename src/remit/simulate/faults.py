@@ -60,7 +60,7 @@ Deed = Callable[[Hand, Lots, Injection], Heal | None]
 
 
 class Kind(NamedTuple):
-    """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random?"""
+    """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random? `store`: which it needs."""
 
     name: str
     summary: str
@@ -68,17 +68,28 @@ class Kind(NamedTuple):
     deed: Deed
     swarms: bool = True
     scopes_min: int = 1
+    store: str = ""
+
+    def lacks(self, scenario: Scenario) -> str:
+        """What it takes that this scenario does not have; empty if nothing."""
+        if len(scenario.cluster.scopes) < self.scopes_min:
+            return f"{self.scopes_min} or more cluster.scopes"
+        if self.store not in ("", scenario.cluster.store):
+            return f'cluster.store = "{self.store}"'
+        return ""
 
     def meets(self, scenario: Scenario) -> bool:
-        return len(scenario.cluster.scopes) >= self.scopes_min
+        return not self.lacks(scenario)
 
 
 KINDS: Final[dict[str, Kind]] = {}
 
 
-def fault(name: str, summary: str, *rows: int, swarms: bool = True, scopes_min: int = 1) -> Callable[[Deed], Deed]:
+def fault(
+    name: str, summary: str, *rows: int, swarms: bool = True, scopes_min: int = 1, store: str = ""
+) -> Callable[[Deed], Deed]:
     def register(deed: Deed) -> Deed:
-        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min)
+        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min, store)
         return deed
 
     return register
@@ -325,7 +336,7 @@ def lagging_member(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("compaction", "the history is compacted away under those who watch", 7)
+@fault("compaction", "the history is compacted away under those who watch", 7, store="memory")
 def compaction(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     away_s = 1.0 + 4.0 * lots.random()
@@ -338,14 +349,14 @@ def compaction(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return None
 
 
-@fault("backup", "a backup is taken", swarms=False)
+@fault("backup", "a backup is taken", swarms=False, store="memory")
 def backup(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     for store in hand.stores(one.where):
         hand.backup(store.scope)
     return None
 
 
-@fault("restore", "an old backup is put in the store's place", 10)
+@fault("restore", "an old backup is put in the store's place", 10, store="memory")
 def restore(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     if not hand.restore(store.scope):
@@ -353,7 +364,13 @@ def restore(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return None
 
 
-@fault("damage", "a crash damages the store's index: it stops, until an operator restores a backup", 13, swarms=False)
+@fault(
+    "damage",
+    "a crash damages the store's index: it stops, until an operator restores a backup",
+    13,
+    swarms=False,
+    store="memory",
+)
 def damage(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     mend = store.worsen({"damaged": True})
@@ -368,7 +385,7 @@ def damage(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("torn-write", "the power goes in the middle of a write to the store's files", 13, swarms=False)
+@fault("torn-write", "the power goes in the middle of a write to the store's files", 13, swarms=False, store="sqlite")
 def torn_write(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = [store for store in hand.stores(one.where) if isinstance(store, DurableService)]
     return lots.choice(able).cut_power(1 + lots.randrange(CALLS_MAX)) if able else None
