@@ -7,6 +7,7 @@ its number in the plan alone, so leaving another fault out changes nothing here:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from remit.simulate.durable import CALLS_MAX, DurableService
@@ -100,14 +101,18 @@ def fault(
 
 def _killer(sort: str) -> Deed:
     def deed(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-        able = [process for process in hand.processes(sort, one.where) if process.alive]
-        if not able:
+        victim = _living(lots, hand.processes(sort, one.where))
+        if victim is None:
             return None
-        victim = lots.choice(able)
         victim.kill()
         return victim.start
 
     return deed
+
+
+def _living(lots: Lots, processes: Sequence[Process]) -> Process | None:
+    """The first in a drawn order that lives: whom else another fault has killed makes no difference."""
+    return next((process for process in lots.sample(processes, len(processes)) if process.alive), None)
 
 
 fault("kill-server", "an authority or its standby is killed, and started again", 8, 19, 20)(_killer("server"))
@@ -134,8 +139,8 @@ def freeze_leader(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("freeze", "a process stands still, and wakes", 15, 18)
 def freeze(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    able = [process for process in hand.everyone() if process.alive and not process.name.startswith("keeper-")]
-    return _freeze(lots.choice(able)) if able else None
+    victim = _living(lots, [process for process in hand.everyone() if not process.name.startswith("keeper-")])
+    return None if victim is None else _freeze(victim)
 
 
 def _freeze(victim: Process) -> Heal:
@@ -232,16 +237,30 @@ def cut_scopes(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 def swizzle_clog(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     ways = [(process.name, other) for process in hand.everyone() for other in hand.peers(process)]
     chosen = lots.sample(ways, min(len(ways), 3 + lots.randrange(12)))
-    step_s = max(one.lasts_s, 1.0) / (2 * len(chosen))
-    for index, way in enumerate(chosen):
-        hand.later(index * step_s, lambda way=way: hand.clog(*way))  # type: ignore[misc]
-    healing = lots.sample(chosen, len(chosen))
+    step_s = one.lasts_s / (2 * len(chosen))
+    waiting, clogged = dict.fromkeys(chosen), dict[tuple[str, str], None]()
 
-    def heal() -> None:
-        for way in healing:
+    def clog(way: tuple[str, str]) -> None:
+        if way in waiting:
+            del waiting[way]
+            clogged[way] = None
+            hand.clog(*way)
+
+    def unclog(way: tuple[str, str]) -> None:
+        if way in clogged:
+            del clogged[way]
             hand.unclog(*way)
 
-    hand.later(len(chosen) * step_s, lambda: None)
+    for index, way in enumerate(chosen):
+        hand.later(index * step_s, partial(clog, way))
+    for index, way in enumerate(lots.sample(chosen, len(chosen))):
+        hand.later((len(chosen) + index) * step_s, partial(unclog, way))
+
+    def heal() -> None:
+        waiting.clear()
+        for way in tuple(clogged):
+            unclog(way)
+
     return heal
 
 
@@ -330,8 +349,8 @@ def leader_change(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("lagging-member", "observers fail over to a member that lags, in the middle of a watch", 6)
 def lagging_member(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    heal = _trouble(lag_s=15.0)(hand, lots, one)
     store = lots.choice(hand.stores(one.where))
+    heal = store.worsen({"lag_s": one.size or 15.0 * (0.2 + 0.8 * lots.random())})
     store.break_watches()
     return heal
 
