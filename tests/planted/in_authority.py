@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import batching, decide, leasing, loading, outcomes
+from remit.commitment import auditing, batching, decide, leasing, loading
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.books import Moment
 from remit.commitment.outcomes import Entry, Outcomes
 from remit.commitment.standby import Standby
-from remit.model.claims import Code, Operation, Refused, Verdict
+from remit.model.claims import Code, Operation, Refused, Verdict, window_of
+from remit.model.records import LeaseSpec
 from remit.store import chain
 from remit.store.protocol import Commit, Committed, Head, Store, Unanswered, Unavailable
 from tests.planted.bug import bug
@@ -36,7 +37,7 @@ def the_epoch_check_is_skipped(patch: pytest.MonkeyPatch) -> None:
 @bug(15, 18, scenario="takeovers", expects=FENCED)
 def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
     """A lapsed lease goes to another holder without a new epoch."""
-    made = leasing.LeaseSpec
+    made = LeaseSpec
 
     def same(*, holder: str = "", epoch: int = 0, **more: Any) -> Any:
         return made(holder=holder, epoch=max(1, epoch - 1) if holder else epoch, **more)
@@ -211,7 +212,7 @@ def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     judge = Outcomes.judge
 
     def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
-        issued = outcomes.window_of(operation_id)
+        issued = window_of(operation_id)
         if issued is not None and issued[0] == self.incarnation and issued[1] < self.horizon:
             return None
         return judge(self, operation_id, taken)
@@ -244,5 +245,5 @@ def the_digest_leaves_values_out(patch: pytest.MonkeyPatch) -> None:
 @bug(33, scenario="crowd", expects=("entries_say_who_and_what",))
 def the_audit_forgets_who_did_it(patch: pytest.MonkeyPatch) -> None:
     """An entry does not say whose claim it was."""
-    entry_of = batching.entry_of
+    entry_of = auditing.entry_of
     patch.setattr(batching, "entry_of", lambda *args, **more: replace(entry_of(*args, **more), actor=""))

@@ -11,13 +11,12 @@ from msgspec.structs import replace
 from remit.commitment import granting, placing, recognising, restoring
 from remit.commitment.draft import Draft
 from remit.commitment.ledgers import GrantLedger
-from remit.commitment.rulings import RULINGS
 from remit.model.claims import Accept, AnyClaim, Close, Credit, Issue, Operation, Refused, Yield
 from remit.model.objects import key_of
 from remit.model.records import Grant
 from remit.model.resources import Duration
 from remit.simulate.actors.budgets import Budgets, Lender
-from tests.planted.bug import bug
+from tests.planted.bug import bug, overrule
 
 HANDS = ("grants_are_in_one_hand",)
 DRAWN = ("draws_are_on_living_grants",)
@@ -69,7 +68,7 @@ def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) ->
         yield Close(grant.metadata.name)
         yield from tend(self, grant, *args)
 
-    patch.setitem(RULINGS, Close, RULINGS[Close]._replace(decide=take_back))
+    overrule(patch, Close, take_back)
     patch.setattr(Lender, "_tend", impatient)
 
 
@@ -99,7 +98,7 @@ def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
         return claim.serial
 
     accept = granting.accept
-    patch.setitem(RULINGS, Accept, RULINGS[Accept]._replace(decide=again))
+    overrule(patch, Accept, again)
 
 
 @bug(37, scenario="two-scopes", seeds=3, expects=HANDS)
@@ -122,8 +121,8 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
 
     credit = granting.credit
     less: dict[tuple[str, int], Any] = {}
-    patch.setitem(RULINGS, Yield, RULINGS[Yield]._replace(decide=keep))
-    patch.setitem(RULINGS, Credit, RULINGS[Credit]._replace(decide=believe))
+    overrule(patch, Yield, keep)
+    overrule(patch, Credit, believe)
 
 
 @bug(18, 34, scenario="lapsed-policies", seeds=3, expects=("policy_in_force_is_recorded_and_alive",))

@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from remit.commitment import draft, holding, moving, placing
 from remit.commitment.draft import Draft
 from remit.commitment.ledgers import GrantLedger, NodeLedger
-from remit.commitment.rulings import RULINGS
 from remit.law.fit import misfits
 from remit.law.lifecycle import HOLDS, OWNER
 from remit.model.claims import AnyClaim, Bind, Code, Move, Operation, Refused, Reserve
 from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.simulate.actors.controllers import Repair, Workloads
 from remit.simulate.actors.scheduler import Scheduler
-from tests.planted.bug import bug
+from tests.planted.bug import bug, overrule
 
 ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount")
 PLACED = ("hard_constraints_hold_at_the_bind",)
@@ -177,7 +176,7 @@ def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
             yield Move(key, at, "settle")
         yield from mend(self, key, replica, at, now_ms)
 
-    patch.setitem(RULINGS, Move, RULINGS[Move]._replace(decide=anybody))
+    overrule(patch, Move, anybody)
     patch.setattr(Repair, "_mend", meddle)
     patch.setattr(Repair, "concerns", lambda self, key, old, new: isinstance(new, Replica))
 

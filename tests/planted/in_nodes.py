@@ -117,7 +117,12 @@ def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(restoring, "vacate", lambda draft, epoch: None)
 
 
-@bug(10, scenario="restores-far-back", seeds=4, expects=("one_copy_at_a_time", "runs_only_what_was_ordered", "nothing_fenced_is_placed_before_all_nodes_reported"))
+@bug(
+    10,
+    scenario="restores-far-back",
+    seeds=4,
+    expects=("one_copy_at_a_time", "runs_only_what_was_ordered", "nothing_fenced_is_placed_before_all_nodes_reported"),
+)
 def nodes_are_not_awaited_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope places work before its nodes have said what they run."""
     patch.setattr(restoring, "await_nodes", lambda draft: None)

@@ -468,8 +468,12 @@ every = "20s"
 [[faults]]
 kind = "restore"
 every = "80s"
-"""
-    + _BUSY,
+[load]
+per_minute = 8.0
+standing_max = 6
+kinds = ["job"]
+operations = false
+""",
 }
 
 
