@@ -30,6 +30,7 @@ from remit.simulate.stores import Sent, StoreService, at_once
 from remit.store.chain import decode_head
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Compacted, Corrupt
+from remit.world.chance import SeededChance
 from remit.world.promises import Order
 
 BACKUP_EVERY_S: Final = 45.0
@@ -267,6 +268,7 @@ class Simulation(Record):
             if other.machine is machine:
                 other.kill()
         machine.machinery.power_cut()
+        machine.disk.crash(SeededChance(f"{self._name}/{machine.name}/{self.loop.time()}"))
         machine.clock.reboot()
         machine.pipes.clear()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from remit.simulate.checkers.history import History
 from remit.simulate.checkers.placement import barred, towards_others
@@ -97,6 +97,25 @@ def room_for(history: History, shape: Shape, node: str, free: Counted, *, take: 
         for name, n in taken.items():
             free[name] = free.get(name, 0) - n
     return True
+
+
+def all_fit(history: History, shapes: Sequence[Shape], nodes: Collection[str], now_ms: int) -> bool:
+    """Would all of these find room and quota at once, the largest first? If not, they may be in each other's way."""
+    counts: dict[str, tuple[Shape, int]] = {}
+    for shape in shapes:
+        counts[shape.key] = shape, counts.get(shape.key, (shape, 0))[1] + 1
+    tenants = [shape.tenant for shape, _ in counts.values()]
+    if any(not purse(history, shape, now_ms, count * tenants.count(shape.tenant)) for shape, count in counts.values()):
+        return False
+    free = {name: left(history, name) for name in sorted(nodes) if name in history.capacity}
+    largest = sorted(shapes, key=lambda shape: sorted(shape.resources.items()), reverse=True)
+    return all(
+        any(
+            not barred(shape, history.sites[name], history.policy) and room_for(history, shape, name, there, take=True)
+            for name, there in free.items()
+        )
+        for shape in largest
+    )
 
 
 def gang_fits(history: History, shape: Shape, members: int, nodes: Collection[str], now_ms: int) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from remit.simulate.checkers.feasibility import (
+    all_fit,
     clock,
     fits_on,
     gang_fits,
@@ -184,20 +185,27 @@ class Liveness:
 
 @look("L1")
 def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """Pending, alone, and there is a node in the core that would take it, and quota that covers it."""
+    """Pending, alone, and there is a node in the core that would take it, and quota that covers it. Where there is not room
+    for all of them, whose turn it is is the scheduler's to say: then one of them must be bound, and the wait begins anew.
+    """
     if "scheduler" not in core.roles:
         return
     fits: dict[str, str] = {}
-    now = live.now_ms()
+    waiting: dict[str, tuple[Shape, str]] = {}
+    now, nodes = live.now_ms(), core.nodes.get(history.scope, frozenset())
     for key, replica in history.kind("replica").items():
         shape = history.shape(replica) if phase_of(replica) == "pending" else None
         if shape is None or (shape.gang and _stands(history, shape) < shape.gang):
             continue
         if shape.key not in fits:
-            held = held_back(history, replica, now)
-            fits[shape.key] = "" if held else fits_on(history, shape, core.nodes.get(history.scope, frozenset()))
+            fits[shape.key] = "" if held_back(history, replica, now) else fits_on(history, shape, nodes)
         if fits[shape.key]:
-            yield Waiting(history.scope, key, live.bounds.bound_ms, f"it is pending, and {fits[shape.key]} would take it")
+            waiting[key] = shape, fits[shape.key]
+    crowd = "" if all_fit(history, [shape for shape, _ in waiting.values()], nodes, now) else f" ({len(history.homes)} placed)"
+    for key, (_, node) in list(waiting.items())[: 1 if crowd else None]:
+        others = f" with {len(waiting) - 1} others, more than there is room for" if crowd else ""
+        why = f"it is pending{others}, and {node} would take it"
+        yield Waiting(history.scope, f"{'replica' if crowd else key}{crowd}", live.bounds.bound_ms, why)
 
 
 @look("L7")
