@@ -7,6 +7,9 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from remit.commitment.rulings import RULINGS, Decider, Ruling
+from remit.model.claims import Claim
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -23,6 +26,12 @@ class Bug(NamedTuple):
 
 
 BUGS: Final[dict[str, Bug]] = {}
+
+
+def overrule(patch: pytest.MonkeyPatch, claim: type[Claim], decide: Decider) -> None:
+    """Have the authority decide this claim otherwise."""
+    register: dict[type[Claim], Ruling] = RULINGS
+    patch.setitem(register, claim, RULINGS[claim]._replace(decide=decide))
 
 
 def bug(*rows: int, scenario: str, expects: tuple[str, ...], seeds: int = 2) -> Callable[[Plant], Plant]:

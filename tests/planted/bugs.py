@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.planted import in_authority, in_ledgers, in_nodes
+from tests.planted import in_authority, in_grants, in_ledgers, in_nodes, in_progress
 from tests.planted.bug import BUGS, Bug
 
-PAGES: Final = (in_authority, in_ledgers, in_nodes)
+PAGES: Final = (in_authority, in_ledgers, in_nodes, in_progress, in_grants)
 """Importing them fills the table."""
 
-__all__ = ["BUGS", "PAGES", "Bug"]
+REQUIRED: Final[dict[str, str]] = {
+    "the epoch check is skipped": "the-epoch-check-is-skipped",
+    "an operation id is forgotten": "operation-ids-are-forgotten",
+    "an expired id is executed": "expired-ids-are-executed",
+    "a lost transaction lands after the read-back": "a-lost-commit-is-settled-by-a-read",
+    "a refusal is answered by a deposed authority": "refusals-are-answered-before-the-commit",
+    "released capacity is counted twice": "released-room-is-counted-twice",
+    "capacity is freed at the drain": "room-is-freed-at-the-drain",
+    "bound before the victim stopped": "bound-before-the-victims-stopped",
+    "a gang is bound in two transactions": "a-gang-is-bound-in-two-transactions",
+    "a stale list is trusted after a restart": "a-stale-list-is-trusted-after-a-restart",
+    "a wake-up is dropped": "a-wake-up-is-dropped",
+    "a grant outlives its parent": "a-grant-outlives-its-parent",
+    "granted again what an unreported holder has": "what-an-unreported-holder-has-is-granted-again",
+    "a grant is resurrected by a restore": "a-grant-is-resurrected-by-a-restore",
+    "a lease's term is counted from receipt": "a-term-counts-from-receipt",
+    "a takeover keeps the old lease clocks": "a-takeover-keeps-the-old-clocks",
+    "an order is executed after its release": "an-order-is-executed-after-its-release",
+    "a policy is used past its lease": "a-policy-is-used-past-its-lease",
+}
+"""What must be noticed whatever else is, and under which name it is planted."""
+
+__all__ = ["BUGS", "PAGES", "REQUIRED", "Bug"]

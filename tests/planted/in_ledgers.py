@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from remit.commitment import draft, holding, moving, placing
 from remit.commitment.draft import Draft
 from remit.commitment.ledgers import GrantLedger, NodeLedger
-from remit.commitment.rulings import RULINGS
+from remit.law.fit import misfits
 from remit.law.lifecycle import HOLDS, OWNER
 from remit.model.claims import AnyClaim, Bind, Code, Move, Operation, Refused, Reserve
 from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.simulate.actors.controllers import Repair, Workloads
 from remit.simulate.actors.scheduler import Scheduler
-from tests.planted.bug import bug
+from tests.planted.bug import bug, overrule
 
 ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount")
 PLACED = ("hard_constraints_hold_at_the_bind",)
@@ -116,23 +116,20 @@ def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
-    misfit = placing.misfit
-
     def blind(*args: Any) -> Code | None:
-        code = misfit(*args)
-        return None if code in codes else code
+        return next((code for code in misfits(*args) if code not in codes), None)
 
     patch.setattr(placing, "misfit", blind)
     patch.setattr(placing, "_plainly", lambda *args: False)
 
 
-@bug(26, scenario="meddlers", expects=PLACED)
+@bug(26, scenario="six-nodes", expects=PLACED)
 def spread_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority does not look how replicas are spread."""
     _ignoring(patch, Code.SPREAD)
 
 
-@bug(26, scenario="meddlers", expects=PLACED)
+@bug(26, scenario="one-node", expects=PLACED)
 def anti_affinity_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority puts replicas beside those that they must stay away from."""
     _ignoring(patch, Code.ANTI_AFFINITY)
@@ -179,8 +176,9 @@ def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
             yield Move(key, at, "settle")
         yield from mend(self, key, replica, at, now_ms)
 
-    patch.setitem(RULINGS, Move, RULINGS[Move]._replace(decide=anybody))
+    overrule(patch, Move, anybody)
     patch.setattr(Repair, "_mend", meddle)
+    patch.setattr(Repair, "concerns", lambda self, key, old, new: isinstance(new, Replica))
 
 
 @bug(33, scenario="crowd", expects=("attempts_have_one_result",))

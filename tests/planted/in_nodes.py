@@ -22,7 +22,7 @@ FENCE = ("lost_only_after_its_fence", *APART)
 @bug(34, scenario="cut-nodes", expects=APART)
 def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A node that is cut off stops nothing by itself."""
-    patch.setattr(Keeper, "_overdue", lambda self, order: False)
+    patch.setattr(Keeper, "_left_ms", lambda self, order: None)
 
 
 @bug(34, scenario="cut-nodes", expects=FENCE)
@@ -31,7 +31,7 @@ def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(moving.GUARDED, "fence_passed", lambda *args: None)
 
 
-@bug(12, 18, scenario="slow-answers", seeds=3, expects=APART)
+@bug(12, 18, scenario="late-renewals", seeds=3, expects=APART)
 def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """The holder of a lease counts its term from when the answer came, not from when it asked."""
     renew = Client._renew_once
@@ -69,25 +69,10 @@ def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Agent, "_next", hasty)
 
 
-@bug(4, 37, scenario="cut-nodes", seeds=3, expects=("runs_only_what_was_ordered", *APART))
+@bug(4, 37, scenario="slow-answers", seeds=3, expects=("runs_only_what_was_ordered", *APART))
 def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
-    """An agent starts what its view shows, however old that is, and whether or not its lease and fence still hold."""
-
-    def start(self: Agent, copy: Copy, replica: Replica) -> None:
-        tenure, self.tenure = self.tenure, _Always()  # type: ignore[assignment]
-        try:
-            begin(self, copy, replica)
-        finally:
-            self.tenure = tenure
-
-    begin = Agent._start
-    patch.setattr(Agent, "_start", start)
-    patch.setattr(Keeper, "start", lambda self, order: self.machine.machinery.start(order))
-
-
-class _Always:
-    def may_act(self, now_ms: int) -> bool:
-        return True
+    """An agent executes an order from before a silence, in which the scope may have given it up."""
+    patch.setattr(Agent, "_void", lambda self, copy, replica: False)
 
 
 @bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more",))
@@ -132,7 +117,12 @@ def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(restoring, "vacate", lambda draft, epoch: None)
 
 
-@bug(10, scenario="restores", seeds=4, expects=("one_copy_at_a_time", "nothing_fenced_is_placed_before_all_nodes_reported"))
+@bug(
+    10,
+    scenario="restores-far-back",
+    seeds=4,
+    expects=("one_copy_at_a_time", "runs_only_what_was_ordered", "nothing_fenced_is_placed_before_all_nodes_reported"),
+)
 def nodes_are_not_awaited_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope places work before its nodes have said what they run."""
     patch.setattr(restoring, "await_nodes", lambda draft: None)

@@ -7,13 +7,15 @@ from typing import Final
 import pytest
 
 from remit.commitment import authority, outcomes
+from remit.simulate.actors import policies
 from remit.simulate.scenarios import Scenario, parse
 
 _BUSY: Final = """
 [load]
 per_minute = 30.0
-standing_max = 24
-fence = "5s"
+standing_max = 14
+kinds = ["job", "job", "service", "gang", "urgent", "device"]
+fence = "10s"
 """
 
 TEXTS: Final[dict[str, str]] = {
@@ -38,6 +40,25 @@ agents = 2
 meddlers = 4
 [load]
 per_minute = 10.0
+""",
+    "one-node": """
+summary = "work that must be apart, and one node"
+duration = "2m"
+heal = "0s"
+[cluster]
+nodes = 1
+agents = 1
+[load]
+per_minute = 20.0
+kinds = ["spread"]
+""",
+    "six-nodes": """
+summary = "work that must be spread, over more nodes than zones"
+duration = "2m"
+heal = "0s"
+[load]
+per_minute = 30.0
+kinds = ["spread"]
 """,
     # Everybody asks for the same few things.
     "contest": """
@@ -157,9 +178,58 @@ every = "12s"
 lasts = "40s"
 """
     + _BUSY,
+    "late-renewals": """
+summary = "renewals whose answers take almost as long as they may, on nodes that are then cut off"
+duration = "5m"
+heal = "0s"
+[cluster]
+nodes = 6
+agents = 6
+beat = "1s"
+[load]
+per_minute = 20.0
+standing_max = 14
+kinds = ["job", "service"]
+fence = "8s"
+operations = false
+[[faults]]
+kind = "slow-links"
+every = "3s"
+lasts = "10s"
+size = 2.6
+[[faults]]
+kind = "cut-node"
+every = "10s"
+lasts = "24s"
+""",
+    "restores-far-back": """
+summary = "old backups in the store's place, while nodes that are cut off run on what came after"
+duration = "4m"
+heal = "0s"
+[cluster]
+nodes = 3
+agents = 3
+[load]
+per_minute = 60.0
+standing_max = 40
+kinds = ["job"]
+size = 4
+fence = "2m"
+operations = false
+[[faults]]
+kind = "backup"
+every = "4s"
+[[faults]]
+kind = "restore"
+every = "40s"
+[[faults]]
+kind = "cut-node"
+every = "20s"
+lasts = "60s"
+""",
     "restores": """
 summary = "old backups in the store's place, while work is being placed"
-duration = "4m"
+duration = "150s"
 heal = "0s"
 [cluster]
 controllers = 2
@@ -169,6 +239,14 @@ every = "20s"
 [[faults]]
 kind = "restore"
 every = "50s"
+[[faults]]
+kind = "kill-controllers"
+every = "20s"
+lasts = "2s"
+[[faults]]
+kind = "kill-agent"
+every = "20s"
+lasts = "2s"
 [[faults]]
 kind = "cut-node"
 every = "40s"
@@ -210,9 +288,10 @@ heal = "4m"
 nodes = 4
 agents = 4
 [load]
-per_minute = 30.0
-standing_max = 16
-fence = "5s"
+per_minute = 20.0
+standing_max = 10
+kinds = ["job", "job", "gang", "urgent", "device"]
+fence = "10s"
 [[faults]]
 kind = "cut-node"
 every = "30s"
@@ -226,6 +305,65 @@ kind = "kill-leader"
 every = "40s"
 lasts = "5s"
 """,
+    "full-house": """
+summary = "more work than there is room for, and urgent work that takes the place of other; then nothing new"
+duration = "90s"
+heal = "3m"
+[cluster]
+nodes = 2
+agents = 2
+[load]
+per_minute = 40.0
+standing_max = 14
+kinds = ["job", "job", "urgent"]
+size = 3
+operations = false
+""",
+    "left-behind": """
+summary = "nodes that are cut off until what they run was given up, and come back"
+duration = "100s"
+heal = "150s"
+[cluster]
+nodes = 4
+agents = 4
+[load]
+per_minute = 20.0
+standing_max = 8
+kinds = ["service"]
+operations = false
+[[faults]]
+kind = "cut-node"
+every = "15s"
+lasts = "60s"
+""",
+    "the-leader-dies": """
+summary = "the active authority dies once, and is back soon"
+duration = "40s"
+heal = "1m"
+[cluster]
+nodes = 2
+agents = 1
+[load]
+per_minute = 6.0
+[[faults]]
+kind = "kill-leader"
+at = "35s"
+lasts = "3s"
+""",
+    "services": """
+summary = "a few services, and nothing goes wrong"
+duration = "1m"
+heal = "2m"
+[cluster]
+nodes = 3
+agents = 3
+[load]
+per_minute = 10.0
+standing_max = 4
+kinds = ["service"]
+size = 1
+operations = false
+""",
     "a-core-is-left": """
 summary = "one server and one node stay away for good"
 duration = "2m"
@@ -236,8 +374,9 @@ agents = 4
 servers = 3
 [load]
 per_minute = 20.0
-standing_max = 12
-fence = "5s"
+standing_max = 10
+kinds = ["job", "job", "gang", "urgent"]
+fence = "10s"
 [holds]
 core = true
 """,
@@ -285,6 +424,35 @@ every = "90s"
 lasts = "60s"
 """
     + _BUSY,
+    "lapsed-policies": """
+summary = "a region that is cut off from the scope above for longer than a policy's lease"
+duration = "6m"
+heal = "0s"
+[cluster]
+scopes = ["planet", "west"]
+nodes = 4
+agents = 2
+[[faults]]
+kind = "cut-scopes"
+at = "60s"
+lasts = "240s"
+"""
+    + _BUSY,
+    "lapsed-grants": """
+summary = "a region that is cut off from the scope above for longer than its grants last"
+duration = "5m"
+heal = "0s"
+[cluster]
+scopes = ["planet", "west"]
+nodes = 4
+agents = 2
+beat = "1s"
+[[faults]]
+kind = "cut-scopes"
+at = "100s"
+lasts = "180s"
+"""
+    + _BUSY,
     "two-scopes-restored": """
 summary = "a region and the scope above it, each put back to a backup now and then"
 duration = "6m"
@@ -293,14 +461,19 @@ heal = "0s"
 scopes = ["planet", "west"]
 nodes = 4
 agents = 2
+beat = "1s"
 [[faults]]
 kind = "backup"
 every = "20s"
 [[faults]]
 kind = "restore"
-every = "70s"
-"""
-    + _BUSY,
+every = "80s"
+[load]
+per_minute = 8.0
+standing_max = 6
+kinds = ["job"]
+operations = false
+""",
 }
 
 
@@ -310,4 +483,7 @@ def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
         # What is remembered for ten minutes is forgotten after a few seconds, so that ids expire within a run.
         patch.setattr(authority, "WINDOW_MS", 1_000)
         patch.setattr(outcomes, "WINDOWS_KEPT", 4)
+    if name == "lapsed-grants":
+        # Policies would lapse first, and then nothing is placed at all.
+        patch.setattr(policies, "TTL_BEATS", 3_600)
     return parse(name, TEXTS[name])

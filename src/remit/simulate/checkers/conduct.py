@@ -7,7 +7,16 @@ from hashlib import sha256
 import msgspec
 
 from remit.simulate.checkers.history import NOT_OUTCOMES, Outcome, Step
-from remit.simulate.checkers.lifecycle import EDGES, HOUSED, NODE_EDGES, ON_NODE, RESULT_BY, UNLEASED
+from remit.simulate.checkers.lifecycle import (
+    EDGES,
+    HOUSED,
+    MASS_SILENCE,
+    NODE_EDGES,
+    ON_NODE,
+    RESULT_BY,
+    SILENT,
+    UNLEASED,
+)
 from remit.simulate.checkers.promise import Found, promise
 from remit.simulate.checkers.rows import Json, attempt_of, group_of, health_of, most_of, phase_of
 
@@ -213,6 +222,18 @@ def lost_only_after_its_fence(step: Step) -> Found:
     for entry in step.accepted:
         if entry.did == "acquire":
             history.heard[entry.subject] = stand
+
+
+@promise("S17")
+def evictions_cease_at_mass_silence(step: Step) -> Found:
+    """While most nodes are silent, what they run is given up nowhere: so much does not fail at once, but the way to it does."""
+    given_up = [key for key, old, new in step.moves if (phase_of(old), phase_of(new)) == ("unknown", "failed")]
+    if not given_up:
+        return
+    nodes = step.history.kind("node")
+    silent = sorted(key for key, node in nodes.items() if health_of(node) in SILENT)
+    if len(nodes) > 2 and len(silent) >= MASS_SILENCE * len(nodes):
+        yield given_up[0], f"{given_up} were given up, and {silent} of {len(nodes)} nodes are silent"
 
 
 @promise("S13")

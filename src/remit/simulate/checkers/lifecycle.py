@@ -75,6 +75,12 @@ NODE_EDGES: Final = frozenset(
     }
 )
 
+SILENT: Final = ("suspect", "unknown", "lost")
+"""What a node is called that is not heard of."""
+
+MASS_SILENCE: Final = 0.55
+"""The part of a scope's nodes from which on nothing is evicted (S17)."""
+
 KILL_GRACE_MS: Final = 5_000
 DRIFT_MAX: Final = 0.01
 EAGER_FENCE_MS: Final = 30_000

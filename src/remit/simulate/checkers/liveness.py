@@ -18,14 +18,11 @@ from remit.simulate.checkers.feasibility import (
     lent_abroad,
 )
 from remit.simulate.checkers.history import History, Step
-from remit.simulate.checkers.lifecycle import HOUSED
+from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE
 from remit.simulate.checkers.room import grant_is_dead
 from remit.simulate.checkers.rows import Shape, attempt_of, health_of, phase_of
 from remit.simulate.checkers.runs import Runs
 from remit.simulate.checkers.scratch import victims_left
-
-MASS_SILENCE: Final = 0.55
-"""The part of a scope's nodes from which on nothing is evicted (S17)."""
 
 QUIET_KINDS: Final = ("head", "batch", "summary", "event", "decision")
 """What may be written while nothing is going on: beats, reports and notes."""

@@ -359,6 +359,19 @@ def given_up_too_early_after_a_takeover(pen: Pen) -> None:
     pen.move(a, "failed", "node-lifecycle", result="lost")
 
 
+@breaks("evictions_cease_at_mass_silence")
+def given_up_while_most_nodes_are_silent(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.commit({"node/n3": node("n3", "c")}, [pen.entry("apply", "node/n3", "operator")])
+    pen.mark("ready", "n3")
+    for health in ("suspect", "unknown"):
+        pen.mark(health, "n1", "n2")
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    pen.world.now_ms += 3_600_000
+    pen.move(a, "failed", "node-lifecycle", result="lost")
+
+
 @breaks("no_more_replicas_than_desired")
 def one_too_many(pen: Pen) -> None:
     pen.spawn(0, 1, 2, 3)

@@ -1,0 +1,160 @@
+"""Which wrong turns leave everything safe, and work standing still?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from remit.commitment.standby import Standby
+from remit.model.claims import AnyClaim, Delete, Mark, Move
+from remit.model.kinds import Node, NodeHealth
+from remit.model.records import Phase, Replica
+from remit.simulate.actors import scheduler
+from remit.simulate.actors.agents import Agent
+from remit.simulate.actors.controllers import Endpoints, Nodes, Repair, Workloads
+from remit.simulate.actors.scheduler import Scheduler
+from remit.simulate.actors.view import View
+from remit.store import chain
+from tests.planted.bug import bug
+
+MISSED = ("eligible_work_is_bound", "one_gang_runs", "deletion_completes", "unknown_resolves", "returned_nodes_are_ready")
+STUCK = ("eligible_work_is_bound", "one_gang_runs")
+
+
+# ------------------------------------------------------------------------------------------------------------ observers
+
+
+@bug(4, 30, scenario="stale-observers", expects=("observers_never_go_back",))
+def a_stale_list_is_trusted_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    """An observer that has just begun asks any member for its first list."""
+    patch.setattr(View, "lister", lambda self: self._store)
+
+
+@bug(4, 6, scenario="stale-observers", expects=("observers_never_go_back",))
+def an_older_list_is_taken(patch: pytest.MonkeyPatch) -> None:
+    """An observer takes a list that is older than what it has seen."""
+    patch.setattr(View, "_takes", lambda self, head, revision: True)
+
+
+@bug(5, 22, scenario="recovery", seeds=3, expects=MISSED)
+def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
+    """An observer does not check whether it missed an event, and does not list anew either."""
+    make = View.__init__
+
+    def patient(self: View, *args: Any, **more: Any) -> None:
+        make(self, *args, **{**more, "idle_ms": 3_600_000})
+
+    patch.setattr(chain, "gap", lambda seen, event: None)
+    patch.setattr(View, "__init__", patient)
+
+
+# ------------------------------------------------------------------------------------------------------------- schedulers
+
+
+@bug(22, scenario="full-house", seeds=3, expects=STUCK)
+def a_wake_up_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    """What found no place is not tried again when room is freed, nor after a while."""
+    patch.setattr(Scheduler, "wake_all", lambda self: None)
+    patch.setattr(scheduler, "_FLUSH_MS", 3_600_000)
+
+
+@bug(25, scenario="recovery", expects=("one_gang_runs",))
+def gangs_are_never_tried(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler binds what stands alone, and leaves gangs for later."""
+    patch.setattr(Scheduler, "_gang", lambda self, members: iter(()))
+
+
+@bug(3, 19, scenario="full-house", seeds=3, expects=("reservations_do_not_leak",))
+def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
+    """Nobody binds what is reserved, and repair does not take it back."""
+    mend = Repair._mend
+
+    def leave(self: Repair, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
+        return iter(()) if replica.status.phase is Phase.RESERVED else mend(self, key, replica, at, now_ms)
+
+    patch.setattr(Repair, "_mend", leave)
+    patch.setattr(Scheduler, "_reserved", lambda self: iter(()))
+
+
+# ------------------------------------------------------------------------------------------------------------ controllers
+
+
+@bug(20, 39, scenario="recovery", expects=("deletion_completes",))
+def a_deletion_never_finishes(patch: pytest.MonkeyPatch) -> None:
+    """What is being deleted is emptied, and never goes."""
+    clear, away = Workloads._clear, Workloads._away
+
+    def leave(self: Workloads, *args: Any) -> Iterator[AnyClaim]:
+        return (claim for claim in clear(self, *args) if not isinstance(claim, Delete))
+
+    def keep(self: Workloads, key: str) -> Iterator[AnyClaim]:
+        return iter(()) if self.view.get(key).status.phase is Phase.RELEASED else away(self, key)
+
+    patch.setattr(Workloads, "_clear", leave)
+    patch.setattr(Workloads, "_away", keep)
+
+
+@bug(34, scenario="recovery", expects=("returned_nodes_are_ready",))
+def a_node_never_returns(patch: pytest.MonkeyPatch) -> None:
+    """A node that was unknown stays so when it is back."""
+    mark = Nodes._mark
+
+    def never(self: Nodes, node: Node, at: int, mass: bool) -> AnyClaim | None:
+        claim = mark(self, node, at, mass)
+        return None if isinstance(claim, Mark) and claim.health is NodeHealth.JOINING else claim
+
+    patch.setattr(Nodes, "_mark", never)
+
+
+@bug(34, scenario="a-core-is-left", expects=("silence_is_noticed",))
+def silence_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    """Every node is taken for well, however long nothing was heard of it."""
+    patch.setattr(Nodes, "silent_ms", lambda self, node: 0)
+
+
+@bug(34, 39, scenario="a-core-is-left", seeds=3, expects=("unknown_resolves", "deletion_completes"))
+def what_is_unknown_stays_so(patch: pytest.MonkeyPatch) -> None:
+    """What a silent node ran is doubted, and never given up."""
+    give_up = Nodes._give_up
+
+    def doubt(self: Nodes, node: str) -> Iterator[AnyClaim]:
+        return (claim for claim in give_up(self, node) if not (isinstance(claim, Move) and claim.transition == "lose"))
+
+    patch.setattr(Nodes, "_give_up", doubt)
+
+
+@bug(32, scenario="services", expects=("writes_cease",))
+def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
+    """What is published is withdrawn again at once, for ever."""
+    wants = Endpoints.wants
+
+    def toggle(self: Endpoints, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        yield from wants(self, keys)
+        for key in keys:
+            seen = self.view.rows.get(key)
+            if seen is not None and isinstance(seen.thing, Replica) and seen.thing.status.phase is Phase.SERVING:
+                yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
+
+    patch.setattr(Endpoints, "wants", toggle)
+    patch.setattr(Endpoints, "concerns", lambda self, key, old, new: isinstance(new, Replica))
+
+
+@bug(31, 36, scenario="left-behind", seeds=3, expects=("orphans_end",))
+def orphans_are_left(patch: pytest.MonkeyPatch) -> None:
+    """An agent does not stop what is no longer ordered."""
+    patch.setattr(Agent, "_end_strays", lambda self, runs: None)
+
+
+@bug(8, scenario="the-leader-dies", expects=("somebody_leads",))
+def nobody_takes_over(patch: pytest.MonkeyPatch) -> None:
+    """A standby waits for ever once there is a chain."""
+    wait = Standby.wait_for_silence
+
+    async def for_ever(self: Standby) -> None:
+        while await chain.read_place(self.store) is not None:
+            await self.clock.sleep_ms(60_000)
+        await wait(self)
+
+    patch.setattr(Standby, "wait_for_silence", for_ever)
