@@ -160,46 +160,23 @@ every = "60s"
 lasts = "40s"
 """
     + _BUSY,
-    "slow-answers": """
-summary = "nodes that come back after a long silence, and see late what has happened since"
-duration = "12m"
-heal = "0s"
-[cluster]
-nodes = 4
-agents = 4
-beat = "4s"
-[load]
-per_minute = 30.0
-standing_max = 14
-kinds = ["job", "service"]
-fence = "10s"
-[[faults]]
-kind = "slow-links"
-every = "10s"
-lasts = "40s"
-size = 6.0
-[[faults]]
-kind = "cut-node"
-every = "12s"
-lasts = "40s"
-""",
     "late-renewals": """
 summary = "renewals whose answers take almost as long as they may, on nodes that are then cut off"
-duration = "5m"
+duration = "4m"
 heal = "0s"
 [cluster]
-nodes = 6
-agents = 6
+nodes = 9
+agents = 9
 beat = "1s"
 [load]
-per_minute = 20.0
-standing_max = 14
+per_minute = 30.0
+standing_max = 20
 kinds = ["job", "service"]
 fence = "8s"
 operations = false
 [[faults]]
 kind = "slow-links"
-every = "3s"
+every = "2s"
 lasts = "10s"
 size = 2.6
 [[faults]]
@@ -207,37 +184,13 @@ kind = "cut-node"
 every = "10s"
 lasts = "24s"
 """,
-    "restores-far-back": """
-summary = "old backups in the store's place, while nodes that are cut off run on what came after"
-duration = "6m"
-heal = "0s"
-[cluster]
-nodes = 3
-agents = 3
-[load]
-per_minute = 60.0
-standing_max = 40
-kinds = ["job"]
-size = 4
-fence = "2m"
-operations = false
-[[faults]]
-kind = "backup"
-every = "4s"
-[[faults]]
-kind = "restore"
-every = "40s"
-[[faults]]
-kind = "cut-node"
-every = "20s"
-lasts = "60s"
-""",
     "restores": """
 summary = "old backups in the store's place, while work is being placed"
 duration = "150s"
 heal = "0s"
 [cluster]
 controllers = 2
+beat = "1s"
 [[faults]]
 kind = "backup"
 every = "20s"
@@ -246,8 +199,8 @@ kind = "restore"
 every = "50s"
 [[faults]]
 kind = "kill-controllers"
-every = "20s"
-lasts = "2s"
+every = "12s"
+lasts = "12s"
 [[faults]]
 kind = "kill-agent"
 every = "20s"
