@@ -28,14 +28,14 @@ from remit.store.protocol import (
     Row,
     Store,
 )
-from tests.contracts.stores import BACKENDS, Backend, delete, events_up_to, next_event, opened, put, run
+from tests.contracts.stores import BACKENDS, Backend, delete, events_up_to, made, next_event, opened, put, run
 
 Make = Callable[[], Backend]
 
 
 @pytest.fixture(params=sorted(BACKENDS))
-def make(request: pytest.FixtureRequest) -> Make:
-    return BACKENDS[request.param]
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return made(request, monkeypatch)
 
 
 # Reading and writing

@@ -21,14 +21,14 @@ from remit.store.protocol import (
     Unanswered,
     Unavailable,
 )
-from tests.contracts.stores import BACKENDS, Backend, LosingStore, Writer, opened, run
+from tests.contracts.stores import BACKENDS, Backend, LosingStore, Writer, made, opened, run
 
 Make = Callable[[], Backend]
 
 
 @pytest.fixture(params=sorted(BACKENDS))
-def make(request: pytest.FixtureRequest) -> Make:
-    return BACKENDS[request.param]
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return made(request, monkeypatch)
 
 
 def test_seize_raises_the_epoch_and_keeps_the_incarnation(make: Make) -> None:

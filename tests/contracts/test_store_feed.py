@@ -10,14 +10,14 @@ import pytest
 from remit.store import chain
 from remit.store.feed import Bounds
 from remit.store.protocol import HEAD, Change, Event, Span, Watch
-from tests.contracts.stores import BACKENDS, Backend, Writer, delete, events_up_to, next_event, opened, put, run
+from tests.contracts.stores import BACKENDS, Backend, Writer, delete, events_up_to, made, next_event, opened, put, run
 
 Make = Callable[[], Backend]
 
 
 @pytest.fixture(params=sorted(BACKENDS))
-def make(request: pytest.FixtureRequest) -> Make:
-    return BACKENDS[request.param]
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return made(request, monkeypatch)
 
 
 def test_a_watcher_that_keeps_up_hears_each_transaction(make: Make) -> None:

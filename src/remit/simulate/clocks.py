@@ -25,7 +25,7 @@ class SimClock:
         self._name = name
         self._boots = 0
         self._base_ms = float(start_ms)
-        self._since_s = 0.0
+        self._since_s = loop.time()
         self._rate = rate
         self.wall_offset_ms = 0
 

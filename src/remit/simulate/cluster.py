@@ -56,7 +56,8 @@ class Cluster:
 
     def named(self, sort: str, scope: str = "") -> list[Process]:
         """Processes of one sort: server, scheduler, controllers, agent, keeper, people."""
-        return [process for name, process in self.processes.items() if name.startswith(f"{sort}-{scope}")]
+        begins = f"{sort}-{scope}-" if scope else f"{sort}-"
+        return [process for name, process in self.processes.items() if name.startswith(begins)]
 
     def nodes(self, scope: str) -> tuple[str, ...]:
         if scope not in self.scenario.cluster.placing:

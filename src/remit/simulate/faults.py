@@ -7,6 +7,7 @@ its number in the plan alone, so leaving another fault out changes nothing here:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from remit.simulate.durable import CALLS_MAX, DurableService
@@ -60,7 +61,7 @@ Deed = Callable[[Hand, Lots, Injection], Heal | None]
 
 
 class Kind(NamedTuple):
-    """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random?"""
+    """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random? `store`: which it needs."""
 
     name: str
     summary: str
@@ -68,17 +69,28 @@ class Kind(NamedTuple):
     deed: Deed
     swarms: bool = True
     scopes_min: int = 1
+    store: str = ""
+
+    def lacks(self, scenario: Scenario) -> str:
+        """What it takes that this scenario does not have; empty if nothing."""
+        if len(scenario.cluster.scopes) < self.scopes_min:
+            return f"{self.scopes_min} or more cluster.scopes"
+        if self.store not in ("", scenario.cluster.store):
+            return f'cluster.store = "{self.store}"'
+        return ""
 
     def meets(self, scenario: Scenario) -> bool:
-        return len(scenario.cluster.scopes) >= self.scopes_min
+        return not self.lacks(scenario)
 
 
 KINDS: Final[dict[str, Kind]] = {}
 
 
-def fault(name: str, summary: str, *rows: int, swarms: bool = True, scopes_min: int = 1) -> Callable[[Deed], Deed]:
+def fault(
+    name: str, summary: str, *rows: int, swarms: bool = True, scopes_min: int = 1, store: str = ""
+) -> Callable[[Deed], Deed]:
     def register(deed: Deed) -> Deed:
-        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min)
+        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min, store)
         return deed
 
     return register
@@ -89,14 +101,18 @@ def fault(name: str, summary: str, *rows: int, swarms: bool = True, scopes_min: 
 
 def _killer(sort: str) -> Deed:
     def deed(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-        able = [process for process in hand.processes(sort, one.where) if process.alive]
-        if not able:
+        victim = _living(lots, hand.processes(sort, one.where))
+        if victim is None:
             return None
-        victim = lots.choice(able)
         victim.kill()
         return victim.start
 
     return deed
+
+
+def _living(lots: Lots, processes: Sequence[Process]) -> Process | None:
+    """The first in a drawn order that lives: whom else another fault has killed makes no difference."""
+    return next((process for process in lots.sample(processes, len(processes)) if process.alive), None)
 
 
 fault("kill-server", "an authority or its standby is killed, and started again", 8, 19, 20)(_killer("server"))
@@ -123,8 +139,8 @@ def freeze_leader(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("freeze", "a process stands still, and wakes", 15, 18)
 def freeze(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    able = [process for process in hand.everyone() if process.alive and not process.name.startswith("keeper-")]
-    return _freeze(lots.choice(able)) if able else None
+    victim = _living(lots, [process for process in hand.everyone() if not process.name.startswith("keeper-")])
+    return None if victim is None else _freeze(victim)
 
 
 def _freeze(victim: Process) -> Heal:
@@ -230,16 +246,30 @@ def cut_scopes(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 def swizzle_clog(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     ways = [(process.name, other) for process in hand.everyone() for other in hand.peers(process)]
     chosen = lots.sample(ways, min(len(ways), 3 + lots.randrange(12)))
-    step_s = max(one.lasts_s, 1.0) / (2 * len(chosen))
-    for index, way in enumerate(chosen):
-        hand.later(index * step_s, lambda way=way: hand.clog(*way))  # type: ignore[misc]
-    healing = lots.sample(chosen, len(chosen))
+    step_s = one.lasts_s / (2 * len(chosen))
+    waiting, clogged = dict.fromkeys(chosen), dict[tuple[str, str], None]()
 
-    def heal() -> None:
-        for way in healing:
+    def clog(way: tuple[str, str]) -> None:
+        if way in waiting:
+            del waiting[way]
+            clogged[way] = None
+            hand.clog(*way)
+
+    def unclog(way: tuple[str, str]) -> None:
+        if way in clogged:
+            del clogged[way]
             hand.unclog(*way)
 
-    hand.later(len(chosen) * step_s, lambda: None)
+    for index, way in enumerate(chosen):
+        hand.later(index * step_s, partial(clog, way))
+    for index, way in enumerate(lots.sample(chosen, len(chosen))):
+        hand.later((len(chosen) + index) * step_s, partial(unclog, way))
+
+    def heal() -> None:
+        waiting.clear()
+        for way in tuple(clogged):
+            unclog(way)
+
     return heal
 
 
@@ -328,13 +358,13 @@ def leader_change(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("lagging-member", "observers fail over to a member that lags, in the middle of a watch", 6)
 def lagging_member(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    heal = _trouble(lag_s=15.0)(hand, lots, one)
     store = lots.choice(hand.stores(one.where))
+    heal = store.worsen({"lag_s": one.size or 15.0 * (0.2 + 0.8 * lots.random())})
     store.break_watches()
     return heal
 
 
-@fault("compaction", "the history is compacted away under those who watch", 7)
+@fault("compaction", "the history is compacted away under those who watch", 7, store="memory")
 def compaction(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     away_s = 1.0 + 4.0 * lots.random()
@@ -347,14 +377,14 @@ def compaction(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return None
 
 
-@fault("backup", "a backup is taken", swarms=False)
+@fault("backup", "a backup is taken", swarms=False, store="memory")
 def backup(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     for store in hand.stores(one.where):
         hand.backup(store.scope)
     return None
 
 
-@fault("restore", "an old backup is put in the store's place", 10)
+@fault("restore", "an old backup is put in the store's place", 10, store="memory")
 def restore(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     if not hand.restore(store.scope):
@@ -362,7 +392,13 @@ def restore(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return None
 
 
-@fault("damage", "a crash damages the store's index: it stops, until an operator restores a backup", 13, swarms=False)
+@fault(
+    "damage",
+    "a crash damages the store's index: it stops, until an operator restores a backup",
+    13,
+    swarms=False,
+    store="memory",
+)
 def damage(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     mend = store.worsen({"damaged": True})
@@ -377,7 +413,7 @@ def damage(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("torn-write", "the power goes in the middle of a write to the store's files", 13, swarms=False)
+@fault("torn-write", "the power goes in the middle of a write to the store's files", 13, swarms=False, store="sqlite")
 def torn_write(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = [store for store in hand.stores(one.where) if isinstance(store, DurableService)]
     return lots.choice(able).cut_power(1 + lots.randrange(CALLS_MAX)) if able else None

@@ -142,8 +142,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def kill(self, unit: Unit) -> None:
         """Nothing of it runs from here on. Its tasks are kept, so that nothing of them is cleaned up either."""
         unit.dead = True
+        self._buried += self._tasks_of(unit)  # first: what is ready may be all that holds a task
         unit.ready.clear()
-        self._buried += self._tasks_of(unit)
 
     def freeze(self, unit: Unit) -> None:
         unit.frozen = True

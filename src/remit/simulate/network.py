@@ -96,7 +96,7 @@ class Network:
         worst: dict[str, float] = {}
         for one in self._worse:
             for name, value in one.items():
-                worst[name] = max(value, worst.get(name, 0.0))
+                worst[name] = max(value, worst.get(name, getattr(self._fair, name)))
         self.weather = replace(self._fair, **worst)
 
     def reaches(self, source: str, target: str) -> bool:
@@ -234,27 +234,37 @@ class SimLink:
 
     async def request(self, to: str, body: bytes, /) -> bytes:
         call = _Call(self, to, body)
-        self._send(to, call)
-        return await call.reply
-
-    def _send(self, to: str, call: _Call) -> None:
-        if self.unit.dead:
-            return
         found = self.network.serving(to)
         if found is None:
-            # Nobody has that name now: its machine refuses, if the message gets there.
-            if self.network.reaches(self.name, to):
-                asyncio.get_running_loop().call_later(RESET_S, _refuse, call.reply)
-            return
-        self.network.send(self.name, to, found[0], call.arrived)
+            return await self._nobody(to)
+        self._send(to, found[0], call, call.arrived)
+        try:
+            return await call.reply
+        finally:
+            if call.task is None:
+                self.network.over(call, found[0])
+
+    def _send(self, to: str, unit: Unit, call: _Call | _Flow, arrived: Callable[..., object], *args: Any) -> None:
+        """It counts as under way from here on: whoever dies before it arrives is missed just as one who dies after it."""
+        if not self.unit.dead:
+            self.network.began(call, unit)
+            self.network.send(self.name, to, unit, arrived, *args)
+
+    async def _nobody(self, to: str) -> bytes:
+        """Nobody has that name now: its machine refuses, if the message gets there and the answer back. A cut is silence."""
+        reply = self.network.loop.create_future()
+        if not self.unit.dead and self.network.reaches(self.name, to) and self.network.reaches(to, self.name):
+            self.network.loop.call_later(RESET_S, _refuse, reply)
+        answer: bytes = await reply
+        return answer
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
         flow = _Flow(self, to, body)
         found = self.network.serving(to)
         if found is None:
-            await asyncio.sleep(RESET_S)
-            raise Unreached("nobody serves there", "ask another")
-        self.network.send(self.name, to, found[0], flow.opened, *found)
+            await self._nobody(to)
+            return
+        self._send(to, found[0], flow, flow.opened, *found)
         try:
             while (item := await flow.next()) is not None:
                 yield item
@@ -326,30 +336,37 @@ class _Flow:
         self.link.network.send(self.to, self.link.name, self.link.unit, self._arrive, number, item)
 
     def _arrive(self, number: int, item: bytes | Exception | None) -> None:
+        if number < self._next:
+            return  # it came again
         self._arrived[number] = item
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     async def next(self) -> bytes | None:
+        until_s: float | None = None
         while self._next not in self._arrived:
-            await self._wait(None if not self._arrived else GAP_S)
+            if self._arrived and until_s is None:
+                until_s = self._loop.time() + GAP_S
+            await self._wait(until_s)
         item = self._arrived.pop(self._next)
         self._next += 1
         if isinstance(item, Exception):
             raise item
         return item
 
-    async def _wait(self, limit_s: float | None) -> None:
+    async def _wait(self, until_s: float | None) -> None:
         self._waiting = self._loop.create_future()
         try:
-            async with asyncio.timeout(limit_s):  # noqa: TID251 - the transport's own time
+            async with asyncio.timeout_at(until_s):  # noqa: TID251 - the transport's own time
                 await self._waiting
         except TimeoutError:
             raise Unheard("part of the stream was lost", "open it anew") from None
 
     def leave(self, unit: Unit) -> None:
         self._left = True
-        if not self.link.unit.dead:
+        if self._task is None:
+            self.link.network.over(self, unit)
+        elif not self.link.unit.dead:
             self.link.network.send(self.link.name, self.to, unit, self._end, unit)
 
     def _end(self, unit: Unit) -> None:

@@ -1,7 +1,7 @@
 """What runs on a simulated machine, and since when? The machine's own record: no agent's word is taken for it.
 
-A program is what its argument list says: `work 30s 0` runs for thirty seconds and exits with 0, `work - 0` runs until it is
-asked to end, and a fourth word is how long it takes to end then (`-`: it does not listen, and has to be killed).
+A program is what its argument list says: `work 30000 0` runs for thirty seconds and exits with 0, `work - 0` runs until it is
+asked to end, and a fourth word is how many ms it takes to end then (`-`: it does not listen, and has to be killed).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def program_of(argv: tuple[str, ...]) -> Program:
     if not argv or argv[0] != PROGRAM or len(argv) > 4:
         raise NotStarted(f"there is no program {argv[0] if argv else '(none)'!r} here", f"use {PROGRAM} MS CODE STOP_MS")
     words = [*argv[1:], *("0", "0", "0")[len(argv) - 1 :]]
+    if words[1] == "-" or not all(word == "-" or (word.isascii() and word.isdigit()) for word in words):
+        raise NotStarted(f"there is no {' '.join(argv)!r} here", f"use {PROGRAM} MS CODE STOP_MS")
     runs, code, stop = (None if word == "-" else int(word) for word in words)
     return Program(runs, code or 0, stop)
 

@@ -20,6 +20,24 @@ from remit.model.quantity import parse_duration
 HERE: Final = "remit.simulate"
 FOLDER: Final = "files"
 
+BEAT_MS_MIN: Final = 100
+
+_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
+    "swarm": (0, 100),
+    "cluster.servers": (1, 100),
+    "cluster.nodes": (1, 10_000),
+    "cluster.agents": (1, 10_000),
+    "cluster.schedulers": (1, 100),
+    "cluster.controllers": (1, 100),
+    "cluster.people": (1, 100),
+    "cluster.meddlers": (0, 100),
+    "load.per_minute": (0, 100_000),
+    "load.standing_max": (0, 1_000_000),
+    "load.size": (1, 10_000),
+    "load.quota": (0, 10_000),
+    "load.deletes": (0, 100),
+}
+
 
 class BadScenario(Exception):
     """The file is not a scenario. The text names the field and the cure."""
@@ -126,12 +144,21 @@ def load(name: str) -> Scenario:
         return _scenario(name, _text(name))
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
-        return _scenario(path.stem, path.read_text())
+        return _scenario(path.stem, _read(path))
     raise BadScenario(f"there is no scenario {name!r}; `remit simulate --list` shows those there are, or name a .toml file")
 
 
 def parse(name: str, text: str) -> Scenario:
     return _scenario(name, text)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise BadScenario(f"{path.stem}: not TOML: it is no text in UTF-8") from None
+    except OSError as error:
+        raise BadScenario(f"{path.stem}: cannot be read: {error.strerror}") from None
 
 
 def _text(name: str) -> str:
@@ -152,18 +179,29 @@ def _scenario(name: str, text: str) -> Scenario:
 def _merged(name: str, text: str, within: tuple[str, ...]) -> dict[str, Any]:
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadScenario(f"{name}: not TOML ({error})") from None
+    if not isinstance(found.get("faults", []), list):
+        raise BadScenario(f"{name}: faults: a list of tables, each under a line [[faults]]")
+    parts = found.pop("include", [])
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise BadScenario(f'{name}: include: a list of names, such as ["_busy"]')
     whole: dict[str, Any] = {}
-    for part in found.pop("include", ()):
+    for part in parts:
         if part in within:
             raise BadScenario(f"{name}: include: {part} includes itself")
-        try:
-            inner = _text(part)
-        except FileNotFoundError:
-            raise BadScenario(f"{name}: include: there is no {part}") from None
-        whole = _over(whole, _merged(part, inner, (*within, part)))
+        whole = _over(whole, _merged(part, _included(name, part), (*within, part)))
     return _over(whole, found)
+
+
+def _included(name: str, part: str) -> str:
+    try:
+        if Path(part).name == part:
+            return _text(part)
+    except (FileNotFoundError, ValueError):
+        pass
+    able = sorted(entry.name.removesuffix(".toml") for entry in (files(HERE) / FOLDER).iterdir() if entry.name.startswith("_"))
+    raise BadScenario(f"{name}: include: there is no {part}; there are {', '.join(able)}")
 
 
 def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,30 +217,71 @@ def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problems(scenario: Scenario) -> Iterator[str]:
-    from remit.simulate.actors.people import WORK
-    from remit.simulate.faults import KINDS  # the kinds know the simulation, which knows scenarios
-
-    times = {"duration": scenario.duration, "heal": scenario.heal, "cluster.beat": scenario.cluster.beat}
+    """What is wrong with it, each with its field and a cure."""
+    yield from _bad_times(scenario)
+    yield from _bad_numbers(scenario)
+    yield from _bad_names(scenario)
     for index, line in enumerate(scenario.faults):
-        times |= {f"faults[{index}].{name}": getattr(line, name) for name in ("at", "every", "lasts") if getattr(line, name)}
-        if line.kind not in KINDS:
-            yield f"faults[{index}].kind: there is no fault {line.kind!r}; there are {', '.join(sorted(KINDS))}"
-        if bool(line.at) == bool(line.every):
-            yield f"faults[{index}]: say either at or every"
+        yield from _bad_fault(scenario, f"faults[{index}]", line)
+
+
+def _bad_times(scenario: Scenario) -> Iterator[str]:
+    times = {
+        "duration": scenario.duration,
+        "heal": scenario.heal,
+        "cluster.beat": scenario.cluster.beat,
+        "load.fence": scenario.load.fence,
+    }
+    for index, line in enumerate(scenario.faults):
+        times |= {f"faults[{index}].{name}": getattr(line, name) for name in ("at", "every") if getattr(line, name)}
+        times[f"faults[{index}].lasts"] = line.lasts
     for name, text in times.items():
         try:
             parse_duration(text)
         except ValueError as error:
             yield f"{name}: {error}"
-    cluster = scenario.cluster
-    for kind in scenario.load.kinds:
+            continue
+        if name == "cluster.beat" and parse_duration(text) < BEAT_MS_MIN:
+            yield f"{name}: at least {BEAT_MS_MIN}ms"
+
+
+def _bad_numbers(scenario: Scenario) -> Iterator[str]:
+    for name, (low, high) in _BOUNDS.items():
+        value: Any = scenario
+        for part in name.split("."):
+            value = getattr(value, part)
+        if not low <= value <= high:
+            yield f"{name}: at least {low}, at most {high}"
+
+
+def _bad_names(scenario: Scenario) -> Iterator[str]:
+    from remit.simulate.actors.people import WORK  # the actors know the cluster, which knows scenarios
+
+    scopes, kinds = scenario.cluster.scopes, scenario.load.kinds
+    if not scopes or len(set(scopes)) != len(scopes):
+        yield "cluster.scopes: at least one, each once"
+    if not all(scope.isascii() and scope.isalnum() for scope in scopes):
+        yield "cluster.scopes: names of letters and digits only"
+    if not kinds:
+        yield f"load.kinds: at least one of {', '.join(WORK)}"
+    for kind in kinds:
         if kind not in WORK:
             yield f"load.kinds: there is no work {kind!r}; there is {', '.join(WORK)}"
-    for name in ("servers", "nodes", "agents", "schedulers", "controllers", "people"):
-        if not 1 <= getattr(cluster, name) <= 10_000:
-            yield f"cluster.{name}: at least 1"
-    if not cluster.scopes or len(set(cluster.scopes)) != len(cluster.scopes):
-        yield "cluster.scopes: at least one, each once"
+
+
+def _bad_fault(scenario: Scenario, name: str, line: FaultLine) -> Iterator[str]:
+    from remit.simulate.faults import KINDS  # the kinds know the simulation, which knows scenarios
+
+    if line.kind not in KINDS:
+        yield f"{name}.kind: there is no fault {line.kind!r}; there are {', '.join(sorted(KINDS))}"
+    elif lacks := KINDS[line.kind].lacks(scenario):
+        yield f"{name}.kind: {line.kind} needs {lacks}"
+    if bool(line.at) == bool(line.every):
+        yield f"{name}: say either at or every"
+    if not 0 <= line.size < float("inf"):
+        yield f"{name}.size: a number, 0 or more (0: drawn)"
+    if line.where not in ("", *scenario.cluster.scopes):
+        yield f"{name}.where: there is no scope {line.where!r}; there are {', '.join(scenario.cluster.scopes)}"
 
 
 class Injection(Struct, frozen=True):

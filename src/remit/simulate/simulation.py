@@ -236,22 +236,26 @@ class Simulation(Record):
         return list(found)
 
     def cut(self, source: str, target: str) -> None:
+        self.tell(f"cut {source} > {target}")
         self.network.cut(source, target)
 
     def mend(self, source: str, target: str) -> None:
         self.network.mend(source, target)
 
     def clog(self, source: str, target: str) -> None:
+        self.tell(f"clogged {source} > {target}")
         self.network.clog(source, target)
 
     def unclog(self, source: str, target: str) -> None:
         self.network.unclog(source, target)
 
     def slow(self, source: str, target: str, by_s: float) -> None:
+        if by_s > 0:
+            self.tell(f"slowed {source} > {target} by up to {by_s:.1f} s")
         self.network.way(source, target).slow_s += by_s
 
     def later(self, delay_s: float, deed: Callable[[], None]) -> None:
-        self.loop.root.context.run(self.loop.call_later, delay_s, deed)
+        self.loop.call_later(delay_s, deed, context=self.loop.root.context.copy())
 
     def weather(self, **changes: float) -> Heal:
         return self.network.worsen(changes)
@@ -358,6 +362,7 @@ class Simulation(Record):
         self.judge.gave_up(scope, operation)
 
     def process_silenced(self, process: Process) -> None:
+        self.tell(f"{process.name} {'stands still' if process.alive else 'was killed'}")
         for scope, operation in self._waiting.pop(process.name, {}):
             self.judge.gave_up(scope, operation)
 

@@ -210,27 +210,48 @@ class StorePort:
         self._unit = unit
         self._sent = sent
         self._observer = observer
+        self._closed = False
+        self._watches: dict[SimWatch, None] = {}
 
     async def get(self, key: str) -> Row | None:
-        return await self._read(lambda store, _: store.get(key))
+        return await self._read(lambda store, lag: _row_at(store, key, lag) if lag else store.get(key))
 
     async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
-        return await self._read(lambda store, lag: store.range(prefix, after=after, limit=limit, revision=revision or lag))
+        async def read(store: Store, lag: int) -> Page:
+            if lag and revision > lag:
+                raise _not_been(revision, lag)
+            return await store.range(prefix, after=after, limit=limit, revision=revision or lag)
+
+        return await self._read(read)
 
     async def revision(self) -> int:
-        return await self._read(lambda store, _: store.revision())
+        async def read(store: Store, lag: int) -> int:
+            return lag or await store.revision()
+
+        return await self._read(read)
 
     async def compact(self, revision: int) -> None:
-        await self._call(lambda: self._service.store.compact(revision))
+        service = self._service
+
+        async def work() -> None:
+            service.check(writing=False)  # a store that is full is compacted to be cured
+            await service.store.compact(revision)
+
+        await self._call(work, writing=True)
 
     async def close(self) -> None:
-        return
+        """The process's own end of it; the store goes on."""
+        self._closed = True
+        for watch in self._watches:
+            watch.end(Closed("this store was closed"))
 
     async def commit(self, commit: Commit) -> Committed | Conflict:
         service, trouble, lots = self._service, self._service.trouble, self._service.lots
         sent = self._sent()
         drawn = lots.random()
-        if trouble.applied_late and drawn < trouble.applied_late:
+        self._check_open()
+        arrives = service.network.reaches(self._process, service.name)
+        if arrives and trouble.applied_late and drawn < trouble.applied_late:
             service.count("applied-late")
             delay_s = 0.2 + _LATE_S * lots.random()
             service.loop.call_later(delay_s, self._apply_late, commit, sent, context=service.unit.context)
@@ -252,7 +273,7 @@ class StorePort:
         if lagging and after > lagging:
             # A member that has not got so far yet: it cannot say what follows.
             await self._call(_nothing)
-            raise Invalid(f"revision {after} has not been yet; this member stands at {lagging}")
+            raise _not_been(after, lagging)
         service = self._service
 
         async def work() -> Watch:
@@ -260,7 +281,10 @@ class StorePort:
             return await service.store.watch(prefix, after=after)
 
         real = await self._call(work)
-        return SimWatch(self._service, self._process, self._unit, real, lag_s=self._service.trouble.lag_s if lagging else 0.0)
+        lag_s = service.trouble.lag_s if lagging else 0.0
+        watch = SimWatch(service, self._process, self._unit, real, lag_s=lag_s)
+        self._watches[watch] = None
+        return watch
 
     async def _read(self, read: Callable[[Store, int], Coroutine[Any, Any, T]]) -> T:
         service = self._service
@@ -276,32 +300,40 @@ class StorePort:
 
     async def _call(self, work: Work[T], *, lose: bool = False, writing: bool = False) -> T:
         """There and back. What is lost on the way is `Unanswered` if it may have changed something, else `Unavailable`."""
-        if self._unit.dead:
-            raise Closed("this process was killed")
+        self._check_open()
         service = self._service
         answer: asyncio.Future[T] = service.loop.create_future()
-        service.network.send(self._process, service.name, service.unit, self._serve, work, answer, lose)
+        service.network.send(self._process, service.name, service.unit, self._serve, _Asked(work, answer, lose))
         patience = service.loop.call_later(ANSWER_S_MAX, _expire, answer, writing)
         try:
             return await answer
         finally:
             patience.cancel()
 
-    def _serve(self, work: Work[T], answer: asyncio.Future[T], lose: bool) -> None:
-        """At the store, perhaps after it has been slow."""
+    def _check_open(self) -> None:
+        if self._unit.dead:
+            raise Closed("this process was killed")
+        if self._closed:
+            raise Closed("this store was closed")
+
+    def _serve(self, asked: _Asked) -> None:
+        """At the store, perhaps after it has been slow. A connection to a store does not say a thing twice."""
         service = self._service
-        if service.trouble.slow_s and not answer.done():
+        if asked.begun:
+            return
+        asked.begun = True
+        if service.trouble.slow_s and not asked.answer.done():
             service.count("slow")
             delay_s = service.trouble.slow_s * service.lots.random()
-            service.loop.call_later(delay_s, self._work, work, answer, lose, context=service.unit.context)
+            service.loop.call_later(delay_s, self._work, asked, context=service.unit.context)
             return
-        self._work(work, answer, lose)
+        self._work(asked)
 
-    def _work(self, work: Work[T], answer: asyncio.Future[T], lose: bool) -> None:
-        service = self._service
+    def _work(self, asked: _Asked) -> None:
+        service, answer = self._service, asked.answer
 
-        def done(result: T) -> None:
-            if lose:
+        def done(result: object) -> None:
+            if asked.lose:
                 service.count("lost-after")
                 return
             service.network.send(service.name, self._process, self._unit, _answer, answer, result)
@@ -309,7 +341,16 @@ class StorePort:
         def failed(error: StoreError) -> None:
             service.network.send(service.name, self._process, self._unit, _fail, answer, error)
 
-        service.perform(work, done, failed)
+        service.perform(asked.work, done, failed)
+
+
+class _Asked(Struct):
+    """One request on its way to the store, however often the network brings it."""
+
+    work: Work[Any]
+    answer: asyncio.Future[Any]
+    lose: bool
+    begun: bool = False
 
 
 class SimWatch:
@@ -317,7 +358,7 @@ class SimWatch:
 
     def __init__(self, service: StoreService, process: str, unit: Unit, real: Watch, *, lag_s: float) -> None:
         self._service, self._process, self._unit, self._real, self._lag_s = service, process, unit, real, lag_s
-        self._arrived: list[Event | StoreError | None] = []
+        self._arrived: list[Event | StoreError] = []
         self._waiting: asyncio.Future[None] | None = None
         self._not_before_s = 0.0
         self._owed: list[tuple[Handle, Event | StoreError]] = []
@@ -330,23 +371,30 @@ class SimWatch:
         return self
 
     async def __anext__(self) -> Event:
-        while not self._arrived:
-            if self._closed:
-                raise StopAsyncIteration
+        while not self._arrived and not self._closed:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        item = self._arrived.pop(0)
-        if item is None:
+        if self._closed:
             raise StopAsyncIteration
+        item = self._arrived[0]
         if isinstance(item, StoreError):
-            raise item
+            raise item  # and so does every later step
+        del self._arrived[0]
         return item
 
     async def close(self) -> None:
         self._closed = True
+        self._wake()
         self._service.unwatched(self)
         self._pump_task.cancel()
         await self._real.close()
+
+    def end(self, error: StoreError) -> None:
+        """At this end, at once: what was pending is let go."""
+        self._pump_task.cancel()
+        self._service.unwatched(self)
+        self._arrived[:] = [error]
+        self._wake()
 
     def broke_off(self) -> None:
         self._pump_task.cancel()
@@ -400,6 +448,9 @@ class SimWatch:
 
     def _arrive(self, item: Event | StoreError) -> None:
         self._arrived.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -412,6 +463,15 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
         return done.value  # type: ignore[no-any-return]
     work.close()
     raise RuntimeError("a store in memory waited")
+
+
+async def _row_at(store: Store, key: str, revision: int) -> Row | None:
+    page = await store.range(key, limit=1, revision=revision)
+    return page.rows[0] if page.rows and page.rows[0].key == key else None
+
+
+def _not_been(revision: int, lag: int) -> Invalid:
+    return Invalid(f"revision {revision} has not been yet; this member stands at {lag}")
 
 
 async def _nothing() -> None:

@@ -342,6 +342,24 @@ def test_cancelling_a_task_of_the_dead_wakes_nobody(loop: SimLoop) -> None:
     assert not task.done()
 
 
+def test_a_task_that_was_just_about_to_run_is_not_cleaned_up_either(loop: SimLoop) -> None:
+    said = []
+
+    async def waits() -> None:
+        try:
+            for _ in range(1_000):
+                await asyncio.sleep(0)
+        finally:
+            said.append("finally")
+
+    unit = spawn(loop, waits())
+    loop.call_soon(loop.kill, unit)
+    play(loop, 10.0)
+    assert not said
+    loop.finish()
+    assert said == ["finally"]
+
+
 def test_what_the_dead_had_scheduled_is_dropped__and_those_of_others_goes_on(loop: SimLoop) -> None:
     said: list[str] = []
     units = {name: loop.unit(name) for name in ("dead", "living")}

@@ -57,6 +57,7 @@ class Scheduler(Player):
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         if self._note(keys):
             self.wake_all()
+        self._free.clear()  # what was assumed last time may have been refused, or never answered
         now_ms = self.world.clock.now_ms()
         claims: list[AnyClaim] = list(self._reserved())
         pending = [key for key in self.view.by_phase[Phase.PENDING] if self._not_before.get(key, 0) <= now_ms]

@@ -1,0 +1,129 @@
+"""Does the witness hear of all that a store on torn files holds, once and in order, whenever the power goes?"""
+
+from __future__ import annotations
+
+from remit.simulate.durable import CALLS_MAX, DurableService
+from remit.simulate.loop import SimLoop, Unit
+from remit.simulate.network import Network
+from remit.simulate.stores import Sent, StorePort
+from remit.store import chain
+from remit.store.memory import MemoryStore, Snapshot
+from remit.store.protocol import HEAD, Commit, Committed, Conflict, StoreError, Unanswered
+from remit.store.protocol import Watch as StoreWatch
+
+
+class Cellar:
+    """One writer who writes batch after batch, and takes over anew whenever it does not know where it stands."""
+
+    def __init__(self, seed: str) -> None:
+        self.loop = SimLoop.seeded(seed)
+        self.network = Network(self.loop, seed)
+        self.heard: list[tuple[int, str, list[str]]] = []
+        self.acknowledged: dict[str, int] = {}
+        self.unanswered: list[str] = []
+        self.rows: list[str] = []
+        self.service = DurableService(self.loop, self.network, "scope", seed, self)
+        self.loop.call_at(1e6, self.loop.stop)
+        self.loop.root.context.copy().run(self.service.begin)
+
+    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None:
+        keys = [key for key, _ in commit.puts if key != HEAD]
+        self.heard.append((revision, "" if sent is None else sent.process, keys))
+
+    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
+        raise AssertionError("nothing is restored here")
+
+    def port(self, name: str) -> tuple[StorePort, Unit]:
+        unit = self.loop.unit(name)
+        return StorePort(self.service, name, unit, lambda: Sent(name, "boot", 0, 1.0, self.loop.time())), unit
+
+    async def write(self, port: StorePort, many: int) -> None:
+        place: chain.Place | None = None
+        clock = self.loop
+        for n in range(many):
+            key = f"k{n:03}"
+            try:
+                if place is None:
+                    place = await chain.seize(port, "writer", "durable")
+                head = chain.advance(place.head, [(key, b"x" * 3_000)], ())
+                answer = await port.commit(chain.batch(place, head, [(key, b"x" * 3_000)]))
+                assert isinstance(answer, Committed | Conflict)
+                place = chain.Place(head, answer.revision) if isinstance(answer, Committed) else None
+                if isinstance(answer, Committed):
+                    self.acknowledged[key] = answer.revision
+            except Unanswered:
+                self.unanswered.append(key)
+                place = None
+            except StoreError:
+                place = None
+            pause = clock.create_future()
+            clock.call_later(0.05, pause.set_result, None)
+            await pause
+
+    async def read(self, port: StorePort) -> None:
+        page = await port.range("", limit=10_000)
+        self.rows = [row.key for row in page.rows if row.key.startswith("k")]
+        assert page.revision == self.heard[-1][0]
+        self.loop.stop()
+
+    def play(self, cut_at_s: float, calls: int) -> None:
+        port, unit = self.port("writer")
+        self.loop.call_at(cut_at_s, lambda: self.service.cut_power(calls))
+        self.loop.call_at(2.0, lambda: self.loop.spawn(self.write(port, 60), name="write", unit=unit))
+        self.loop.run(60.0)
+        assert not self.loop.failures, self.loop.failures
+        reader, unit = self.port("reader")
+        self.loop.spawn(self.read(reader), name="read", unit=unit)
+        self.loop.run(120.0)
+        self.loop.finish()
+        self.service.end()
+
+
+def test_the_witness_hears_each_commit_once_in_order__also_those_that_nobody_was_told_of() -> None:
+    written_unanswered = 0
+    for calls in range(1, CALLS_MAX + 1):
+        cellar = Cellar(f"cellar {calls}")
+        cellar.play(2.5 + calls / 37, calls)
+        revisions = [revision for revision, _, _ in cellar.heard]
+        assert revisions == list(range(1, len(revisions) + 1))
+        told = {keys[0]: revision for revision, sender, keys in cellar.heard if sender == "writer" and keys}
+        assert cellar.acknowledged.items() <= told.items(), "an answer was a promise"
+        assert sorted(told) == cellar.rows, "what is there was heard of, with its sender"
+        assert len(cellar.acknowledged) > 30
+        assert len(cellar.unanswered) <= 3
+        written_unanswered += len(told.keys() - cellar.acknowledged.keys())
+    assert written_unanswered > 0, "no cut fell between a write and its answer, so this proves nothing"
+
+
+def test_a_power_cut_breaks_the_watches_and_the_store_comes_back() -> None:
+    cellar, said = Cellar("watch"), list[str]()
+
+    async def follow(port: StorePort) -> None:
+        watch: StoreWatch = await port.watch("", after=0)
+        try:
+            async for event in watch:
+                said.append(f"{event.revision}")
+        except StoreError as error:
+            said.append(type(error).__name__)
+
+    port, unit = cellar.port("watcher")
+    cellar.loop.call_at(1.0, lambda: cellar.loop.spawn(follow(port), name="follow", unit=unit))
+    cellar.play(2.5, 3)
+    assert said[-1] == "Unavailable"
+    assert [int(one) for one in said[:-1]] == list(range(1, len(said)))
+    assert len(cellar.acknowledged) > 30
+
+
+def test_a_power_cut_that_is_called_off_does_not_come() -> None:
+    cellar = Cellar("off")
+    back: list[object] = []
+
+    def cut() -> None:
+        off = cellar.service.cut_power(CALLS_MAX)
+        cellar.loop.call_later(0.001, lambda: back.append(off()))
+
+    cellar.loop.call_at(2.5, cut)
+    cellar.play(100.0, 1)
+    assert back == [None]
+    assert len(cellar.acknowledged) == 60
+    assert cellar.unanswered == []

@@ -1,0 +1,242 @@
+"""Does every kind of fault do some harm, does nothing of it stay once it is over, and does it choose its victim by itself?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from remit.simulate.faults import KINDS
+from remit.simulate.lots import stream
+from remit.simulate.network import Weather
+from remit.simulate.scenarios import Injection, parse
+from remit.simulate.simulation import Simulation
+from remit.simulate.stores import Trouble
+
+AT_S, DURATION_S = 12.0, 16.0
+SETTLES_S = 6.0
+"""Some faults end by themselves: within this time."""
+
+TEXT = """
+summary = "s"
+duration = "16s"
+heal = "1m"
+[cluster]
+scopes = {scopes}
+nodes = 2
+agents = 2
+store = "{store}"
+[load]
+per_minute = 20
+"""
+
+LASTING = {"drift", "wall-jump", "backup", "restore"}
+"""What no fault takes back: clocks are as they are, and what was restored or saved stays so."""
+
+
+class Trial:
+    """A tiny cluster to which one plan happens; it is stopped where the test wants to look."""
+
+    def __init__(self, *plan: Injection, seed: int = 1, scopes: str = '["local"]', store: str = "memory") -> None:
+        scenario = parse("trial", TEXT.format(scopes=scopes, store=store))
+        self.sim = Simulation(scenario, seed, plan=plan, trace=True)
+        root = self.sim.loop.root.context
+        for one in plan:
+            root.run(self.sim.loop.call_at, one.at_s, self.sim._inject, one)
+        root.run(self.sim.loop.call_soon, self.sim.cluster.start)
+
+    def run(self, until_s: float) -> None:
+        self.sim.loop.run(until_s)
+        assert not self.sim.judge.violations, self.sim.judge.violations
+
+    def traces(self) -> dict[str, Any]:
+        """All that a fault may leave behind and that is not so in a calm world."""
+        sim, found = self.sim, dict[str, Any]()
+        for (source, target), way in sim.network._ways.items():
+            if way.cuts or way.clogs or abs(way.slow_s) > 1e-9 or way.held:
+                found[f"way {source} > {target}"] = way
+        if sim.network.weather != Weather():
+            found["weather"] = sim.network.weather
+        for scope, store in sim.cluster.stores.items():
+            if store.trouble != Trouble():
+                found[f"trouble of {scope}"] = store.trouble
+            if store._no_watch_until_s > sim.loop.time():
+                found[f"no watch of {scope}"] = store._no_watch_until_s
+        for process in sim.cluster.processes.values():
+            if not process.alive or process.unit.frozen:
+                found[process.name] = "frozen" if process.alive else "dead"
+            if process.machine.disk.full or process.machine.disk.failing:
+                found[f"disk of {process.machine.name}"] = True
+        return found
+
+    def marks(self) -> dict[str, Any]:
+        """What a fault may have changed for good."""
+        sim = self.sim
+        found: dict[str, Any] = {f"starts of {name}": process.starts for name, process in sim.cluster.processes.items()}
+        for name, machine in sim.cluster.machines.items():
+            found[f"clock of {name}"] = (machine.clock.rate, machine.clock.wall_offset_ms, machine.clock.boot())
+        for scope, store in sim.cluster.stores.items():
+            found[f"store of {scope}"] = (id(store.store), store._no_watch_until_s)
+            found[f"cuts of {scope}"] = getattr(store, "_cuts", 0)
+        found["backups"] = [list(kept) for kept in sim._backups.values()]
+        return found
+
+    def end(self) -> None:
+        self.sim.loop.finish()
+        self.sim.cluster.end()
+
+
+@pytest.fixture
+def ended() -> Iterator[list[Trial]]:
+    trials: list[Trial] = []
+    yield trials
+    for trial in trials:
+        trial.end()
+
+
+def trial_of(kind: str, lasts_s: float, ended: list[Trial]) -> Trial:
+    scopes = '["local"]' if KINDS[kind].scopes_min == 1 else '["global", "east", "west"]'
+    plan = [Injection(0, AT_S, kind, lasts_s)]
+    if kind in ("restore", "damage"):
+        plan.insert(0, Injection(1, AT_S - 1, "backup", 0.0))
+    trial = Trial(*plan, scopes=scopes, store=KINDS[kind].store or "memory")
+    ended.append(trial)
+    return trial
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_it_does_harm__and_when_all_faults_end_nothing_of_it_stays(kind: str, ended: list[Trial]) -> None:
+    trial = trial_of(kind, 1_000.0, ended)
+    trial.run(AT_S - 0.000_1)
+    assert trial.traces() == {}
+    before = trial.marks()
+    trial.run(AT_S + 0.000_1)
+    assert trial.sim.faults[kind] == 1
+    assert trial.traces() or trial.marks() != before, "it has done nothing"
+    trial.run(DURATION_S)
+    trial.sim._heal_all()
+    trial.run(DURATION_S + SETTLES_S)
+    assert trial.traces() == {}
+    if kind not in LASTING:
+        after = trial.marks()
+        assert {name: (rate, offset) for name, (rate, offset, _) in _clocks(after).items()} == {
+            name: (rate, offset) for name, (rate, offset, _) in _clocks(before).items()
+        }
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_it_is_over_when_its_time_is__without_anybody_else(kind: str, ended: list[Trial]) -> None:
+    trial = trial_of(kind, 2.0, ended)
+    trial.run(AT_S + 2.0 + SETTLES_S)
+    assert trial.traces() == {}
+
+
+def _clocks(marks: dict[str, Any]) -> dict[str, tuple[float, int, str]]:
+    return {name: value for name, value in marks.items() if name.startswith("clock of ")}
+
+
+@pytest.mark.parametrize("lasts_s", [0.0, 0.1, 0.7, 1_000.0])
+def test_a_swizzle_that_is_taken_back_early_leaves_no_way_clogged(lasts_s: float, ended: list[Trial]) -> None:
+    """Not one that was to be clogged later either, and nothing that was sent stays held back."""
+    for seed in range(3):
+        trial = Trial(*(Injection(n, 3.0 + n / 10, "swizzle-clog", lasts_s) for n in range(4)), seed=seed)
+        ended.append(trial)
+        trial.run(4.0)
+        trial.sim._heal_all()
+        trial.run(8.0)
+        assert trial.traces() == {}
+
+
+def test_a_swizzle_clogs_one_by_one_and_opens_one_by_one_in_another_order(ended: list[Trial]) -> None:
+    trial = Trial(Injection(0, 4.0, "swizzle-clog", 8.0))
+    ended.append(trial)
+    seen: list[list[str]] = []
+    for tick in range(400, 1_250):
+        trial.run(tick / 100)
+        now = sorted(trial.traces())
+        if not seen or seen[-1] != now:
+            seen.append(now)
+    sizes = [len(now) for now in seen]
+    most = max(sizes)
+    assert most >= 3
+    assert sizes == [*range(sizes[0], most), *range(most, -1, -1)]
+    assert sizes[0] in (0, 1)
+
+
+PLAN = (
+    Injection(0, 4.0, "kill-agent", 100.0),
+    Injection(1, 5.0, "isolate", 3.0),
+    Injection(2, 6.0, "kill-server", 100.0),
+    Injection(3, 7.0, "cut-one-way", 3.0),
+    Injection(4, 8.0, "swizzle-clog", 0.9),
+    Injection(5, 9.0, "slow-links", 3.0),
+    Injection(6, 10.0, "kill-scheduler", 100.0),
+    Injection(7, 11.0, "all-silent", 3.0),
+)
+
+
+def harm(ended: list[Trial], plan: tuple[Injection, ...]) -> list[tuple[int, str]]:
+    """What was done to whom, by the trace: with the second in which it was."""
+    trial = Trial(*plan)
+    ended.append(trial)
+    trial.run(13.0)
+    found = []
+    for line in trial.sim.lines or ():
+        at_s, what = float(line.split(maxsplit=1)[0]), line.split(maxsplit=1)[1]
+        if what.startswith(("cut ", "clogged ", "slowed ")) or what.endswith((" was killed", " stands still")):
+            found.append((int(at_s), f"{at_s} {what}"))
+    return found
+
+
+def test_leaving_one_fault_out_changes_no_other_ones_victim(ended: list[Trial]) -> None:
+    whole = harm(ended, PLAN)
+    assert {second for second, _ in whole} == {int(one.at_s) for one in PLAN}
+    for left_out in PLAN:
+        kept = harm(ended, tuple(one for one in PLAN if one is not left_out))
+        assert kept == [line for line in whole if line[0] != int(left_out.at_s)]
+
+
+@pytest.mark.parametrize("kind", ["kill-agent", "kill-server", "freeze"])
+def test_whom_another_fault_has_killed_changes_no_victim_but_itself(kind: str, ended: list[Trial]) -> None:
+    for seed in range(10):
+        trial = Trial(scopes='["local"]')
+        ended.append(trial)
+        processes = trial.sim.everyone()
+        one = Injection(0, 0.0, kind, 1.0)
+
+        def victim(dead: str = "", one: Injection = one, trial: Trial = trial, seed: int = seed) -> str:
+            for process in trial.sim.everyone():
+                process.kill()
+                process.come_to_life()
+                if process.name == dead:
+                    process.kill()
+            KINDS[kind].deed(trial.sim, stream(f"{seed}"), one)
+            hit = [each for each in trial.sim.everyone() if (each.unit.frozen or not each.alive) and each.name != dead]
+            assert len(hit) == 1
+            return hit[0].name
+
+        chosen = victim()
+        for process in processes:
+            if process.name != chosen:
+                assert victim(process.name) == chosen
+
+
+def test_a_scope_whose_name_begins_like_another_is_another(ended: list[Trial]) -> None:
+    trial = Trial(scopes='["global", "r1", "r10"]')
+    ended.append(trial)
+    assert {process.name for process in trial.sim.processes("server", "r1")} == {"server-r1-1", "server-r1-2"}
+    assert len(trial.sim.processes("server", "")) == 6
+
+
+def test_observers_of_the_store_that_lags_are_those_who_fail_over(ended: list[Trial]) -> None:
+    for seed in range(8):
+        trial = Trial(Injection(0, 10.0, "lagging-member", 5.0), seed=seed, scopes='["global", "east", "west"]')
+        ended.append(trial)
+        trial.run(9.999)
+        watches = {scope: dict(store._watches) for scope, store in trial.sim.cluster.stores.items()}
+        assert all(watches.values())
+        trial.run(10.000_1)
+        for scope, store in trial.sim.cluster.stores.items():
+            kept = watches[scope].keys() & store._watches.keys()
+            assert bool(kept) is not bool(store.trouble.lag_s)

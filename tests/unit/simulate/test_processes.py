@@ -1,0 +1,362 @@
+"""What does a process keep when it starts again, what goes on without it, and what does its machine lose with the power?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from remit.simulate.clocks import SimClock
+from remit.simulate.loop import SimLoop
+from remit.simulate.network import Network
+from remit.simulate.processes import Machine, Main, Process
+from remit.simulate.runners import Program, program_of
+from remit.world.promises import Ended, NotStarted, Order, Running
+
+PATH = Path("/note")
+
+
+class House:
+    """One machine, and processes on it. It writes down what ran when."""
+
+    made: ClassVar[list[House]] = []
+
+    def __init__(self) -> None:
+        self.loop = SimLoop.seeded("house")
+        self.network = Network(self.loop, "house")
+        self.machine = Machine(self.loop, "machine", self, start_ms=5_000, rate=1.0)
+        self.record: list[tuple[str, int, float]] = []
+        self.ends: list[tuple[str, str]] = []
+        self.loop.call_at(1e6, self.loop.stop)
+        self.made.append(self)
+
+    def started(self, machine: str, order: Order, pid: int) -> None:
+        self.record.append(("started", pid, round(self.loop.time(), 3)))
+
+    def ended(self, machine: str, pid: int) -> None:
+        self.record.append(("ended", pid, round(self.loop.time(), 3)))
+
+    def process(self, main: Main, name: str = "anna") -> Process:
+        process = Process(self.loop, self.network, name, self.machine, "house", main)
+        process.on_end = lambda ended, failure: self.ends.append((ended.name, repr(failure)))
+        return process
+
+    def run(self, for_s: float) -> None:
+        self.loop.run(self.loop.time() + for_s)
+        assert not self.loop.failures, self.loop.failures
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    yield House()
+    while House.made:
+        House.made.pop().loop.finish()
+
+
+# Processes
+
+
+def test_each_start_is_a_new_world_with_fresh_ids_on_the_same_disk_and_clock(house: House) -> None:
+    worlds, ids, chances, found = [], [], [], []
+
+    async def main(process: Process) -> None:
+        world = process.world
+        worlds.append(world)
+        ids.append((world.ids.incarnation(), world.ids.nonce()))
+        chances.append(world.chance.below(1 << 60))
+        found.append(world.disk.read(PATH) if world.disk.exists(PATH) else b"")
+        world.disk.write_atomically(PATH, b"%d" % process.starts)
+        await asyncio.Event().wait()
+
+    process = house.process(main)
+    for _ in range(3):
+        process.start()
+        process.start()
+        house.run(10.0)
+        process.kill()
+        house.run(10.0)
+    assert process.starts == 3
+    assert found == [b"", b"1", b"2"]
+    assert len(set(ids)) == len(set(chances)) == 3
+    assert all(world.clock is house.machine.clock for world in worlds)
+    assert (house.machine.clock.now_ms(), house.machine.clock.boot()) == (65_000, "machine-0")
+
+
+def test_one_seed_gives_the_same_ids_in_the_next_run() -> None:
+    def ids() -> list[str]:
+        house, found = House(), list[str]()
+
+        async def main(process: Process) -> None:
+            found.append(process.world.ids.nonce())
+            found.append(process.world.ids.incarnation())
+            await asyncio.Event().wait()
+
+        for name in ("anna", "ben"):
+            house.process(main, name).start()
+        house.run(1.0)
+        house.loop.finish()
+        return sorted(found)
+
+    assert ids() == ids()
+    assert len(set(ids())) == 4
+
+
+def test_a_process_that_ends_or_fails_is_told_and_can_be_started_again(house: House) -> None:
+    async def main(process: Process) -> None:
+        await asyncio.sleep(1.0)
+        if process.starts == 1:
+            raise ValueError("no")
+
+    process = house.process(main)
+    for _ in range(2):
+        process.start()
+        house.run(5.0)
+        assert not process.alive
+    assert house.ends == [("anna", "ValueError('no')"), ("anna", "None")]
+
+
+def test_a_killed_process_is_silenced_and_has_not_ended_by_itself(house: House) -> None:
+    silenced = []
+
+    async def main(process: Process) -> None:
+        await asyncio.sleep(1.0)
+
+    process = house.process(main)
+    process.on_silence = lambda silent: silenced.append(silent.name)
+    process.start()
+    process.kill()
+    process.kill()
+    house.run(5.0)
+    assert house.ends == []
+    assert silenced == ["anna"]
+
+
+def test_a_process_that_was_frozen_and_killed_starts_awake(house: House) -> None:
+    steps = []
+
+    async def main(process: Process) -> None:
+        while True:
+            steps.append(process.starts)
+            await process.world.clock.sleep_ms(1_000)
+
+    process = house.process(main)
+    process.start()
+    house.run(0.5)
+    process.freeze()
+    house.run(5.0)
+    process.kill()
+    process.start()
+    house.run(2.5)
+    assert steps == [1, 2, 2, 2]
+
+
+# What runs on a machine
+
+
+def test_work_outlives_its_starter__the_next_start_finds_it(house: House) -> None:
+    left: list[Running] = []
+    said: list[Any] = []
+
+    async def main(process: Process) -> None:
+        runner = process.world.runner
+        if process.starts == 1:
+            left.append(await runner.start(Order(("work", "30000", "3"))))
+            await asyncio.Event().wait()
+        said.append(runner.alive(left[0]))
+        said.append(await runner.wait(left[0]))
+        said.append(runner.alive(left[0]))
+
+    process = house.process(main)
+    process.start()
+    house.run(5.0)
+    process.kill()
+    house.run(5.0)
+    process.start()
+    house.run(60.0)
+    pid = left[0].pid
+    assert said == [True, Ended(), False], "only its parent learns how it ended"
+    assert house.record == [("started", pid, 0.005), ("ended", pid, 30.005)]
+
+
+def test_its_starter_learns_how_it_ended(house: House) -> None:
+    said: list[Ended] = []
+
+    async def main(process: Process) -> None:
+        runner = process.world.runner
+        for words in (("work", "1000", "3"), ("work", "-", "0", "200"), ("work", "-", "0", "-")):
+            running = await runner.start(Order(words))
+            if words[1] == "-":
+                await runner.stop(running, grace_ms=2_000)
+            said.append(await runner.wait(running))
+
+    house.process(main).start()
+    house.run(60.0)
+    assert said == [Ended(code=3), Ended(signal=15), Ended(signal=9)]
+    spans = [round(end[2] - begin[2], 3) for begin, end in zip(house.record[::2], house.record[1::2], strict=True)]
+    assert spans == [1.0, 0.2, 2.0]
+
+
+def test_a_power_cut_ends_all_work_and_the_clock_counts_anew(house: House) -> None:
+    async def main(process: Process) -> None:
+        for _ in range(3):
+            await process.world.runner.start(Order(("work", "-", "0")))
+        await asyncio.Event().wait()
+
+    process = house.process(main)
+    process.start()
+    house.run(10.0)
+    process.kill()
+    house.machine.machinery.power_cut()
+    house.machine.clock.reboot()
+    assert house.machine.machinery.runs == {}
+    assert [what for what, _, _ in house.record] == ["started"] * 3 + ["ended"] * 3
+    assert (house.machine.clock.now_ms(), house.machine.clock.boot()) == (0, "machine-1")
+    house.run(60.0)
+    assert house.machine.clock.now_ms() == 60_000
+    assert len(house.record) == 6, "nothing ends twice"
+
+
+def test_a_pid_that_was_used_before_is_another_process(house: House) -> None:
+    said = []
+
+    async def main(process: Process) -> None:
+        runner = process.world.runner
+        running = await runner.start(Order(("work", "-", "0")))
+        other = Running(running.pid, "another time")
+        await runner.stop(other, grace_ms=10)
+        said.append((runner.alive(running), runner.alive(other), await runner.wait(other)))
+
+    house.process(main).start()
+    house.run(5.0)
+    assert said == [(True, False, Ended())]
+
+
+# Programs
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (("work",), Program(0, 0, 0)),
+        (("work", "30000"), Program(30_000, 0, 0)),
+        (("work", "30000", "2"), Program(30_000, 2, 0)),
+        (("work", "-", "0"), Program(None, 0, 0)),
+        (("work", "-", "0", "5000"), Program(None, 0, 5_000)),
+        (("work", "-", "0", "-"), Program(None, 0, None)),
+    ],
+)
+def test_a_program_is_what_its_words_say(words: tuple[str, ...], program: Program) -> None:
+    assert program_of(words) == program
+    assert program_of(program.argv()) == program
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("",),
+        ("sleep", "5"),
+        ("work", "soon"),
+        ("work", ""),
+        ("work", "-5"),
+        ("work", "1.5"),
+        ("work", "1", "zero"),
+        ("work", "1", "-"),
+        ("work", "1", "0", "-1"),
+        ("work", "1", "0", "0", "0"),
+    ],
+)
+def test_nonsense_does_not_start(house: House, words: tuple[str, ...]) -> None:
+    said = []
+
+    async def main(process: Process) -> None:
+        try:
+            await process.world.runner.start(Order(words))
+        except NotStarted as error:
+            said.append(error.cure)
+
+    house.process(main).start()
+    house.run(1.0)
+    assert said == ["use work MS CODE STOP_MS"]
+    assert house.ends == [("anna", "None")]
+    assert house.record == []
+
+
+# Clocks
+
+
+def clock_run(loop: SimLoop, work: Coroutine[Any, Any, None]) -> None:
+    loop.spawn(work, name="clock", unit=loop.unit("anna"))
+    loop.call_at(1e6, loop.stop)
+    loop.run(1e5)
+    assert not loop.failures, loop.failures
+
+
+def test_a_clock_reads_what_it_was_set_to_when_it_was_made() -> None:
+    loop = SimLoop.seeded("clock")
+    loop.call_at(100.0, loop.stop)
+    loop.run(200.0)
+    assert SimClock(loop, "late", start_ms=7_000).now_ms() == 7_000
+
+
+def test_changing_the_rate_keeps_the_reading_and_it_never_goes_back() -> None:
+    loop = SimLoop.seeded("clock")
+    clock = SimClock(loop, "m", start_ms=1_000, rate=1.01)
+    seen = []
+
+    async def main() -> None:
+        for rate in (0.99, 1.0, 1.5, 0.996):
+            await asyncio.sleep(10.0)
+            seen.append(clock.now_ms())
+            clock.drift(rate)
+            seen.append(clock.now_ms())
+
+    clock_run(loop, main())
+    assert seen == sorted(seen)
+    assert [later - before for before, later in zip(seen[::2], seen[1::2], strict=True)] == [0, 0, 0, 0]
+    assert seen[0] == 11_100
+    assert seen[-1] == 1_000 + 10_100 + 9_900 + 10_000 + 15_000
+
+
+def test_sleeping_and_waiting_follow_this_clock() -> None:
+    loop = SimLoop.seeded("clock")
+    fast = SimClock(loop, "fast", rate=1.25)
+    seen: list[float] = []
+
+    async def main() -> None:
+        await fast.sleep_ms(10_000)
+        seen.append(loop.time())
+        try:
+            async with fast.timeout_ms(10_000):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            seen.append(loop.time())
+
+    clock_run(loop, main())
+    assert seen == pytest.approx([8.0, 16.0])
+
+
+def test_a_clock_that_is_slowed_while_somebody_sleeps_is_slept_out() -> None:
+    loop = SimLoop.seeded("clock")
+    clock = SimClock(loop, "m")
+    seen: list[int] = []
+
+    async def main() -> None:
+        await clock.sleep_ms(10_000)
+        seen.append(clock.now_ms())
+
+    loop.call_at(1.0, clock.drift, 0.5)
+    clock_run(loop, main())
+    assert seen[0] in (10_000, 10_001)
+
+
+def test_a_jump_of_the_wall_moves_no_instant() -> None:
+    loop = SimLoop.seeded("clock")
+    clock = SimClock(loop, "m", start_ms=1_000)
+    assert clock.wall() == "2026-01-01T00:00:00.000Z"
+    clock.wall_offset_ms -= 3_600_000
+    assert clock.wall() == "2025-12-31T23:00:00.000Z"
+    assert clock.now_ms() == 1_000

@@ -1,0 +1,229 @@
+"""Is a bad scenario refused with its field and a cure, are files merged as promised, and is a plan what its seed says?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from remit.simulate import scenarios
+from remit.simulate.faults import KINDS
+from remit.simulate.injections import draw
+from remit.simulate.scenarios import BadScenario, load, names, parse
+
+GOOD = 'summary = "s"\n'
+
+BAD = {
+    "empty": ("", ["summary"]),
+    "no-toml": ("summary = x", ["not TOML", "line 1"]),
+    "unknown-field": (GOOD + "nodes = 3", ["nodes"]),
+    "unknown-field-of-the-cluster": (GOOD + "[cluster]\nnodez = 3", ["nodez", "cluster"]),
+    "unknown-field-of-a-fault": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nlast = "2s"', ["last", "faults"]),
+    "wrong-type": (GOOD + '[cluster]\nnodes = "many"', ["cluster.nodes", "int"]),
+    "table-for-list": (GOOD + '[faults]\nkind = "loss"\nat = "1s"', ["faults", "[[faults]]"]),
+    "number-for-list": (GOOD + "faults = 3", ["faults", "[[faults]]"]),
+    "number-in-list": (GOOD + "faults = [3]", ["faults"]),
+    "table-for-text": (GOOD + "[duration]\ns = 1", ["duration"]),
+    "text-for-table": (GOOD + 'cluster = "big"', ["cluster"]),
+    "unknown-fault": (GOOD + '[[faults]]\nkind = "meteor"\nat = "1s"', ["faults[0].kind", "'meteor'", "kill-leader"]),
+    "fault-without-a-time": (GOOD + '[[faults]]\nkind = "loss"', ["faults[0]", "at or every"]),
+    "fault-with-two-times": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nevery = "1s"', ["faults[0]", "at or every"]),
+    "bad-at": (GOOD + '[[faults]]\nkind = "loss"\nat = "soon"', ["faults[0].at", "30s"]),
+    "bad-every": (GOOD + '[[faults]]\nkind = "loss"\nevery = "5"', ["faults[0].every", "30s"]),
+    "bad-lasts": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nlasts = "-1s"', ["faults[0].lasts", "30s"]),
+    "empty-lasts": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nlasts = ""', ["faults[0].lasts", "30s"]),
+    "bad-size": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nsize = -1', ["faults[0].size"]),
+    "no-number-for-size": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nsize = nan', ["faults[0].size"]),
+    "nowhere": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nwhere = "mars"', ["faults[0].where", "'mars'", "local"]),
+    "too-few-scopes": (GOOD + '[[faults]]\nkind = "cut-scopes"\nat = "1s"', ["faults[0].kind", "cut-scopes", "cluster.scopes"]),
+    "wrong-store": (
+        GOOD + '[cluster]\nstore = "sqlite"\n[[faults]]\nkind = "compaction"\nat = "1s"',
+        ["faults[0].kind", "compaction", "cluster.store"],
+    ),
+    "bad-duration": (GOOD + 'duration = "5 minutes"', ["duration", "30s"]),
+    "endless-duration": (GOOD + 'duration = "99999d"', ["duration", "at most"]),
+    "bad-heal": (GOOD + 'heal = "x"', ["heal", "30s"]),
+    "bad-beat": (GOOD + '[cluster]\nbeat = "x"', ["cluster.beat", "30s"]),
+    "no-beat": (GOOD + '[cluster]\nbeat = "0s"', ["cluster.beat", "at least"]),
+    "bad-fence": (GOOD + '[load]\nfence = "x"', ["load.fence", "30s"]),
+    "no-nodes": (GOOD + "[cluster]\nnodes = 0", ["cluster.nodes", "at least 1"]),
+    "fewer-than-no-agents": (GOOD + "[cluster]\nagents = -1", ["cluster.agents", "at least 1"]),
+    "too-many-nodes": (GOOD + "[cluster]\nnodes = 10001", ["cluster.nodes", "at most"]),
+    "no-scopes": (GOOD + "[cluster]\nscopes = []", ["cluster.scopes", "at least one"]),
+    "a-scope-twice": (GOOD + '[cluster]\nscopes = ["a", "a"]', ["cluster.scopes", "each once"]),
+    "a-scope-without-a-name": (GOOD + '[cluster]\nscopes = [""]', ["cluster.scopes", "letters and digits"]),
+    "a-scope-with-a-hyphen": (GOOD + '[cluster]\nscopes = ["eu-west"]', ["cluster.scopes", "letters and digits"]),
+    "unknown-store": (GOOD + '[cluster]\nstore = "paper"', ["cluster.store", "paper"]),
+    "unknown-work": (GOOD + '[load]\nkinds = ["nap"]', ["load.kinds", "'nap'", "service"]),
+    "no-work": (GOOD + "[load]\nkinds = []", ["load.kinds", "at least one"]),
+    "no-size": (GOOD + "[load]\nsize = 0", ["load.size", "at least 1"]),
+    "no-number": (GOOD + "[load]\nper_minute = nan", ["load.per_minute"]),
+    "negative-load": (GOOD + "[load]\nper_minute = -1.0", ["load.per_minute"]),
+    "bad-quota": (GOOD + "[load]\nquota = -5", ["load.quota"]),
+    "negative-swarm": (GOOD + "swarm = -1", ["swarm"]),
+    "includes-what-is-not-there": (GOOD + 'include = ["_nothing"]', ["include", "_nothing", "_busy"]),
+    "include-is-text": (GOOD + 'include = "_busy"', ["include", "list"]),
+    "include-is-a-number": (GOOD + "include = 3", ["include", "list"]),
+    "includes-a-number": (GOOD + "include = [3]", ["include", "list"]),
+    "includes-the-outside": (GOOD + 'include = ["../../../../../pyproject"]', ["include", "pyproject"]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_a_bad_scenario_is_refused__with_its_field_and_a_cure(name: str) -> None:
+    text, needles = BAD[name]
+    with pytest.raises(BadScenario) as caught:
+        parse(name, text)
+    said = str(caught.value)
+    assert said.startswith(f"{name}: ")
+    for needle in needles:
+        assert needle in said
+    assert "\n" not in said
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "garbage.toml"
+    path.write_bytes(b"\xff\xfe\x00\x80summary")
+    with pytest.raises(BadScenario, match=r"^garbage: .*UTF-8"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("name", ["no-such-scenario", "{place}", "{place}/missing.toml", "{place}/folder.toml", "_busy", ""])
+def test_what_is_no_scenario_is_refused__with_how_to_find_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(BadScenario, match=r"there is no scenario .*--list.*\.toml"):
+        load(name.format(place=tmp_path))
+
+
+def test_a_file_by_its_path_is_a_scenario_of_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD + 'include = ["_busy"]\n[cluster]\nnodes = 2')
+    found = load(str(path))
+    assert (found.name, found.cluster.nodes) == ("mine", 2)
+
+
+def test_what_comes_with_remit_loads_and_a_scenario_is_what_it_was_written_as() -> None:
+    assert len(names()) > 10
+    for name in names():
+        found = load(name)
+        assert found.name == name
+        assert msgspec.convert(msgspec.to_builtins(found), scenarios.Scenario) == found
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Files that may be included, by name."""
+    texts: dict[str, str] = {}
+
+    def text(name: str) -> str:
+        if name not in texts:
+            raise FileNotFoundError(name)
+        return texts[name]
+
+    monkeypatch.setattr(scenarios, "_text", text)
+    return texts
+
+
+def test_an_includer_stands_over_what_it_includes__tables_are_merged_and_faults_joined(folder: dict[str, str]) -> None:
+    folder["_one"] = """
+        summary = "one"
+        duration = "1m"
+        [cluster]
+        nodes = 4
+        agents = 2
+        [load]
+        kinds = ["job", "gang"]
+        [[faults]]
+        kind = "loss"
+        at = "1s"
+    """
+    folder["_two"] = 'include = ["_one"]\nduration = "2m"\n[cluster]\nnodes = 5\n[[faults]]\nkind = "repeats"\nat = "2s"'
+    folder["_three"] = "[cluster]\nservers = 3"
+    found = parse(
+        "top",
+        """
+        include = ["_two", "_three"]
+        summary = "top"
+        [cluster]
+        agents = 1
+        [load]
+        kinds = ["service"]
+        [[faults]]
+        kind = "delays"
+        at = "3s"
+        """,
+    )
+    assert (found.name, found.summary, found.duration) == ("top", "top", "2m")
+    assert (found.cluster.nodes, found.cluster.agents, found.cluster.servers) == (5, 1, 3)
+    assert found.load.kinds == ("service",), "other lists are replaced"
+    assert [line.kind for line in found.faults] == ["loss", "repeats", "delays"]
+
+
+def test_a_later_include_stands_over_an_earlier_one(folder: dict[str, str]) -> None:
+    folder["_one"], folder["_two"] = "[cluster]\nnodes = 1", "[cluster]\nnodes = 2"
+    assert parse("top", GOOD + 'include = ["_one", "_two"]').cluster.nodes == 2
+
+
+def test_including_oneself_is_refused__also_over_others(folder: dict[str, str]) -> None:
+    folder["_one"], folder["_two"] = 'include = ["_two"]', 'include = ["_one"]'
+    with pytest.raises(BadScenario, match="include: _one includes itself"):
+        parse("top", GOOD + 'include = ["_one"]')
+    folder["_self"] = 'include = ["_self"]'
+    with pytest.raises(BadScenario, match="include: _self includes itself"):
+        parse("_self", folder["_self"])
+
+
+def test_including_one_thing_twice_is_no_circle(folder: dict[str, str]) -> None:
+    folder["_base"], folder["_one"], folder["_two"] = "[cluster]\nnodes = 4", 'include = ["_base"]', 'include = ["_base"]'
+    assert parse("top", GOOD + 'include = ["_one", "_two"]').cluster.nodes == 4
+
+
+# Plans
+
+
+def many() -> scenarios.Scenario:
+    lines = "".join(f'[[faults]]\nkind = "{kind}"\nevery = "30s"\nlasts = "10s"\n' for kind in ("loss", "kill-agent", "delays"))
+    return parse("many", GOOD + f'duration = "10m"\nswarm = 5\n{lines}')
+
+
+def test_a_plan_drawn_twice_is_the_same__and_another_seed_draws_another() -> None:
+    assert draw(many(), 1) == draw(many(), 1)
+    assert draw(many(), 1) != draw(many(), 2)
+
+
+def test_a_plan_is_in_the_order_of_time_within_the_run_and_numbered() -> None:
+    for seed in range(30):
+        plan = draw(many(), seed)
+        assert [one.at_s for one in plan] == sorted(one.at_s for one in plan)
+        assert sorted(one.number for one in plan) == list(range(len(plan)))
+        assert all(one.at_s >= 0 and one.at_s + one.lasts_s <= 600.0 for one in plan)
+        assert {"loss", "kill-agent", "delays"} <= {one.kind for one in plan}
+
+
+def test_a_fault_at_one_moment_comes_then__past_the_end_it_does_not() -> None:
+    lines = '[[faults]]\nkind = "loss"\nat = "90s"\nsize = 0.5\n[[faults]]\nkind = "loss"\nat = "10m"'
+    plan = draw(parse("at", GOOD + f'duration = "5m"\n{lines}'), 1)
+    assert [(one.at_s, one.kind, one.size, one.lasts_s) for one in plan] == [(90.0, "loss", 0.5, 0.0)]
+
+
+def test_a_fault_every_so_often_comes_about_that_often() -> None:
+    counts = [sum(one.kind == "loss" and one.number < 80 for one in draw(many(), seed)) for seed in range(50)]
+    assert 15 < sum(counts) / 50 < 30
+    assert len(set(counts)) > 5
+
+
+def test_a_swarm_draws_few_kinds_for_each_seed_and_all_in_the_end() -> None:
+    scenario = parse("swarm", GOOD + 'swarm = 4\nduration = "1h"')
+    drawn = [{one.kind for one in draw(scenario, seed)} for seed in range(300)]
+    assert all(1 <= len(kinds) <= 4 for kinds in drawn)
+    able = {name for name, kind in KINDS.items() if kind.swarms and kind.meets(scenario)}
+    assert set().union(*drawn) == able
+    assert "cut-scopes" not in able
+
+
+def test_a_swarm_on_files_draws_nothing_that_needs_a_store_in_memory() -> None:
+    scenario = parse("swarm", GOOD + 'swarm = 9\nduration = "1h"\n[cluster]\nstore = "sqlite"')
+    drawn = {one.kind for seed in range(100) for one in draw(scenario, seed)}
+    assert len(drawn) > 15
+    assert not drawn & {"compaction", "backup", "restore", "damage"}
