@@ -141,10 +141,11 @@ def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
     _ignoring(patch, Code.POLICY)
 
 
-@bug(3, 26, scenario="crowd", expects=ROOM)
+@bug(3, 26, scenario="contest", expects=ROOM)
 def room_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """The authority takes the proposer's word that there is room."""
+    """The authority takes the proposer's word that there is room, and that one does not look either."""
     _ignoring(patch, Code.NO_ROOM)
+    patch.setattr(Scheduler, "_free_on", lambda self, name, node: dict(node.spec.capacity.pairs))
 
 
 @bug(34, scenario="meddlers", expects=PLACED)

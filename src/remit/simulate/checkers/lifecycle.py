@@ -75,8 +75,8 @@ NODE_EDGES: Final = frozenset(
     }
 )
 
-SILENT: Final = ("suspect", "unknown", "lost")
-"""What a node is called that is not heard of."""
+SILENT: Final = ("unknown", "lost")
+"""What a node is called that is not heard of; one that is suspect may be back before anybody has said so."""
 
 MASS_SILENCE: Final = 0.55
 """The part of a scope's nodes from which on nothing is evicted (S17)."""
