@@ -287,3 +287,29 @@ def test_a_call_that_takes_too_long_is_found_when_it_ends_or_at_the_end() -> Non
             pen.world.judge.conclude()
         assert pen.found == ["calls_are_answered"], ends
         assert [one.key for one in pen.world.judge.violations] == ["r1-i1.1.x"]
+
+
+def crowded(pen: Pen) -> list[str]:
+    """Four that need three processors each, where there is room for two: one on each node."""
+    pen.declare("big", replicas=4, template={"command": ["x"], "resources": {"cpu": "3"}})
+    keys = pen.spawn(0, 1, 2, 3, workload="big")
+    healed(pen)
+    return keys
+
+
+def test_a_crowd_of_which_nobody_is_bound_waits_too_long() -> None:
+    pen = Pen().furnish()
+    crowded(pen)
+    pass_time(pen, 62)
+    assert pen.found == ["eligible_work_is_bound"]
+
+
+def test_a_crowd_of_which_one_after_another_is_bound_is_well() -> None:
+    pen = Pen().furnish()
+    keys = crowded(pen)
+    pass_time(pen, 50)
+    pen.run(keys[3])
+    pass_time(pen, 50)
+    pen.run(keys[1], "n2")
+    pass_time(pen, 120)
+    assert pen.found == []
