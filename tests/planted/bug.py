@@ -34,7 +34,7 @@ def overrule(patch: pytest.MonkeyPatch, claim: type[Claim], decide: Decider) -> 
     patch.setitem(register, claim, RULINGS[claim]._replace(decide=decide))
 
 
-def bug(*rows: int, scenario: str, expects: tuple[str, ...], seeds: int = 2) -> Callable[[Plant], Plant]:
+def bug(*rows: int, scenario: str, expects: tuple[str, ...], seeds: int = 1) -> Callable[[Plant], Plant]:
     """Register a function that plants a bug: its name is the bug's, its docstring says what is changed."""
 
     def register(plant: Plant) -> Plant:

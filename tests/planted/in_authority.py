@@ -34,7 +34,7 @@ def the_epoch_check_is_skipped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "claimant", lambda draft, actor: None)
 
 
-@bug(15, 18, scenario="takeovers", expects=FENCED)
+@bug(15, 18, scenario="takeovers", seeds=3, expects=FENCED)
 def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
     """A lapsed lease goes to another holder without a new epoch."""
     made = LeaseSpec
@@ -104,7 +104,7 @@ def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------------------- lost answers
 
 
-@bug(1, scenario="lost-answers", seeds=3, expects=TOLD)
+@bug(1, scenario="lost-answers", expects=TOLD)
 def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
     """After a lost answer the head is read, and what lands after that read is passed over as one's own."""
 
@@ -132,7 +132,7 @@ def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "_write", write)
 
 
-@bug(1, scenario="lost-answers", seeds=3, expects=TOLD)
+@bug(1, scenario="lost-answers", expects=TOLD)
 def a_settled_batch_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """A batch that did land is decided once more, as if it had not."""
     settle = chain.settle
@@ -195,7 +195,7 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "ask", at_once)
 
 
-@bug(1, scenario="lost-answers", seeds=3, expects=TOLD)
+@bug(1, scenario="lost-answers", expects=TOLD)
 def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """An operation that was decided before is decided again."""
     judge = Outcomes.judge
@@ -206,7 +206,7 @@ def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "judge", forget)
 
 
-@bug(1, scenario="short-windows", seeds=3, expects=ONCE)
+@bug(1, scenario="short-windows", expects=ONCE)
 def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     """An id from before the horizon is taken for a new one."""
     judge = Outcomes.judge
@@ -220,7 +220,7 @@ def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "judge", execute)
 
 
-@bug(8, 20, scenario="takeovers", seeds=3, expects=TOLD)
+@bug(8, 20, scenario="takeovers", expects=TOLD)
 def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """A successor does not read what was answered before it."""
     read = loading._load_outcomes

@@ -52,7 +52,7 @@ def a_grant_is_used_past_its_term(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GrantLedger, "alive", lambda self, now_ms: True)
 
 
-@bug(34, scenario="lapsed-grants", seeds=3, expects=HANDS)
+@bug(34, scenario="lapsed-grants", seeds=2, expects=HANDS)
 def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) -> None:
     """A grant that ran out in another scope is taken back without its report."""
     close, tend = granting.close, Lender._tend
@@ -78,14 +78,14 @@ def a_grant_is_resurrected_by_a_restore(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(restoring, "disown", lambda *args, **more: None)
 
 
-@bug(10, 37, scenario="two-scopes-restored", seeds=4, expects=(*HANDS, *SUMS))
+@bug(10, 37, scenario="two-scopes-restored", seeds=2, expects=(*HANDS, *SUMS))
 def letters_to_another_incarnation_are_heeded(patch: pytest.MonkeyPatch) -> None:
     """Whoever a letter was for, and whoever wrote it, it counts."""
     for room in (granting, recognising):
         patch.setattr(room, "misaddressed", lambda draft, peer, letter: None)
 
 
-@bug(37, scenario="two-scopes", seeds=3, expects=HANDS)
+@bug(37, scenario="two-scopes", seeds=2, expects=HANDS)
 def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
     """An offer that comes again brings its amount again."""
 
@@ -101,7 +101,7 @@ def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
     overrule(patch, Accept, again)
 
 
-@bug(37, scenario="two-scopes", seeds=3, expects=HANDS)
+@bug(37, scenario="two-scopes", expects=HANDS)
 def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
     """A holder reports that it gave something back, and keeps it."""
     give_back = granting.give_back
@@ -125,7 +125,7 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
     overrule(patch, Credit, believe)
 
 
-@bug(18, 34, scenario="lapsed-policies", seeds=3, expects=("policy_in_force_is_recorded_and_alive",))
+@bug(18, 34, scenario="lapsed-policies", expects=("policy_in_force_is_recorded_and_alive",))
 def a_policy_is_used_past_its_lease(patch: pytest.MonkeyPatch) -> None:
     """Work is placed under a policy that was not renewed in time."""
     patch.setattr(placing, "_ahead", lambda draft, deadline: True)

@@ -23,7 +23,7 @@ ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount"
 PLACED = ("hard_constraints_hold_at_the_bind",)
 
 
-@bug(38, scenario="contest", expects=ROOM)
+@bug(38, scenario="full-house", expects=ROOM)
 def released_room_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     """What a holder gives back is added to its node twice."""
     post = NodeLedger.post
@@ -52,7 +52,7 @@ def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holding, "HOLDS", early)
 
 
-@bug(24, 38, scenario="contest", seeds=3, expects=("reservations_are_committed_once_or_released", *ROOM))
+@bug(24, 38, scenario="contest", expects=("reservations_are_committed_once_or_released", *ROOM))
 def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
     """A reservation is bound as soon as its victims are told to go."""
 
@@ -84,7 +84,7 @@ def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Draft, "held", lambda self, generation: 1_000)
 
 
-@bug(25, scenario="contest", seeds=3, expects=("gangs_are_bound_together",))
+@bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
     """As many members of a gang are bound as fit, however few."""
     ask = Draft.ask
@@ -96,7 +96,7 @@ def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Draft, "ask", alone)
 
 
-@bug(2, scenario="contest", expects=("exclusive_device_has_one_owner", *ROOM))
+@bug(2, scenario="contest", seeds=2, expects=("exclusive_device_has_one_owner", *ROOM))
 def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not posted on their node, and whoever proposes does not look either."""
     patch.setattr(Draft, "_on_node", lambda self, ask, status: ask.resources)
@@ -135,7 +135,7 @@ def anti_affinity_is_ignored(patch: pytest.MonkeyPatch) -> None:
     _ignoring(patch, Code.ANTI_AFFINITY)
 
 
-@bug(26, scenario="crowd", seeds=3, expects=PLACED)
+@bug(26, scenario="crowd", seeds=2, expects=PLACED)
 def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority does not ask the policy in force where a replica may be."""
     _ignoring(patch, Code.POLICY)
@@ -154,7 +154,7 @@ def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
     _ignoring(patch, Code.NODE_UNREADY, Code.DRAINING)
 
 
-@bug(29, scenario="meddlers", seeds=3, expects=("no_more_replicas_than_desired",))
+@bug(29, scenario="meddlers", expects=("no_more_replicas_than_desired",))
 def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
     """The authority does not count how many replicas a workload has."""
     patch.setattr(moving, "_most", lambda spec: 1_000)
@@ -206,7 +206,7 @@ def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "_after", same)
 
 
-@bug(3, 37, scenario="stale-observers", seeds=3, expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
+@bug(3, 37, scenario="stale-observers", expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
 def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
     """A claim on a replica that was bound meanwhile moves it to another node."""
     find, place = placing.find, placing.place

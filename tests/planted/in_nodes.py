@@ -31,7 +31,7 @@ def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(moving.GUARDED, "fence_passed", lambda *args: None)
 
 
-@bug(12, 18, scenario="late-renewals", seeds=3, expects=APART)
+@bug(12, 18, scenario="late-renewals", expects=APART)
 def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """The holder of a lease counts its term from when the answer came, not from when it asked."""
     renew = Client._renew_once
@@ -43,7 +43,7 @@ def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "_renew_once", received)
 
 
-@bug(15, 16, scenario="cut-nodes", seeds=3, expects=FENCE)
+@bug(15, 16, scenario="cut-nodes", expects=FENCE)
 def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
     """A new authority takes everybody for silent since long before its takeover."""
     make = Authority.__init__
@@ -124,7 +124,7 @@ def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------------------------- restores
 
 
-@bug(10, scenario="restores", expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
+@bug(10, scenario="restores", seeds=2, expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
 def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope leaves its leases as the backup has them."""
     patch.setattr(restoring, "vacate", lambda *args, **more: None)

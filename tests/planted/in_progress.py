@@ -38,7 +38,7 @@ def an_older_list_is_taken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(View, "_takes", lambda self, head, revision: True)
 
 
-@bug(5, 22, scenario="recovery", seeds=3, expects=MISSED)
+@bug(5, 22, scenario="recovery", expects=MISSED)
 def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
     """An observer does not check whether it missed an event, and does not list anew either."""
     make = View.__init__
@@ -53,7 +53,7 @@ def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------------------- schedulers
 
 
-@bug(22, scenario="full-house", seeds=3, expects=STUCK)
+@bug(22, scenario="full-house", expects=STUCK)
 def a_wake_up_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """What found no place is not tried again when room is freed, nor after a while."""
     patch.setattr(Scheduler, "wake_all", lambda self: None)
@@ -66,7 +66,7 @@ def gangs_are_never_tried(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_gang", lambda self, members: iter(()))
 
 
-@bug(3, 19, scenario="full-house", seeds=3, expects=("reservations_do_not_leak",))
+@bug(3, 19, scenario="full-house", expects=("reservations_do_not_leak",))
 def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
     """Nobody binds what is reserved, and repair does not take it back."""
     mend = Repair._mend
@@ -114,7 +114,7 @@ def silence_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Nodes, "silent_ms", lambda self, node: 0)
 
 
-@bug(34, 39, scenario="a-core-is-left", seeds=3, expects=("unknown_resolves", "deletion_completes"))
+@bug(34, 39, scenario="a-core-is-left", expects=("unknown_resolves", "deletion_completes"))
 def what_is_unknown_stays_so(patch: pytest.MonkeyPatch) -> None:
     """What a silent node ran is doubted, and never given up."""
     give_up = Nodes._give_up
@@ -141,7 +141,7 @@ def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Endpoints, "concerns", lambda self, key, old, new: isinstance(new, Replica))
 
 
-@bug(31, 36, scenario="left-behind", seeds=3, expects=("orphans_end",))
+@bug(31, 36, scenario="left-behind", expects=("orphans_end",))
 def orphans_are_left(patch: pytest.MonkeyPatch) -> None:
     """An agent does not stop what is no longer ordered."""
     patch.setattr(Agent, "_end_strays", lambda self, runs: None)

@@ -203,7 +203,7 @@ every = "12s"
 lasts = "12s"
 [[faults]]
 kind = "kill-agent"
-every = "20s"
+every = "5s"
 lasts = "2s"
 [[faults]]
 kind = "cut-node"
