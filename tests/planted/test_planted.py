@@ -13,6 +13,8 @@ ROWS = range(1, 45)
 """Of the table of faults, FAULTS.md section 1."""
 
 BUGS_MIN = 30
+SEEDS_MAX = 12
+"""A change elsewhere moves every run: a bug is looked for a little beyond the seeds in which it was last seen."""
 
 
 def _found(scenario: str, seed: int, bug: Bug | None = None) -> tuple[Violation, ...]:
@@ -31,13 +33,14 @@ def _clean_runs() -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught_by_the_promise_that_it_breaks(bug: Bug) -> None:
-    for seed in range(1, bug.seeds + 1):
+    for seed in range(1, SEEDS_MAX + 1):
         found = _found(bug.scenario, seed, bug)
         if found:
             told = f"seed {seed} of {bug.scenario}: {found[0]}"
             assert {one.check for one in found} & set(bug.expects), f"caught by another promise: {told}"
+            assert seed <= bug.seeds or not _found(bug.scenario, seed), f"the run is not clean without it: {told}"
             return
-    pytest.fail(f"{bug.name} was not noticed in {bug.seeds} seeds of {bug.scenario}: {bug.what}")
+    pytest.fail(f"{bug.name} was not noticed in {SEEDS_MAX} seeds of {bug.scenario}: {bug.what}")
 
 
 @pytest.mark.parametrize(("scenario", "seed"), _clean_runs())
@@ -56,7 +59,7 @@ def test_every_bug_says_what_it_changes_and_where_it_belongs() -> None:
     for bug in BUGS.values():
         assert bug.what.endswith("."), bug.name
         assert bug.rows and set(bug.rows) <= set(ROWS), bug.name
-        assert bug.expects and bug.seeds >= 1 and bug.scenario in TEXTS, bug.name
+        assert bug.expects and 1 <= bug.seeds <= SEEDS_MAX and bug.scenario in TEXTS, bug.name
 
 
 def test_no_scenario_is_kept_for_nothing() -> None:
