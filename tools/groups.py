@@ -75,7 +75,7 @@ GROUPS: dict[str, tuple[Step, ...]] = {
     "unit": (tests("unit", "tests/unit", "tests/properties"),),
     "contracts": (tests("contracts", "tests/contracts"),),
     "integration": (tests("integration", "tests/integration"),),
-    "simulation": (tests("simulation", "tests/determinism", "tests/scenarios", "tests/marks", "tests/planted"),),
+    "simulation": (tests("simulation", "tests/scenarios", "tests/planted", "tests/determinism"),),
 }
 
 

@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 from remit.law.lifecycle import TABLE
 from remit.simulate import marks
-from remit.simulate.scenarios import load, names
-from remit.simulate.simulation import Run, simulate
+from remit.simulate.scenarios import names
+from remit.simulate.simulation import Run
 
 UNREACHABLE_MAX = 2
 """As many as there are. It only shrinks."""
 
 
-def _run(one: tuple[str, int]) -> Run:
-    name, seed = one
-    return simulate(load(name), seed)
-
-
-@pytest.fixture(scope="module")
-def runs() -> list[Run]:
-    with ProcessPoolExecutor(2) as pool:
-        found = list(pool.map(_run, marks.suite()))
-        for more in marks.further():
-            if not marks.unreached(found):
-                break
-            found += pool.map(_run, more)
-    return found
-
-
-@pytest.mark.xdist_group("marks")
+@pytest.mark.xdist_group("standing")
 def test_every_refusal_fault_and_transition_is_reached(runs: list[Run]) -> None:
     missed = marks.unreached(runs)
     assert not missed, "no standing run reaches: " + "; ".join(missed)
 
 
-@pytest.mark.xdist_group("marks")
+@pytest.mark.xdist_group("standing")
 def test_what_is_said_to_be_unreachable_is_not_reached(runs: list[Run]) -> None:
     assert marks.UNREACHABLE.keys() <= set(marks.wanted())
     assert len(marks.UNREACHABLE) <= UNREACHABLE_MAX
@@ -46,7 +29,7 @@ def test_what_is_said_to_be_unreachable_is_not_reached(runs: list[Run]) -> None:
     assert not wrong, f"they are reached, so take them off the list: {wrong}"
 
 
-@pytest.mark.xdist_group("marks")
+@pytest.mark.xdist_group("standing")
 def test_every_standing_run_holds(runs: list[Run]) -> None:
     broken = [f"remit simulate {run.scenario} --seed {run.seed}: {run.violations[0]}" for run in runs if run.violations]
     assert not broken, "\n".join(broken)

@@ -1,0 +1,45 @@
+"""Where do the standing runs come from? Each scenario once, over two processes, for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import pytest
+
+from remit.simulate import marks
+from remit.simulate.scenarios import load
+from remit.simulate.simulation import Run, simulate
+
+
+class Standing(NamedTuple):
+    run: Run
+    cpu_s: float
+
+
+def performed(one: tuple[str, int]) -> Standing:
+    name, seed = one
+    before = os.times()
+    run = simulate(load(name), seed)
+    after = os.times()
+    return Standing(run, after.user + after.system - before.user - before.system)
+
+
+@pytest.fixture(scope="session")
+def standing() -> dict[str, Standing]:
+    """The standing run of every scenario, by its name."""
+    with ProcessPoolExecutor(2) as pool:
+        return {one.run.scenario: one for one in pool.map(performed, marks.suite())}
+
+
+@pytest.fixture(scope="session")
+def runs(standing: dict[str, Standing]) -> list[Run]:
+    """Those, and as many more as it takes to reach every mark, or to give up."""
+    found = [one.run for one in standing.values()]
+    with ProcessPoolExecutor(2) as pool:
+        for more in marks.further():
+            if not marks.unreached(found):
+                break
+            found += [one.run for one in pool.map(performed, more)]
+    return found
