@@ -89,18 +89,19 @@ async def seize(store: Store, holder: str, incarnation: str) -> Place:
     """Raise the epoch: from here on every older writer is fenced. `incarnation` names the chain if it starts here.
 
     Losing a race here is harmless: the epoch is raised again over whatever stands. It ends because each round either wins or
-    follows another's progress. If an answer was lost and the head is found in place, that was it; raised once more, it would
-    look to standbys like one more takeover that nothing follows, and they wait twice as long after each.
+    follows another's progress. If an answer was lost and that very head is found in place, that was it; raised once more, it
+    would look to standbys like one more takeover that nothing follows, and they wait twice as long after each. That is why no
+    two that live may have one `holder` name.
     """
-    tried: Head | None = None
+    lost: Head | None = None
     while True:
         place = await read_place(store)
-        if place is not None and place.head == tried:
+        if place is not None and place.head == lost:
             return place
         if place is None:
             place = Place(Head(incarnation, 0, 0, "", 0, ""), 0)
         old = place.head
-        head = tried = Head(
+        head = Head(
             incarnation=old.incarnation,
             epoch=old.epoch + 1,
             sequence=old.sequence + 1,
@@ -111,6 +112,7 @@ async def seize(store: Store, holder: str, incarnation: str) -> Place:
         try:
             answer = await store.commit(batch(place, head, ()))
         except Unanswered:
+            lost = head
             continue
         if isinstance(answer, Committed):
             return Place(head, answer.revision)

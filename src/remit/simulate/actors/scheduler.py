@@ -61,19 +61,19 @@ class Scheduler(Player):
         now_ms = self.world.clock.now_ms()
         claims: list[AnyClaim] = list(self._reserved())
         pending = [key for key in self.view.by_phase[Phase.PENDING] if self._not_before.get(key, 0) <= now_ms]
-        gangs: dict[tuple[str, str], list[str]] = {}
+        tried: dict[str, None] = {}
         for key in self.chance.shuffled(pending)[:_BATCH]:
-            self._not_before[key] = now_ms + _FLUSH_MS
             replica: Replica = self.view.get(key)
             shape = self._shape(replica)
-            if shape is None:
+            if key in tried or shape is None:
                 continue
-            if shape.spec.gang is not None and self._standing(replica) < shape.spec.gang.min:
-                gangs.setdefault((replica.metadata.tenant, replica.spec.workload), []).append(key)
-                continue
-            claims += self._place(key, replica, shape)
-        for members in gangs.values():
-            claims += self._gang(members)
+            short = shape.spec.gang is not None and self._standing(replica) < shape.spec.gang.min
+            # A gang is tried whole, whichever of its members has come to its turn.
+            members = self._waiting_with(replica) if short else [key]
+            tried.update(dict.fromkeys(members))
+            claims += self._gang(members) if short else self._place(key, replica, shape)
+        for key in tried:
+            self._not_before[key] = now_ms + _FLUSH_MS
         return claims
 
     def wake_all(self) -> None:
@@ -136,6 +136,10 @@ class Scheduler(Player):
                     _take(free, {f"@{name}": n for name, n in replica.status.devices.items()})
             self._free[name] = free
         return free
+
+    def _waiting_with(self, replica: Replica) -> list[str]:
+        keys = self.view.by_workload.get((replica.metadata.tenant, replica.spec.workload), ())
+        return [key for key in keys if key in self.view.by_phase[Phase.PENDING]]
 
     def _standing(self, replica: Replica) -> int:
         """How many of its generation hold room: a gang that stands takes in one at a time."""
