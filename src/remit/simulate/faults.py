@@ -1,7 +1,8 @@
 """What can go wrong, and how is it done to the simulated world? Each kind of fault is a function with the rows that it plays.
 
-A fault chooses its victim by its own lots, does its harm, and answers how to take that back. Its lots come from the seed and
-its number in the plan alone, so leaving another fault out changes nothing here: that is what makes shrinking honest.
+A fault chooses its victim by its own lots, does its harm, and answers how to take that back; None if it found no victim. Its
+lots come from the seed and its number in the plan alone, so leaving another fault out changes nothing here: that is what makes
+shrinking honest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Hand(Protocol):
 
     def restore(self, scope: str) -> bool: ...
 
-    def count(self, kind: str) -> None: ...
+
+def _nothing_left() -> None:
+    """It was over at once."""
 
 
 Deed = Callable[[Hand, Lots, Injection], Heal | None]
@@ -313,13 +316,13 @@ def delays(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 def drift(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     clock = lots.choice(hand.everyone()).machine.clock
     clock.drift(1.0 + 0.004 * (2 * lots.random() - 1))
-    return None
+    return _nothing_left
 
 
 @fault("wall-jump", "a wall clock jumps by up to an hour", 17)
 def wall_jump(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     lots.choice(hand.everyone()).machine.clock.wall_offset_ms += lots.randrange(-3_600_000, 3_600_000)
-    return None
+    return _nothing_left
 
 
 # ----------------------------------------------------------------------------------------------------------------- stores
@@ -353,7 +356,7 @@ fault("events-repeated", "watch events come again", 6)(_trouble(events_repeated=
 def leader_change(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     hand.later(1.4 + 1.3 * lots.random(), store.worsen({"away": True}))
-    return None
+    return _nothing_left
 
 
 @fault("lagging-member", "observers fail over to a member that lags, in the middle of a watch", 6)
@@ -374,22 +377,20 @@ def compaction(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
         at_once(store.store.compact(at_once(store.store.revision())))
 
     hand.later(away_s * 0.9, compact)
-    return None
+    return _nothing_left
 
 
 @fault("backup", "a backup is taken", swarms=False, store="memory")
 def backup(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     for store in hand.stores(one.where):
         hand.backup(store.scope)
-    return None
+    return _nothing_left
 
 
 @fault("restore", "an old backup is put in the store's place", 10, store="memory")
 def restore(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
-    if not hand.restore(store.scope):
-        hand.count("restore-without-backup")
-    return None
+    return _nothing_left if hand.restore(store.scope) else None
 
 
 @fault(
@@ -406,7 +407,6 @@ def damage(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     def heal() -> None:
         mend()
         if not hand.restore(store.scope):
-            hand.count("restore-without-backup")
             for server in hand.processes("server", store.scope):
                 server.start()
 

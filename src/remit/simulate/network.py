@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -186,6 +186,7 @@ class _Call:
         if found is None:
             self.send_back(_refuse)
             return
+        network.loop.note(self.body)
         network.began(self, found[0])
         self.service = found[1]
         self.task = network.loop.create_task(self._serve(*found), name="serve")
@@ -211,6 +212,7 @@ class _Call:
 
 def _hear(reply: asyncio.Future[bytes], body: bytes) -> None:
     if not reply.done():
+        cast(SimLoop, reply.get_loop()).note(body)
         reply.set_result(body)
 
 
@@ -338,6 +340,7 @@ class _Flow:
     def _arrive(self, number: int, item: bytes | Exception | None) -> None:
         if number < self._next:
             return  # it came again
+        self.link.network.loop.note(item if isinstance(item, bytes) else repr(item).encode())
         self._arrived[number] = item
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)

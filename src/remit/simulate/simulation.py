@@ -35,6 +35,9 @@ from remit.world.promises import Order
 
 BACKUP_EVERY_S: Final = 45.0
 BACKUPS_KEPT: Final = 4
+FOUNDED_BEATS: Final = 10
+"""By then a scope that nothing befalls has a leader, its nodes and its tenants."""
+
 TICKS_A_BEAT: Final = 2
 """How often what is promised about progress is looked at."""
 
@@ -51,6 +54,8 @@ class Run(Struct, frozen=True):
     decided: int
     """Commits that decided at least one operation: takeovers and beats are not among them."""
     faults: dict[str, int]
+    missed: dict[str, int]
+    """Faults that found nobody to strike: nothing to kill, no backup to restore."""
     violations: tuple[Violation, ...]
     unknown: tuple[str, ...]
     plan: tuple[Injection, ...]
@@ -79,6 +84,7 @@ class Simulation(Record):
         self.until_s = until_s
         self.lines: list[str] | None = [] if trace else None
         self.faults: dict[str, int] = {}
+        self.missed: dict[str, int] = {}
         self.commits = self.decided = 0
         name = f"{scenario.name}/{seed}"
         self.loop = SimLoop.seeded(name)
@@ -119,15 +125,23 @@ class Simulation(Record):
         for injection in self.plan:
             root.run(self.loop.call_at, injection.at_s, self._inject, injection)
         root.run(self.loop.call_soon, self.cluster.start)
+        if not self.scenario.faults and not self.scenario.swarm and self.scenario.holds.liveness:
+            # Nothing goes wrong in it, so nothing need be healed before progress is judged.
+            self.loop.run(min(FOUNDED_BEATS * self.scenario.cluster.beat_ms / 1000, until_s))
+            self.judge.heal(self._core([], calm=False))
+            self._tick_until(min(self.scenario.duration_s, until_s))
         self.loop.run(min(self.scenario.duration_s, until_s))
         if until_s > self.scenario.duration_s and not self.judge.violations:
             self._heal_all()
-            tick_s = self.scenario.cluster.beat_ms / 1000 / TICKS_A_BEAT
-            while self.loop.time() < until_s and not self.judge.violations:
-                self.loop.run(min(until_s, self.loop.time() + tick_s))
-                self.judge.tick()
+            self._tick_until(until_s)
         if not self.judge.violations:
             self.judge.conclude()
+
+    def _tick_until(self, until_s: float) -> None:
+        tick_s = self.scenario.cluster.beat_ms / 1000 / TICKS_A_BEAT
+        while self.loop.time() < until_s and not self.judge.violations:
+            self.loop.run(min(until_s, self.loop.time() + tick_s))
+            self.judge.tick()
 
     def _account(self) -> Run:
         judge = self.judge
@@ -141,6 +155,7 @@ class Simulation(Record):
             commits=self.commits,
             decided=self.decided,
             faults=dict(sorted(self.faults.items())),
+            missed=dict(sorted(self.missed.items())),
             violations=tuple(judge.violations),
             unknown=tuple(judge.unknown),
             plan=self.plan,
@@ -156,10 +171,11 @@ class Simulation(Record):
     def _inject(self, injection: Injection) -> None:
         kind = KINDS[injection.kind]
         lots = stream(f"{self._name}/fault-{injection.number}")
-        self.count(injection.kind)
         self.loop.note(f"fault {injection.kind}".encode())
         self.tell(f"fault {injection.kind} for {injection.lasts_s:.1f} s")
         heal = kind.deed(self, lots, injection)
+        counts = self.missed if heal is None else self.faults
+        counts[injection.kind] = counts.get(injection.kind, 0) + 1
         if heal is not None:
             self._heals[injection.number] = heal
             self.later(injection.lasts_s, lambda: self._take_back(injection.number))
@@ -197,7 +213,7 @@ class Simulation(Record):
                     chosen.append(lots.choice(able))
         return chosen
 
-    def _core(self, spared: list[Process]) -> Core:
+    def _core(self, spared: list[Process], *, calm: bool = True) -> Core:
         """All that works from here on. Schedulers, agents and controllers hold their roles by leases, which any of them may."""
         placing = self.scenario.cluster.placing
         dead = {node for process in spared if process.name.startswith("agent-") for node in self.cluster.hosted(process.name)}
@@ -207,7 +223,7 @@ class Simulation(Record):
             roles=frozenset(role.value for role in Role),
             since_ms=self.judge.now_ms(),
             silent={scope: frozenset(self.cluster.nodes(scope)) & dead for scope in placing},
-            calm=True,
+            calm=calm,
         )
 
     # -- the hand of faults ----------------------------------------------------------------------------------------------
@@ -309,9 +325,6 @@ class Simulation(Record):
             return Snapshot(revision, tuple(rows))
         return None
 
-    def count(self, kind: str) -> None:
-        self.faults[kind] = self.faults.get(kind, 0) + 1
-
     def _back_up(self, scope: str) -> None:
         self.backup(scope)
         self.later(BACKUP_EVERY_S, lambda: self._back_up(scope))
@@ -326,7 +339,7 @@ class Simulation(Record):
         self.commits += 1
         head = next((value for key, value in commit.puts if key == HEAD), b"")
         self.decided += len(commit.puts) > 2
-        self.loop.note(b"commit %b" % head)
+        self.loop.note(b"commit %b %d %b" % (scope.encode(), revision, head))
         self._leaders[scope] = decode_head(head).holder
         self.judge.applied(scope, commit.puts, commit.deletes, revision, self._stand(scope, sent))
         if self.lines is not None:

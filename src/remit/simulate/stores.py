@@ -447,6 +447,8 @@ class SimWatch:
                 self._service.loop.call_soon(self._arrive, item, context=self._unit.context)
 
     def _arrive(self, item: Event | StoreError) -> None:
+        said = f"event {item.revision}" if isinstance(item, Event) else f"{type(item).__name__} {item}"
+        self._service.loop.note(said.encode())
         self._arrived.append(item)
         self._wake()
 

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 
 from remit.simulate.checkers.promise import Violation
-from remit.simulate.faults import KINDS
 from remit.simulate.scenarios import Injection, Scenario
 from remit.simulate.simulation import Run, simulate
 from remit.world.clock import BootClock
@@ -131,10 +130,8 @@ class Worker:
         self.end()
         scenario, seed, *_ = self._task
         violation = Violation(LOST, "crash", "", "", why, 0)
-        nothing: dict[str, int] = {}
-        run = Run(
-            scenario.name, seed, "", 0.0, 0, 0, 0, nothing, (violation,), (), self._task.plan or (), nothing, nothing, ()
-        )  # fmt: skip
+        none: dict[str, int] = {}
+        run = Run(scenario.name, seed, "", 0.0, 0, 0, 0, none, none, (violation,), (), self._task.plan or (), none, none, ())
         return Done(self._task, run, 0.0)
 
     def end(self) -> None:
@@ -191,7 +188,7 @@ class Totals(Struct):
         self.seeds += 1
         self.simulated_s += run.simulated_s
         self.counted_s += counted_s(run)
-        for kind, count in _faults(run).items():
+        for kind, count in run.faults.items():
             self.faults[kind] = self.faults.get(kind, 0) + count
         self.commits += run.commits
         self.decided += run.decided
@@ -220,10 +217,5 @@ class Totals(Struct):
 
 def counted_s(run: Run) -> float:
     """As much of the run as it had faults and decisions for. Each run by itself: a busy one lends nothing to a calm one."""
-    faults = sum(_faults(run).values())
+    faults = sum(run.faults.values())
     return min(run.simulated_s, faults * 3600 / FAULTS_AN_HOUR, run.decided * 3600 / DECIDED_AN_HOUR)
-
-
-def _faults(run: Run) -> dict[str, int]:
-    """What was done, by kind. A run also counts what it could not do, such as a restore without a backup: that is no fault."""
-    return {kind: count for kind, count in run.faults.items() if kind in KINDS}

@@ -22,6 +22,7 @@ def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...]
         "commits": 2_000,
         "decided": 1_000,
         "faults": {"loss": 70},
+        "missed": {},
         "violations": violations,
         "unknown": (),
         "plan": plan,

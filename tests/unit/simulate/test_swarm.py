@@ -75,7 +75,7 @@ def test_an_hour_counts_as_far_as_it_had_something_in_it(simulated_s: float, fau
 
 
 def test_what_could_not_be_done_is_no_fault() -> None:
-    run = pretended(1, faults={"loss": 7, "restore-without-backup": 700})
+    run = pretended(1, faults={"loss": 7}, missed={"restore": 700})
     totals = Totals()
     totals.add(run)
     assert totals.faults == {"loss": 7}

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from remit.client.client import NoAnswer
@@ -28,7 +29,7 @@ from remit.model.resources import Amount
 from remit.simulate.actors.seat import Player, Seat, accepted
 from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Run
-from remit.world.promises import Ended, LinkError, Order
+from remit.world.promises import DiskError, Ended, LinkError, Order
 
 RENEWALS_KEPT: Final = 100
 _DAWDLES_MS: Final = 5_000
@@ -257,10 +258,38 @@ class Agent(Player):
             "REMIT_ATTEMPT": str(copy.attempt),
             "REMIT_FENCE_MS": str(int(spec.fence) if spec.never_twice else 0),
         }
+        if not self._may_start_once(copy):
+            return
         run = self.keeper.start(Order(spec.template.command, env))
         if run is not None:
             self.changes.keys[copy.key] = None
             self._watch(copy, run)
+
+    def _may_start_once(self, copy: Copy) -> bool:
+        """Write down that it is about to be started, before it is. What stands there already was started before this agent was
+        killed, and has ended since: it is not started again. Without a disk that keeps this nothing is started.
+        """
+        try:
+            journal = self._read_journal()
+            if copy in journal:
+                self._ends[copy] = Ended()
+                self.changes.keys[copy.key] = None
+                return False
+            kept = [one for one in journal if self._ordered(one)]
+            lines = "\n".join(f"{one.key} {one.uid} {one.attempt}" for one in (*kept, copy))
+            self.world.disk.write_atomically(self._place(), lines.encode())
+        except DiskError:
+            return False
+        return True
+
+    def _read_journal(self) -> list[Copy]:
+        disk, place = self.world.disk, self._place()
+        disk.make_directory(place.parent)
+        words = disk.read(place).decode().splitlines() if disk.exists(place) else []
+        return [Copy(key, uid, int(attempt)) for key, uid, attempt in (line.split() for line in words)]
+
+    def _place(self) -> Path:
+        return Path("/journal") / self.name
 
     def _watch(self, copy: Copy, run: Run) -> None:
         """The keeper is the parent of all that runs, and tells how each ended."""

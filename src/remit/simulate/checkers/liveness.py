@@ -66,7 +66,7 @@ class Bounds(NamedTuple):
     quiet_window_ms: int = 30_000
     beat_ms: int = 2_000
     call_ms: int = 10_000
-    client_deadline_ms: int = 30_000
+    client_deadline_ms: int = 10_000
 
 
 class Waiting(NamedTuple):
