@@ -44,6 +44,9 @@ class Scheduler(Player):
         self._where: dict[str, str] = {}
         self._not_before: dict[str, int] = {}
         """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
+        self._paused: dict[str, int] = {}
+        """Until when a replica is left alone that was refused: meanwhile the room is for others."""
+        self._looking = False
         self._refused: dict[str, dict[str, None]] = {}
         """Where a replica may not go, as far as it was told: the others are tried first."""
 
@@ -52,6 +55,7 @@ class Scheduler(Player):
         self._free.clear()
         self._where.clear()
         self._not_before.clear()
+        self._paused.clear()
         self._refused.clear()
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
@@ -60,7 +64,12 @@ class Scheduler(Player):
         self._free.clear()  # what was assumed last time may have been refused, or never answered
         now_ms = self.world.clock.now_ms()
         claims: list[AnyClaim] = list(self._reserved())
-        pending = [key for key in self.view.by_phase[Phase.PENDING] if self._not_before.get(key, 0) <= now_ms]
+        self._paused = {key: until_ms for key, until_ms in self._paused.items() if until_ms > now_ms}
+        pending = [
+            key
+            for key in self.view.by_phase[Phase.PENDING]
+            if self._not_before.get(key, 0) <= now_ms and key not in self._paused
+        ]
         tried: dict[str, None] = {}
         for key in self.chance.shuffled(pending)[:_BATCH]:
             replica: Replica = self.view.get(key)
@@ -81,22 +90,27 @@ class Scheduler(Player):
         self._not_before.clear()
 
     def heard(self, claim: AnyClaim, verdict: Verdict) -> None:
-        """A refusal is learned from: this one waits a little, and the node is looked at anew."""
-        if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve)):
+        """A refusal is learned from: this one waits a little, and the room that it did not get is there for the others."""
+        if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve, Ganged)):
             return
         pause_ms = _BACKOFF_MS if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4 * _BACKOFF_MS
-        if verdict.code in _ELSEWHERE:
-            self._refused.setdefault(claim.replica, {})[claim.node] = None
         pause_ms += self.chance.uniform_ms(pause_ms)
-        self._not_before[claim.replica] = self.world.clock.now_ms() + pause_ms
-        self._free.pop(claim.node, None)
-        self.seat.process.loop.spawn(self._look_in(pause_ms + 1, claim.replica), name="look again")
+        for one in claim.members if isinstance(claim, Ganged) else (claim,):
+            if verdict.code in _ELSEWHERE:
+                self._refused.setdefault(one.replica, {})[one.node] = None
+            self._paused[one.replica] = self.world.clock.now_ms() + pause_ms
+        self.wake_all()
+        if not self._looking:
+            self._looking = True
+            self.seat.process.loop.spawn(self._look_soon(), name="look again")
 
-    async def _look_in(self, pause_ms: int, key: str) -> None:
-        """Time itself may be the cure, and no event tells of it."""
-        await self.world.clock.sleep_ms(pause_ms)
-        self.changes.keys[key] = None
-        self.changes.wake()
+    async def _look_soon(self) -> None:
+        """Time itself may be the cure, and no event tells of it: look again as long as somebody is left alone."""
+        while self._paused:
+            await self.world.clock.sleep_ms(_BACKOFF_MS // 2)
+            self.changes.keys[next(iter(self._paused), "")] = None
+            self.changes.wake()
+        self._looking = False
 
     # -- what is free ----------------------------------------------------------------------------------------------------
 
@@ -255,7 +269,7 @@ class Scheduler(Player):
                 yield Bind(key, seen.revision, status.node, status.grants[0], status.devices)
         for phase in _RUNS:
             for key in self.view.by_phase[phase]:
-                if self.chance.below(3_000) == 0:
+                if self.chance.below(3_000) == 0 and not self.seat.pace.quiet:
                     yield Move(key, self.view.rows[key].revision, "preempt", reason="room is needed")
 
     def _holds(self, victim: str, attempt: int) -> bool:
