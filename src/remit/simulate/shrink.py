@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -19,13 +19,14 @@ from msgspec.structs import replace
 from remit.model.quantity import format_duration
 from remit.simulate.checkers.promise import Violation
 from remit.simulate.faults import KINDS
-from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, problems
+from remit.simulate.scenarios import SIZE_MAX, BadScenario, Injection, Replay, Scenario, problems
 from remit.simulate.simulation import Run, simulate
 from remit.simulate.swarm import cpu_s
 
 RUNS_MAX: Final = 300
 CPU_S_MAX: Final = 120.0
 FILE_BYTES_MAX: Final = 16 << 20
+SEED_MAX: Final = 2**63 - 1
 
 _AFTER_S: Final = 0.002
 """A run that ends this much after the violation has it still: its moment is known to the millisecond."""
@@ -135,7 +136,8 @@ class _Search:
             duration_s = least_s + (whole_s - least_s) * share
             saved_s = whole_s - duration_s
             shorter = replace(self.scenario, duration=format_duration(math.ceil(duration_s * 1000)))
-            if saved_s > 1.0 and self._fails(shorter, self.plan, self.until_s):
+            until_s = min(self.until_s, shorter.duration_s + shorter.heal_s)
+            if saved_s > 1.0 and self._fails(shorter, self.plan, until_s):
                 return
 
     def _shorter_faults(self) -> None:
@@ -183,15 +185,32 @@ def read_replay(path: Path) -> Replay:
         replay = msgspec.json.decode(data, type=Replay)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadScenario(f"{path}: no replay ({error}); name a file that `remit simulate` has saved") from None
-    for problem in problems(replay.scenario):
-        raise BadScenario(f"{path}: scenario: {problem}")
-    for index, one in enumerate(replay.plan):
-        if one.kind not in KINDS:
-            raise BadScenario(
-                f"{path}: plan[{index}].kind: there is no fault {one.kind!r}; there are {', '.join(sorted(KINDS))}"
-            )
-        if one.at_s < 0 or one.lasts_s < 0:
-            raise BadScenario(f"{path}: plan[{index}]: at_s and lasts_s are 0 or more")
-    if replay.until_s <= 0:
-        raise BadScenario(f"{path}: until_s: more than 0")
+    for problem in _problems(replay):
+        raise BadScenario(f"{path}: {problem}")
     return replay
+
+
+def _problems(replay: Replay) -> Iterator[str]:
+    """Whoever has written the file may have written anything. Later ones count on the earlier ones being none."""
+    yield from (f"scenario: {problem}" for problem in problems(replay.scenario))
+    if not 0 <= replay.seed <= SEED_MAX:
+        yield f"seed: at least 0, at most {SEED_MAX}"
+    end_s = replay.scenario.duration_s + replay.scenario.heal_s
+    if not 0 < replay.until_s <= end_s + _AFTER_S:
+        yield f"until_s: more than 0, at most {end_s:g}, where the scenario ends"
+    for index, one in enumerate(replay.plan):
+        yield from (f"plan[{index}].{problem}" for problem in _bad_injection(replay.scenario, one))
+
+
+def _bad_injection(scenario: Scenario, one: Injection) -> Iterator[str]:
+    if one.kind not in KINDS:
+        yield f"kind: there is no fault {one.kind!r}; there are {', '.join(sorted(KINDS))}"
+    elif lacks := KINDS[one.kind].lacks(scenario):
+        yield f"kind: {one.kind} needs {lacks}"
+    if one.where not in ("", *scenario.cluster.scopes):
+        yield f"where: there is no scope {one.where!r}; there are {', '.join(scenario.cluster.scopes)}"
+    bounds = {"number": one.number, "at_s": one.at_s, "lasts_s": one.lasts_s, "size": one.size}
+    for name, value in bounds.items():
+        high = scenario.duration_s if name.endswith("_s") else SIZE_MAX
+        if not 0 <= value <= high:
+            yield f"{name}: at least 0, at most {high:.15g}"

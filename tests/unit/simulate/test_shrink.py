@@ -110,8 +110,16 @@ def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"plan": (Injection(0, 1.0, "meteor", 1.0),)}, "plan[0].kind: there is no fault 'meteor'; there are "),
-        ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0]: at_s and lasts_s are 0 or more"),
+        ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0].at_s: at least 0, at most 300"),
+        ({"plan": (Injection(0, 1.0, "loss", 1e300),)}, "plan[0].lasts_s: at least 0, at most 300"),
+        ({"plan": (PLAN[0], Injection(0, 1.0, "loss", 1.0, -2.0))}, "plan[1].size: at least 0, at most 1000000"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, 1e300),)}, "plan[0].size: at least 0, at most 1000000"),
+        ({"plan": (Injection(-1, 1.0, "loss", 1.0),)}, "plan[0].number: at least 0"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, where="mars"),)}, "plan[0].where: there is no scope 'mars'; there are local"),
+        ({"seed": -1}, "seed: at least 0, at most 9223372036854775807"),
         ({"until_s": 0.0}, "until_s: more than 0"),
+        ({"until_s": -5.0}, "until_s: more than 0"),
+        ({"until_s": 1e300}, "until_s: more than 0, at most 480, where the scenario ends"),
         ({"scenario": replace(SCENARIO, heal="soon")}, "scenario: heal: not a duration"),
     ],
 )
