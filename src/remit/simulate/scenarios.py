@@ -292,7 +292,7 @@ def _bad_fault(scenario: Scenario, name: str, line: FaultLine) -> Iterator[str]:
 
 
 def _late_faults(scenario: Scenario) -> Iterator[str]:
-    """Asked of files only: a run that was made shorter keeps the lines of faults that it no longer has. Times are sound here."""
+    """Asked of files only: a run that was made shorter keeps the lines of faults that it has no more. Times are sound here."""
     for index, line in enumerate(scenario.faults):
         if line.at and parse_duration(line.at) >= parse_duration(scenario.duration):
             yield f"faults[{index}].at: {line.at} is after the end; write less than the duration, {scenario.duration}"

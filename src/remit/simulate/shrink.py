@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -24,7 +25,7 @@ from remit.simulate.simulation import Run, simulate
 from remit.simulate.swarm import cpu_s
 
 RUNS_MAX: Final = 300
-CPU_S_MAX: Final = 120.0
+CPU_S_MAX: Final = 60.0
 FILE_BYTES_MAX: Final = 16 << 20
 SEED_MAX: Final = 2**63 - 1
 
@@ -40,12 +41,13 @@ class Simulate(Protocol):
 
 
 class Shrunk(NamedTuple):
-    """`whole`: was the search over before its bounds were met?"""
+    """`whole`: was the search over before its bounds were met, or someone interrupted it?"""
 
     replay: Replay
     run: Run
     runs: int
     whole: bool
+    interrupted: bool = False
 
 
 class NotRepeated(Exception):
@@ -66,18 +68,19 @@ def shrink(
     cpu_s_max: float = CPU_S_MAX,
     revision: str = "",
     tell: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Replay], None] = lambda _: None,
 ) -> Shrunk:
-    """`first` is the failing run of this scenario."""
-    search = _Search(scenario, first, until_s, simulate, runs_max, cpu_s_max, tell)
-    whole = True
+    """`first` is the failing run of this scenario. `keep` gets it before the search begins, and then whatever is better."""
+    search = _Search(scenario, first, until_s, simulate, runs_max, cpu_s_max, tell, lambda: keep(search.replay(revision)))
+    whole, interrupted = True, False
     try:
+        search.better()
         search.go()
     except _Spent:
         whole = False
-    violation = search.violation
-    kept = {"digest": search.run.digest, **{name: str(value) for name, value in violation._asdict().items()}}
-    replay = Replay(search.scenario, first.seed, search.until_s, search.plan, violation.check, revision, kept)
-    return Shrunk(replay, search.run, search.runs, whole)
+    except KeyboardInterrupt:
+        whole, interrupted = False, True
+    return Shrunk(search.replay(revision), search.run, search.runs, whole, interrupted)
 
 
 class _Search:
@@ -92,6 +95,7 @@ class _Search:
         runs_max: int,
         cpu_s_max: float,
         tell: Callable[[str], None],
+        better: Callable[[], None],
     ) -> None:
         self.check = first.violations[0].check
         self.runs = 0
@@ -99,12 +103,16 @@ class _Search:
         self._runs_max = runs_max
         self._cpu_s_end = cpu_s() + cpu_s_max
         self._tell = tell
+        self.better = better
         self._adopt(scenario, first.plan, until_s or scenario.duration_s + scenario.heal_s, first)
+
+    def replay(self, revision: str) -> Replay:
+        kept = {"digest": self.run.digest, **{name: str(value) for name, value in self.violation._asdict().items()}}
+        return Replay(self.scenario, self.run.seed, self.until_s, self.plan, self.check, revision, kept)
 
     def go(self) -> None:
         if not self._fails(self.scenario, self.plan, self.until_s):
             raise NotRepeated(f"seed {self.run.seed} of {self.run.scenario} did not fail again by {self.check}")
-        self._tell(f"the run ends after {self.until_s:.1f} s")
         self._fails(self.scenario, (), self.until_s)
         if self.plan:
             self._fails(self.scenario, tuple(one for one in self.plan if one.at_s < self.until_s), self.until_s)
@@ -121,7 +129,6 @@ class _Search:
             while at < len(self.plan):
                 if not self._fails(self.scenario, (*self.plan[:at], *self.plan[at + size :]), self.until_s):
                     at += size
-            self._tell(f"{len(self.plan)} of its faults are left")
             if size == 1 and len(self.plan) == before:
                 return
             size = max(1, min(size // 2, len(self.plan)))
@@ -153,10 +160,12 @@ class _Search:
         if self.runs >= self._runs_max or cpu_s() >= self._cpu_s_end:
             raise _Spent
         self.runs += 1
+        self._tell(f"run {self.runs}, {len(self.plan)} faults are left, it ends after {self.until_s:.1f} s")
         run = self._simulate(scenario, self.run.seed, plan=plan, until_s=until_s)
         if not any(violation.check == self.check for violation in run.violations):
             return False
         self._adopt(scenario, plan, until_s, run)
+        self.better()
         return True
 
     def _adopt(self, scenario: Scenario, plan: Sequence[Injection], until_s: float, run: Run) -> None:
@@ -169,9 +178,17 @@ class _Search:
 
 
 def save(replay: Replay, directory: Path) -> Path:
+    """Written beside and moved: an interrupt leaves what was saved before."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", replay.scenario.name)
     path = directory / f"remit-replay-{name}-{replay.seed}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(replay), indent=2) + b"\n")
+    beside = path.with_suffix(".part")
+    try:
+        beside.write_bytes(msgspec.json.format(msgspec.json.encode(replay), indent=2) + b"\n")
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -91,6 +91,29 @@ def test_the_search_is_bounded_and_what_it_has_then_still_fails() -> None:
     assert not shrunk(pretender, cpu_s_max=0.0).whole
 
 
+def test_the_first_is_kept_before_the_search_begins_and_then_every_better_one() -> None:
+    pretender, kept = Pretender(5, 28), list[tuple[int, int]]()
+    found = shrunk(pretender, keep=lambda replay: kept.append((len(pretender.asked), len(replay.plan))))
+    assert kept[0] == (1, len(PLAN))
+    assert [faults for _, faults in kept] == sorted((faults for _, faults in kept), reverse=True)
+    assert kept[-1][1] == len(found.replay.plan) == 2
+
+
+def test_a_search_that_is_interrupted_has_what_it_found() -> None:
+    pretender = Pretender(5, 28)
+
+    def impatient(*asked: Any, **more: Any) -> Run:
+        if len(pretender.asked) > 8:
+            raise KeyboardInterrupt
+        return pretender(*asked, **more)
+
+    found = shrink(SCENARIO, pretender(SCENARIO, 7), simulate=impatient)
+    assert found.interrupted
+    assert not found.whole
+    assert {5, 28} <= {one.number for one in found.replay.plan}
+    assert len(found.replay.plan) < len(PLAN)
+
+
 def test_a_run_that_does_not_fail_again_is_not_deterministic() -> None:
     first = Pretender()(SCENARIO, 7)
     with pytest.raises(NotRepeated, match="seed 7 of pretended did not fail again by one_copy"):
