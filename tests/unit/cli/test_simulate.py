@@ -200,6 +200,14 @@ def test_shrinking_that_is_interrupted_leaves_the_best_so_far(tmp_path: Path, mo
     assert simulate("--replay", str(path)).exit_code == 1
 
 
+@pytest.mark.usefixtures("planted")
+def test_shrinking_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remit.cli.simulate_shown.NOTE_EVERY_S", 0.0)
+    result = simulate("calm", "--json", "--save", str(tmp_path))
+    assert re.search(r"^looking for the least that breaks it: run 1, \d+ faults are left, it ends after", result.stderr, re.M)
+    assert len(result.stdout.splitlines()) == 1
+
+
 def test_a_replay_of_another_revision_says_so(tmp_path: Path) -> None:
     path = save(Replay(Scenario("x", "y", heal="1s"), 1, 2.0, (), revision="0ld\x1b"), tmp_path)
     result = simulate("--replay", str(path))
@@ -233,9 +241,9 @@ def test_what_is_in_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert f"never{escaped(ESCAPE)} was broken" in " ".join(again[0].output.split())
 
 
-@pytest.mark.parametrize("more", [("--trace",), ("--json", "--seeds", "1-3"), ()])
+@pytest.mark.parametrize("more", [("calm", "--trace"), ("calm", "--json", "--seeds", "1-3"), ("calm",), ("--list",)])
 def test_a_reader_that_has_seen_enough_breaks_nothing(more: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "remit.cli.main", "simulate", "calm", "--until", "2s", *more]
+    command = [sys.executable, "-m", "remit.cli.main", "simulate", "--until", "2s", *more]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
