@@ -97,17 +97,17 @@ def main() -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, and not after the last line of Python, where nobody could say what went wrong
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         sys.exit(1)  # the reader has seen enough, as in `remit schema Workload | head`
     except OSError as error:
-        _drop_output()
+        drop_output()
         where = f"{escaped(str(error.filename))}: " if error.filename else ""
         with suppress(OSError):  # stderr may be on the same full disk
             click.echo(f"remit: {where}{escaped(error.strerror or str(error))}", err=True)
         sys.exit(2)
 
 
-def _drop_output() -> None:
+def drop_output() -> None:
     """What could not be written is given up: Python would try once more on its way out, and complain by itself."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -7,17 +7,18 @@ import shlex
 import signal  # noqa: TID251 - the program's own end: interrupted, it leaves no process behind
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from remit.cli.main import examples
+from remit.cli.main import drop_output, examples
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.cli.simulate_shown import Shown
-    from remit.simulate.scenarios import Injection, Scenario
+    from remit.simulate.scenarios import Injection, Replay, Scenario
     from remit.simulate.simulation import Run, Simulation
 
 HELD, BROKEN = 0, 1
@@ -37,6 +38,8 @@ class Asked(NamedTuple):
     plan: tuple[Injection, ...] | None = None
     expected: str = ""
     """The check that a replay has failed by."""
+    revision: str = ""
+    """What a replay was saved at."""
     words: str = ""
     """How this scenario is named in a command."""
 
@@ -77,7 +80,7 @@ class Manner(NamedTuple):
 @click.option(
     "--save",
     type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    default=Path(),
+    default=None,  # the directory of today is looked at only when there is something to save
     help="Where replays are saved; here if nothing is said.",
 )
 def simulate(
@@ -92,7 +95,7 @@ def simulate(
     trace: bool,
     story: str,
     no_shrink: bool,
-    save: Path,
+    save: Path | None,
 ) -> None:
     """Run Remit's own code in a simulated world under faults, and check what it promises.
 
@@ -107,19 +110,32 @@ def simulate(
 
     shown = Shown(as_json)
     if lists:
-        shown.scenarios()
+        with _until_nobody_reads():
+            shown.scenarios()
         return
     asked = _replayed(replay, seed, seeds, until) if replay is not None else _asked(str(scenario), seed, seeds, until)
     if (trace or story) and (as_json or len(asked.seeds) > 1):
         raise click.UsageError("--trace and --story tell people about one run: leave out --json, and name one --seed")
-    manner = Manner(jobs, as_json, trace, story, not no_shrink and replay is None, save)
+    manner = Manner(jobs, as_json, trace, story, not no_shrink and replay is None, save or Path())
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        broken = _many(shown, asked, manner) if len(asked.seeds) > 1 else _one(shown, asked, manner)
+        with _until_nobody_reads():
+            broken = _many(shown, asked, manner) if len(asked.seeds) > 1 else _one(shown, asked, manner)
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         sys.exit(128 + signal.SIGINT)
     sys.exit(BROKEN if broken else HELD)
+
+
+@contextmanager
+def _until_nobody_reads() -> Iterator[None]:
+    """Nobody reads on, as in `| head`: nothing is broken by that, so it must not end as if a promise were."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        sys.exit(128 + signal.SIGPIPE)
 
 
 # ---------------------------------------------------------------------------------------------------------- what was asked
@@ -184,15 +200,19 @@ def _replayed(path: Path, seed: int | None, seeds: str | None, until: str | None
         raise click.UsageError(f"--replay: {escaped(str(error))}") from None
     except OSError as error:
         raise click.UsageError(f"--replay: {escaped(str(path))}: {escaped(error.strerror or str(error))}") from None
-    return Asked(replay.scenario, range(replay.seed, replay.seed + 1), replay.until_s, replay.plan, replay.violation)
+    seeds_one = range(replay.seed, replay.seed + 1)
+    return Asked(replay.scenario, seeds_one, replay.until_s, replay.plan, replay.violation, replay.revision)
 
 
 # ----------------------------------------------------------------------------------------------------------------- running
 
 
 def _one(shown: Shown, asked: Asked, manner: Manner) -> bool:
+    from remit.cli.bench import revision
     from remit.simulate.simulation import Simulation
 
+    if asked.revision and asked.revision != (this := revision()):
+        shown.other_revision(asked.revision, this)
     simulation = Simulation(asked.scenario, asked.seeds[0], plan=asked.plan, until_s=asked.until_s, trace=manner.trace)
     with shown.waiting(f"{asked.scenario.name}, seed {asked.seeds[0]}"):
         run = simulation.run()
@@ -200,7 +220,7 @@ def _one(shown: Shown, asked: Asked, manner: Manner) -> bool:
         shown.line(run)
     else:
         for line in run.trace:
-            click.echo(line)
+            click.echo(escaped(line))
         shown.run(asked.scenario, run)
     if manner.story:
         _tell_story(simulation, manner.story)
@@ -208,7 +228,8 @@ def _one(shown: Shown, asked: Asked, manner: Manner) -> bool:
         shown.expected(asked.expected, run)
     if run.violations:
         shown.broken(run)
-        _shrink_and_save(shown, asked, manner, run)
+        if _shrink_and_save(shown, asked, manner, run):
+            raise KeyboardInterrupt
     return bool(run.violations)
 
 
@@ -220,22 +241,36 @@ def _many(shown: Shown, asked: Asked, manner: Manner) -> bool:
 
     totals = Totals()
     failing: list[Run] = []
+    early: dict[int, Run] = {}
+    seeds = iter(asked.seeds)
+    next_seed = next(seeds)
     with shown.progress(len(asked.seeds), totals) as note:
         for done in swarm(tasks(), min(manner.jobs, len(asked.seeds))):
             totals.add(done.run, done.cpu_s)
             if manner.as_json:
-                shown.line(done.run)
+                early[done.run.seed] = done.run
+                while next_seed in early:  # in the order of seeds, whichever ends first
+                    shown.line(early.pop(next_seed))
+                    next_seed = next(seeds, -1)
             if done.run.violations:
                 failing.append(done.run)
             note()
     shown.totals(asked.scenario, totals)
+    _tell_failing(shown, asked, manner, sorted(failing, key=lambda run: run.seed))
+    return bool(failing)
+
+
+def _tell_failing(shown: Shown, asked: Asked, manner: Manner, failing: list[Run]) -> None:
+    """Whoever interrupts the shrinking is told of the others all the same."""
     checks: dict[str, None] = {}
-    for run in sorted(failing, key=lambda run: run.seed):
-        fresh = run.violations[0].check not in checks and len(checks) < SHRUNK_MAX
+    interrupted = False
+    for run in failing:
+        fresh = run.violations[0].check not in checks and len(checks) < SHRUNK_MAX and not interrupted
         checks.setdefault(run.violations[0].check)
         shown.broken(run)
-        _shrink_and_save(shown, asked, manner if fresh else manner._replace(shrinks=False), run)
-    return bool(failing)
+        interrupted |= _shrink_and_save(shown, asked, manner if fresh else manner._replace(shrinks=False), run)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _tell_story(simulation: Simulation, key: str) -> None:
@@ -247,7 +282,7 @@ def _tell_story(simulation: Simulation, key: str) -> None:
         keys = sorted({key for history in simulation.judge.histories.values() for key in history.stories})
         click.echo(f"--story: no {escaped(key)} was ever there; there were {len(keys)} objects, such as", err=True)
         for near in _nearest(key, keys):
-            click.echo(f"  {near}", err=True)
+            click.echo(f"  {escaped(near)}", err=True)
 
 
 def _nearest(key: str, keys: list[str], count: int = 8) -> list[str]:
@@ -260,21 +295,47 @@ def escaped_lines(text: str) -> str:
     return "\n".join(escaped(line) for line in text.split("\n"))
 
 
-def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: Run) -> None:
+def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: Run) -> bool:
+    """Was it interrupted? What was found by then is saved and told before this returns."""
     from remit.cli.bench import revision
-    from remit.simulate.shrink import NotRepeated, save, shrink
+    from remit.simulate.shrink import NotRepeated, shrink
     from remit.simulate.swarm import LOST
 
-    again = f"remit simulate {escaped(asked.words)} --seed {run.seed}"
+    again = f"remit simulate {asked.words} --seed {run.seed}"
     if asked.plan is not None:
-        return
+        return False
     if not manner.shrinks or run.violations[0].check == LOST:
         shown.again(again)
-        return
+        return False
+    kept = _Kept(manner.save)
     try:
         with shown.waiting("looking for the least that breaks it") as tell:
-            shrunk = shrink(asked.scenario, run, asked.until_s, revision=revision(), tell=tell)
+            shrunk = shrink(asked.scenario, run, asked.until_s, revision=revision(), tell=tell, keep=kept)
     except NotRepeated as error:
         shown.unsteady(str(error))
-        return
-    shown.shrunk(run, shrunk, save(shrunk.replay, manner.save))
+        shown.again(again)
+        return False
+    shown.shrunk(run, shrunk)
+    if kept.path is None:
+        shown.unsaved(str(kept.error))
+        shown.again(again)
+    else:
+        shown.again(f"remit simulate --replay {shlex.quote(str(kept.path))}")
+    return shrunk.interrupted
+
+
+class _Kept:
+    """The replay on disk: the best so far, from the first on. A disk that refuses takes nothing from what was found."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path: Path | None = None
+        self.error: OSError | None = None
+        self._directory = directory
+
+    def __call__(self, replay: Replay) -> None:
+        from remit.simulate.shrink import save
+
+        try:
+            self.path = save(replay, self._directory)
+        except OSError as error:
+            self.error = error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -61,7 +61,7 @@ def checks(letter: str) -> dict[str, list[str]]:
 
 def for_programs(run: Run) -> str:
     """One line; its shape is promised to those who read it."""
-    return msgspec.json.encode(
+    return _json(
         {
             "scenario": run.scenario,
             "seed": run.seed,
@@ -73,7 +73,12 @@ def for_programs(run: Run) -> str:
             "violations": [violation._asdict() for violation in run.violations],
             "unknown": list(run.unknown),
         }
-    ).decode()
+    )
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    """JSON leaves some letters as they are that steer a terminal; within text it has another way to write them."""
+    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(row).decode())
 
 
 class Shown:
@@ -95,8 +100,8 @@ class Shown:
             scenario = load(name)
             if self.as_json:
                 row = {"name": scenario.name, "summary": scenario.summary, "covers": list(scenario.covers)}
-                click.echo(msgspec.json.encode(row).decode())
-            table.add_row(Text(name, "bold"), " ".join(f"F{row:02}" for row in scenario.covers), Text(scenario.summary))
+                click.echo(_json(row))
+            table.add_row(Text(name, "bold"), " ".join(f"F{row:02}" for row in scenario.covers), _text(scenario.summary))
         if not self.as_json:
             self._told.print(table)
 
@@ -104,7 +109,7 @@ class Shown:
         click.echo(for_programs(run))
 
     def run(self, scenario: Scenario, run: Run) -> None:
-        self._told.print(Text.assemble((scenario.name, "bold"), f", seed {run.seed}: {scenario.summary}"))
+        self._told.print(Text.assemble(_text(scenario.name, "bold"), _text(f", seed {run.seed}: {scenario.summary}")))
         self._facts({"cluster": _cluster(scenario), "load": _load(scenario)})
         self._facts({"ran": f"{_time(run.simulated_s)} of virtual time: {_amounts(run)}", "digest": run.digest})
         self._faults(run.faults)
@@ -114,7 +119,7 @@ class Shown:
 
     def totals(self, scenario: Scenario, totals: Totals) -> None:
         seconds = max((self._clock.now_ms() - self._began_ms) / 1000, 0.001)
-        self._told.print(Text.assemble((scenario.name, "bold"), f", {totals.seeds:,} seeds: {scenario.summary}"))
+        self._told.print(Text.assemble(_text(scenario.name, "bold"), _text(f", {totals.seeds:,} seeds: {scenario.summary}")))
         self._facts(
             {
                 "cluster": _cluster(scenario),
@@ -139,20 +144,20 @@ class Shown:
     def _violation(self, seed: int, violation: Violation) -> None:
         place = f" in {violation.scope}" if violation.scope else ""
         head = f" {violation.property} {violation.check}, seed {seed}, at {_time(violation.at_ms / 1000)}"
-        self._told.print(Text.assemble(("BROKEN", "bold red"), head))
-        self._facts({"object": f"{escaped(violation.key)}{place}" if violation.key else "", "why": escaped(violation.why)})
+        self._told.print(Text.assemble(("BROKEN", "bold red"), _text(head)))
+        self._facts({"object": f"{violation.key}{place}" if violation.key else "", "why": violation.why})
 
     def _story(self, story: str) -> None:
-        lines = [escaped(line) for line in story.split("\n") if line]
+        lines = [line for line in story.split("\n") if line]
         heading, rest = lines[:1], lines[1:]
         for line in heading if rest else ():
-            self._told.print(Text(f"  {line}", "bold"))
+            self._told.print(_text(f"  {line}", "bold"))
         if len(rest) > STORY_LINES_MAX:
             self._told.print(Text(f"    ... {len(rest) - STORY_LINES_MAX} lines before these; --story tells all"))
         for line in rest[-STORY_LINES_MAX:]:
-            self._told.print(Text(f"  {line}"))
+            self._told.print(_text(f"  {line}"))
 
-    def shrunk(self, first: Run, shrunk: Shrunk, path: Path) -> None:
+    def shrunk(self, first: Run, shrunk: Shrunk) -> None:
         replay = shrunk.replay
         cut = "" if shrunk.whole else " (the search was cut short)"
         self._facts(
@@ -162,20 +167,25 @@ class Shown:
             }
         )
         for one in replay.plan[:PLAN_SHOWN_MAX]:
-            self._told.print(Text(f"    {_injection(one)}"))
+            self._told.print(_text(f"    {_injection(one)}"))
         if len(replay.plan) > PLAN_SHOWN_MAX:
             self._told.print(Text(f"    and {len(replay.plan) - PLAN_SHOWN_MAX} more"))
         if shrunk.run.story != first.story:
             self._story(shrunk.run.story)
-        self.again(f"remit simulate --replay {escaped(str(path))}")
 
     def expected(self, check: str, run: Run) -> None:
         seen = {violation.check for violation in run.violations}
         said = "it breaks as it did when it was saved" if check in seen else f"when it was saved {check} was broken: not so now"
         self._facts({"replay": said})
 
+    def other_revision(self, saved: str, this: str) -> None:
+        self._errors.print(_text(f"saved at revision {saved}, this is {this}: it may go otherwise"), soft_wrap=True)
+
+    def unsaved(self, why: str) -> None:
+        self._facts({"unsaved": f"{why}: the replay could not be saved; --save DIR names a directory that can be written"})
+
     def again(self, command: str) -> None:
-        self._told.print(Text.assemble(("  replay  ", "bold"), command), soft_wrap=True)
+        self._told.print(Text.assemble(("  replay  ", "bold"), _text(command)), soft_wrap=True)
 
     def unsteady(self, why: str) -> None:
         self._facts({"unsteady": f"{why}: something in this run does not follow from its seed, which is a bug of its own"})
@@ -188,7 +198,7 @@ class Shown:
         table.add_column()
         for name, value in facts.items():
             if value:
-                table.add_row(Text(f"  {name}", "bold"), Text(value))
+                table.add_row(Text(f"  {name}", "bold"), _text(value))
         self._told.print(table)
 
     def _faults(self, faults: Mapping[str, int]) -> None:
@@ -203,7 +213,7 @@ class Shown:
         first = "  injected"
         for name, count in sorted(faults.items()):
             summary = KINDS[name].summary if name in KINDS else ""
-            table.add_row(Text(first, "bold"), f"{count:,}", name, Text(summary, "dim"))
+            table.add_row(Text(first, "bold"), f"{count:,}", _text(name), Text(summary, "dim"))
             first = ""
         table.add_row("", f"{sum(faults.values()):,}", "in all")
         self._told.print(table)
@@ -223,7 +233,7 @@ class Shown:
 
     def _unknown(self, run: Run) -> None:
         for why in run.unknown[:UNKNOWN_SHOWN_MAX]:
-            self._facts({"unknown": escaped(why)})
+            self._facts({"unknown": why})
         if len(run.unknown) > UNKNOWN_SHOWN_MAX:
             self._facts({"": f"and {len(run.unknown) - UNKNOWN_SHOWN_MAX} more that could not be decided"})
 
@@ -231,12 +241,12 @@ class Shown:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
-        """A sign of life on a terminal; what is told replaces what was told before."""
-        if not self._errors.is_terminal:
-            yield lambda _: None
+        """A sign of life: on a terminal one line that changes, elsewhere a line now and then."""
+        if self._errors.is_terminal:
+            with self._errors.status(_text(what)) as status:
+                yield lambda more: status.update(_text(f"{what}: {more}"))
             return
-        with self._errors.status(Text(what)) as status:
-            yield lambda more: status.update(Text(f"{what}: {more}"))
+        yield self._now_and_then(lambda more: f"{what}: {more}")
 
     @contextmanager
     def progress(self, seeds: int, totals: Totals) -> Iterator[Callable[[], None]]:
@@ -246,16 +256,20 @@ class Shown:
             with self._errors.status(Text("starting")) as status:
                 yield lambda: status.update(Text(self._so_far(seeds, totals)))
             return
-        told_ms = self._began_ms
+        note = self._now_and_then(lambda _: self._so_far(seeds, totals))
+        yield lambda: note("")
 
-        def note() -> None:
+    def _now_and_then(self, line: Callable[[str], str]) -> Callable[[str], None]:
+        told_ms = self._clock.now_ms()
+
+        def note(more: str) -> None:
             nonlocal told_ms
             if self._clock.now_ms() - told_ms >= NOTE_EVERY_S * 1000:
                 told_ms = self._clock.now_ms()
-                sys.stderr.write(self._so_far(seeds, totals) + "\n")
+                sys.stderr.write(escaped(line(more)) + "\n")
                 sys.stderr.flush()
 
-        yield note
+        return note
 
     def _so_far(self, seeds: int, totals: Totals) -> str:
         seconds = max((self._clock.now_ms() - self._began_ms) / 1000, 0.001)
@@ -267,8 +281,20 @@ class Shown:
         )
 
 
+class _Told(Console):
+    """A console that leaves a reader who is gone to whoever runs the command."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _text(text: str, style: str = "") -> Text:
+    """For whatever may be from a file: it cannot steer the terminal."""
+    return Text(escaped(text), style)
+
+
 def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+    console = _Told(stderr=stderr, highlight=False, emoji=False, markup=False)
     if console.width > WIDTH_MAX:
         console.width = WIDTH_MAX
     return console

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,6 +22,9 @@ HERE: Final = "remit.simulate"
 FOLDER: Final = "files"
 
 BEAT_MS_MIN: Final = 100
+COVERS_MAX: Final = 44
+"""The last row of the table of faults."""
+SIZE_MAX: Final = 1_000_000
 
 _BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "swarm": (0, 100),
@@ -171,7 +175,7 @@ def _scenario(name: str, text: str) -> Scenario:
         scenario = msgspec.convert(merged, Scenario)
     except msgspec.ValidationError as error:
         raise BadScenario(f"{name}: {error}; docs/simulation.md lists the fields") from None
-    for problem in problems(scenario):
+    for problem in chain(problems(scenario), _late_faults(scenario)):
         raise BadScenario(f"{name}: {problem}")
     return scenario
 
@@ -252,6 +256,9 @@ def _bad_numbers(scenario: Scenario) -> Iterator[str]:
             value = getattr(value, part)
         if not low <= value <= high:
             yield f"{name}: at least {low}, at most {high}"
+    for index, row in enumerate(scenario.covers):
+        if not 1 <= row <= COVERS_MAX:
+            yield f"covers[{index}]: there is no fault {row}; write numbers from 1 to {COVERS_MAX}"
 
 
 def _bad_names(scenario: Scenario) -> Iterator[str]:
@@ -278,10 +285,17 @@ def _bad_fault(scenario: Scenario, name: str, line: FaultLine) -> Iterator[str]:
         yield f"{name}.kind: {line.kind} needs {lacks}"
     if bool(line.at) == bool(line.every):
         yield f"{name}: say either at or every"
-    if not 0 <= line.size < float("inf"):
-        yield f"{name}.size: a number, 0 or more (0: drawn)"
+    if not 0 <= line.size <= SIZE_MAX:
+        yield f"{name}.size: a number, 0 or more (0: drawn), at most {SIZE_MAX}"
     if line.where not in ("", *scenario.cluster.scopes):
         yield f"{name}.where: there is no scope {line.where!r}; there are {', '.join(scenario.cluster.scopes)}"
+
+
+def _late_faults(scenario: Scenario) -> Iterator[str]:
+    """Asked of files only: a run that was made shorter keeps the lines of faults that it has no more. Times are sound here."""
+    for index, line in enumerate(scenario.faults):
+        if line.at and parse_duration(line.at) >= parse_duration(scenario.duration):
+            yield f"faults[{index}].at: {line.at} is after the end; write less than the duration, {scenario.duration}"
 
 
 class Injection(Struct, frozen=True):

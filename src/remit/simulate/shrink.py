@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -19,13 +20,14 @@ from msgspec.structs import replace
 from remit.model.quantity import format_duration
 from remit.simulate.checkers.promise import Violation
 from remit.simulate.faults import KINDS
-from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, problems
+from remit.simulate.scenarios import SIZE_MAX, BadScenario, Injection, Replay, Scenario, problems
 from remit.simulate.simulation import Run, simulate
 from remit.simulate.swarm import cpu_s
 
 RUNS_MAX: Final = 300
-CPU_S_MAX: Final = 120.0
+CPU_S_MAX: Final = 60.0
 FILE_BYTES_MAX: Final = 16 << 20
+SEED_MAX: Final = 2**63 - 1
 
 _AFTER_S: Final = 0.002
 """A run that ends this much after the violation has it still: its moment is known to the millisecond."""
@@ -39,12 +41,13 @@ class Simulate(Protocol):
 
 
 class Shrunk(NamedTuple):
-    """`whole`: was the search over before its bounds were met?"""
+    """`whole`: was the search over before its bounds were met, or someone interrupted it?"""
 
     replay: Replay
     run: Run
     runs: int
     whole: bool
+    interrupted: bool = False
 
 
 class NotRepeated(Exception):
@@ -65,18 +68,19 @@ def shrink(
     cpu_s_max: float = CPU_S_MAX,
     revision: str = "",
     tell: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Replay], None] = lambda _: None,
 ) -> Shrunk:
-    """`first` is the failing run of this scenario."""
-    search = _Search(scenario, first, until_s, simulate, runs_max, cpu_s_max, tell)
-    whole = True
+    """`first` is the failing run of this scenario. `keep` gets it before the search begins, and then whatever is better."""
+    search = _Search(scenario, first, until_s, simulate, runs_max, cpu_s_max, tell, lambda: keep(search.replay(revision)))
+    whole, interrupted = True, False
     try:
+        search.better()
         search.go()
     except _Spent:
         whole = False
-    violation = search.violation
-    kept = {"digest": search.run.digest, **{name: str(value) for name, value in violation._asdict().items()}}
-    replay = Replay(search.scenario, first.seed, search.until_s, search.plan, violation.check, revision, kept)
-    return Shrunk(replay, search.run, search.runs, whole)
+    except KeyboardInterrupt:
+        whole, interrupted = False, True
+    return Shrunk(search.replay(revision), search.run, search.runs, whole, interrupted)
 
 
 class _Search:
@@ -91,6 +95,7 @@ class _Search:
         runs_max: int,
         cpu_s_max: float,
         tell: Callable[[str], None],
+        better: Callable[[], None],
     ) -> None:
         self.check = first.violations[0].check
         self.runs = 0
@@ -98,12 +103,16 @@ class _Search:
         self._runs_max = runs_max
         self._cpu_s_end = cpu_s() + cpu_s_max
         self._tell = tell
+        self.better = better
         self._adopt(scenario, first.plan, until_s or scenario.duration_s + scenario.heal_s, first)
+
+    def replay(self, revision: str) -> Replay:
+        kept = {"digest": self.run.digest, **{name: str(value) for name, value in self.violation._asdict().items()}}
+        return Replay(self.scenario, self.run.seed, self.until_s, self.plan, self.check, revision, kept)
 
     def go(self) -> None:
         if not self._fails(self.scenario, self.plan, self.until_s):
             raise NotRepeated(f"seed {self.run.seed} of {self.run.scenario} did not fail again by {self.check}")
-        self._tell(f"the run ends after {self.until_s:.1f} s")
         self._fails(self.scenario, (), self.until_s)
         if self.plan:
             self._fails(self.scenario, tuple(one for one in self.plan if one.at_s < self.until_s), self.until_s)
@@ -120,7 +129,6 @@ class _Search:
             while at < len(self.plan):
                 if not self._fails(self.scenario, (*self.plan[:at], *self.plan[at + size :]), self.until_s):
                     at += size
-            self._tell(f"{len(self.plan)} of its faults are left")
             if size == 1 and len(self.plan) == before:
                 return
             size = max(1, min(size // 2, len(self.plan)))
@@ -135,7 +143,8 @@ class _Search:
             duration_s = least_s + (whole_s - least_s) * share
             saved_s = whole_s - duration_s
             shorter = replace(self.scenario, duration=format_duration(math.ceil(duration_s * 1000)))
-            if saved_s > 1.0 and self._fails(shorter, self.plan, self.until_s):
+            until_s = min(self.until_s, shorter.duration_s + shorter.heal_s)
+            if saved_s > 1.0 and self._fails(shorter, self.plan, until_s):
                 return
 
     def _shorter_faults(self) -> None:
@@ -151,10 +160,12 @@ class _Search:
         if self.runs >= self._runs_max or cpu_s() >= self._cpu_s_end:
             raise _Spent
         self.runs += 1
+        self._tell(f"run {self.runs}, {len(self.plan)} faults are left, it ends after {self.until_s:.1f} s")
         run = self._simulate(scenario, self.run.seed, plan=plan, until_s=until_s)
         if not any(violation.check == self.check for violation in run.violations):
             return False
         self._adopt(scenario, plan, until_s, run)
+        self.better()
         return True
 
     def _adopt(self, scenario: Scenario, plan: Sequence[Injection], until_s: float, run: Run) -> None:
@@ -167,9 +178,17 @@ class _Search:
 
 
 def save(replay: Replay, directory: Path) -> Path:
+    """Written beside and moved: an interrupt leaves what was saved before."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", replay.scenario.name)
     path = directory / f"remit-replay-{name}-{replay.seed}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(replay), indent=2) + b"\n")
+    beside = path.with_suffix(".part")
+    try:
+        beside.write_bytes(msgspec.json.format(msgspec.json.encode(replay), indent=2) + b"\n")
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -183,15 +202,32 @@ def read_replay(path: Path) -> Replay:
         replay = msgspec.json.decode(data, type=Replay)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadScenario(f"{path}: no replay ({error}); name a file that `remit simulate` has saved") from None
-    for problem in problems(replay.scenario):
-        raise BadScenario(f"{path}: scenario: {problem}")
-    for index, one in enumerate(replay.plan):
-        if one.kind not in KINDS:
-            raise BadScenario(
-                f"{path}: plan[{index}].kind: there is no fault {one.kind!r}; there are {', '.join(sorted(KINDS))}"
-            )
-        if one.at_s < 0 or one.lasts_s < 0:
-            raise BadScenario(f"{path}: plan[{index}]: at_s and lasts_s are 0 or more")
-    if replay.until_s <= 0:
-        raise BadScenario(f"{path}: until_s: more than 0")
+    for problem in _problems(replay):
+        raise BadScenario(f"{path}: {problem}")
     return replay
+
+
+def _problems(replay: Replay) -> Iterator[str]:
+    """Whoever has written the file may have written anything. Later ones count on the earlier ones being none."""
+    yield from (f"scenario: {problem}" for problem in problems(replay.scenario))
+    if not 0 <= replay.seed <= SEED_MAX:
+        yield f"seed: at least 0, at most {SEED_MAX}"
+    end_s = replay.scenario.duration_s + replay.scenario.heal_s
+    if not 0 < replay.until_s <= end_s + _AFTER_S:
+        yield f"until_s: more than 0, at most {end_s:g}, where the scenario ends"
+    for index, one in enumerate(replay.plan):
+        yield from (f"plan[{index}].{problem}" for problem in _bad_injection(replay.scenario, one))
+
+
+def _bad_injection(scenario: Scenario, one: Injection) -> Iterator[str]:
+    if one.kind not in KINDS:
+        yield f"kind: there is no fault {one.kind!r}; there are {', '.join(sorted(KINDS))}"
+    elif lacks := KINDS[one.kind].lacks(scenario):
+        yield f"kind: {one.kind} needs {lacks}"
+    if one.where not in ("", *scenario.cluster.scopes):
+        yield f"where: there is no scope {one.where!r}; there are {', '.join(scenario.cluster.scopes)}"
+    bounds = {"number": one.number, "at_s": one.at_s, "lasts_s": one.lasts_s, "size": one.size}
+    for name, value in bounds.items():
+        high = scenario.duration_s if name.endswith("_s") else SIZE_MAX
+        if not 0 <= value <= high:
+            yield f"{name}: at least 0, at most {high:.15g}"

@@ -10,9 +10,11 @@ from __future__ import annotations
 import gc
 import os
 import signal  # noqa: TID251 - workers are real processes, beside the simulated world and not in it
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from multiprocessing import connection, get_context  # noqa: TID251 - see above
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
@@ -62,8 +64,10 @@ def perform(task: Task) -> Run:
 def swarm(tasks: Iterable[Task], jobs: int, *, perform: Perform = perform, run_s_max: float = RUN_S_MAX) -> Iterator[Done]:
     """Runs as they end, in the order in which they do. `tasks` may be endless: the next is asked for when a worker is free."""
     todo = iter(tasks)
-    workers = [Worker(perform, task, run_s_max) for task in islice(todo, jobs)]
+    workers: list[Worker] = []
+    place = TemporaryDirectory(prefix="remit-swarm-")  # what a worker that is killed leaves behind goes with it
     try:
+        workers.extend(Worker(perform, task, run_s_max, place.name) for task in islice(todo, jobs))
         while workers:
             connection.wait([worker.pipe for worker in workers], max(0.0, min(worker.left_s() for worker in workers)))
             for index, worker in reversed(list(enumerate(workers))):
@@ -76,23 +80,24 @@ def swarm(tasks: Iterable[Task], jobs: int, *, perform: Perform = perform, run_s
                 elif worker.able:
                     worker.ask(task)
                 else:
-                    workers[index] = Worker(perform, task, run_s_max)
+                    workers[index] = Worker(perform, task, run_s_max, place.name)
                 yield done
     finally:
         for worker in workers:
             worker.end()
+        place.cleanup()
 
 
 class Worker:
     """The near end of one worker: it always has a run under way."""
 
-    def __init__(self, perform: Perform, task: Task, run_s_max: float) -> None:
+    def __init__(self, perform: Perform, task: Task, run_s_max: float, place: str) -> None:
         self.able = True
         self._clock = BootClock()
         self._run_s_max = run_s_max
         context = get_context("spawn")
         self.pipe, far = context.Pipe()
-        self._process = context.Process(target=_work, args=(far, perform), daemon=True)
+        self._process = context.Process(target=_work, args=(far, perform, place), daemon=True)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits what is blocked
         try:
             self._process.start()
@@ -143,8 +148,9 @@ class Worker:
         return self._clock.now_ms() / 1000
 
 
-def _work(pipe: Any, perform: Perform) -> None:
+def _work(pipe: Any, perform: Perform, place: str) -> None:
     """The far end. Whoever started it may be gone: then the pipe has ended, and so does this."""
+    tempfile.tempdir = place
     gc.freeze()  # what is loaded now stays: nothing of it needs to be looked through again
     while True:
         try:

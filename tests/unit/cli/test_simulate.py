@@ -9,19 +9,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from remit.cli.bench import revision
 from remit.cli.main import remit
 from remit.cli.simulate_shown import BESIDE, checks
+from remit.model.problems import escaped
 from remit.simulate.checkers import judge, liveness
 from remit.simulate.checkers.history import Step
 from remit.simulate.checkers.promise import PROMISES, Found, Promise
 from remit.simulate.checkers.rows import phase_of
-from remit.simulate.scenarios import names
+from remit.simulate.scenarios import Replay, Scenario, names
+from remit.simulate.shrink import save, shrink
+from remit.simulate.simulation import Run
+from remit.simulate.simulation import simulate as simulated
+from remit.simulate.swarm import Done, Task
+from tests.unit.simulate.pretended import pretended
 
 SHORT = ("--until", "20s")
 KEYS = ["scenario", "seed", "digest", "simulated_s", "events", "commits", "faults", "violations", "unknown"]
@@ -125,9 +134,9 @@ def test_a_broken_promise_is_told_shrunk_and_replayed(planted: str, tmp_path: Pa
     again = simulate("--replay", str(path))
     assert again.exit_code == 1
     assert "it breaks as it did when it was saved" in again.output
-    (violation,) = json.loads(simulate("--replay", str(path), "--json").stdout)["violations"]
-    assert list(violation) == ["check", "property", "scope", "key", "why", "at_ms"]
-    assert violation["check"] == planted
+    violations = json.loads(simulate("--replay", str(path), "--json").stdout)["violations"]
+    assert {violation["check"] for violation in violations} == {planted}  # a gang is bound at one moment
+    assert all(list(violation) == ["check", "property", "scope", "key", "why", "at_ms"] for violation in violations)
 
 
 def test_with_json_what_is_for_people_goes_elsewhere(planted: str, tmp_path: Path) -> None:
@@ -153,6 +162,105 @@ def test_a_replay_that_breaks_no_more_says_so(tmp_path: Path) -> None:
     result = simulate("--replay", str(tmp_path / "remit-replay-calm-1.json"))
     assert result.exit_code == 0
     assert "when it was saved never was broken: not so now" in " ".join(result.output.split())
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_replay_that_cannot_be_saved_hides_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()  # not even root can write into it
+    result = simulate("calm", "--until", "4m")
+    monkeypatch.chdir(tmp_path)
+    assert result.exit_code == 1, result.output
+    told = " ".join(result.output.split())
+    for word in ("BROKEN S1", "the story of replica/", "shrunk", "could not be saved; --save DIR names a directory"):
+        assert word in told
+    assert "remit simulate calm --until 4m --seed 1" in told
+
+
+@pytest.mark.usefixtures("planted")
+def test_shrinking_that_is_interrupted_leaves_the_best_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def interrupted(scenario: Scenario, seed: int, *, plan: Any, until_s: float | None) -> Run:
+        asked.append(len(plan))
+        if len(asked) > 1:
+            signal.raise_signal(signal.SIGINT)
+        return simulated(scenario, seed, plan=plan, until_s=until_s)
+
+    defaults: Any = shrink.__kwdefaults__
+    monkeypatch.setitem(defaults, "simulate", interrupted)
+    result = simulate("swarm", "--seed", "2", "--save", str(tmp_path))
+    assert result.exit_code == 130, result.output
+    assert "(the search was cut short)" in " ".join(result.output.split())
+    assert result.output.splitlines()[-1] == "interrupted"
+    (path,) = tmp_path.iterdir()
+    assert f"remit simulate --replay {path}" in result.output.replace("\n", "")
+    assert simulate("--replay", str(path)).exit_code == 1
+
+
+@pytest.mark.usefixtures("planted")
+def test_shrinking_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remit.cli.simulate_shown.NOTE_EVERY_S", 0.0)
+    result = simulate("calm", "--json", "--save", str(tmp_path))
+    assert re.search(r"^looking for the least that breaks it: run 1, \d+ faults are left, it ends after", result.stderr, re.M)
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_a_replay_of_another_revision_says_so(tmp_path: Path) -> None:
+    path = save(Replay(Scenario("x", "y", heal="1s"), 1, 2.0, (), revision="0ld\x1b"), tmp_path)
+    result = simulate("--replay", str(path))
+    assert result.exit_code == 0, result.output
+    assert f"saved at revision 0ld\\x1b, this is {revision()}: it may go otherwise" in result.stderr.splitlines()
+    path = save(Replay(Scenario("x", "y", heal="1s"), 1, 2.0, (), revision=revision()), tmp_path)
+    assert "saved at revision" not in simulate("--replay", str(path)).output
+
+
+# -------------------------------------------------------------------------------------------------- terminals and readers
+
+ESCAPE = "\x1b]0;mine\x07\x9b2J"
+
+
+def test_what_is_in_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / f"{ESCAPE}.toml"
+    path.write_text('summary = "\\u001b]0;mine\\u0007"\nduration = "1s"\nheal = "1s"\n[holds]\nliveness = false\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PROMISES, "never", Promise("S1", lambda step: iter([(f"head{ESCAPE}", f"there is a head{ESCAPE}")])))
+        ways = (("--trace", "--no-shrink"), ("--json",), ())
+        broken = [simulate(str(path), "--save", str(tmp_path), *more) for more in ways]
+    (saved,) = tmp_path.glob("*.json")
+    replay = msgspec.json.decode(saved.read_bytes(), type=Replay)
+    save(msgspec.structs.replace(replay, violation=f"never{ESCAPE}", revision=ESCAPE), tmp_path)
+    again = [simulate("--replay", str(saved)), simulate(str(path), "--story", ESCAPE), simulate(str(path), "--seeds", "1-2")]
+    assert [result.exit_code for result in broken] == [1, 1, 1], broken[0].output
+    assert [result.exit_code for result in again] == [0, 0, 0]
+    for result in (*broken, *again):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.output)
+    assert "\\x1b]0;mine\\x07" in again[0].output
+    assert f"never{escaped(ESCAPE)} was broken" in " ".join(again[0].output.split())
+
+
+@pytest.mark.parametrize("more", [("calm", "--trace"), ("calm", "--json", "--seeds", "1-3"), ("calm",), ("--list",)])
+def test_a_reader_that_has_seen_enough_breaks_nothing(more: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "remit.cli.main", "simulate", "--until", "2s", *more]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+
+
+def test_lines_come_in_the_order_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(tasks: Iterable[Task], _: int) -> Iterator[Done]:
+        for task in reversed(list(tasks)):
+            yield Done(task, pretended(task.seed), 0.0)
+
+    monkeypatch.setattr("remit.simulate.swarm.swarm", backwards)
+    lines = simulate("calm", "--json", "--seeds", "8-12").stdout.splitlines()
+    assert [json.loads(line)["seed"] for line in lines] == [8, 9, 10, 11, 12]
 
 
 # ------------------------------------------------------------------------------------------------------------------ misuse
@@ -193,6 +301,10 @@ def test_misuse_names_the_field_and_the_cure(arguments: tuple[str, ...], said: s
         ('summary = "x"\nduration = "long"', "duration: not a duration"),
         ('summary = "x"\n[[faults]]\nkind = "meteor"\nat = "1s"', "faults[0].kind: there is no fault 'meteor'"),
         ('summary = "x"\n[cluster]\nnodes = 0', "cluster.nodes"),
+        ('summary = "x"\ncovers = [1, 45]', "covers[1]: there is no fault 45; write numbers from 1 to 44"),
+        ('summary = "x"\ncovers = [0]', "covers[0]: there is no fault 0"),
+        ('summary = "x"\nduration = "1m"\n[[faults]]\nkind = "loss"\nat = "60s"', "faults[0].at: 60s is after the end; write"),
+        ('summary = "x"\n[[faults]]\nkind = "loss"\nat = "1s"\nsize = 1e300', "faults[0].size: a number, 0 or more"),
     ],
 )
 def test_a_bad_file_is_misuse(text: str, said: str, tmp_path: Path) -> None:
@@ -203,9 +315,15 @@ def test_a_bad_file_is_misuse(text: str, said: str, tmp_path: Path) -> None:
     assert said in result.output
 
 
-def test_an_interrupted_swarm_leaves_nothing_behind() -> None:
-    command = [sys.executable, "-m", "remit.cli.main", "simulate", "calm", "--seeds", "1-100000", "--json", *SHORT]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+def test_an_interrupted_swarm_leaves_nothing_behind(tmp_path: Path) -> None:
+    on_disk = tmp_path / "on-disk.toml"
+    on_disk.write_text('summary = "x"\nduration = "10s"\nheal = "10s"\n[cluster]\nstore = "sqlite"\n')
+    left = tmp_path / "left"
+    left.mkdir()
+    command = [sys.executable, "-m", "remit.cli.main", "simulate", str(on_disk), "--seeds", "1-100000", "--json", *SHORT]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, "TMPDIR": str(left)}
+    )
     assert process.stdout is not None
     process.stdout.readline()  # it is under way
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
@@ -213,6 +331,7 @@ def test_an_interrupted_swarm_leaves_nothing_behind() -> None:
     assert process.returncode == 130
     assert errors.decode().splitlines()[-1] == "interrupted"
     assert "Traceback" not in errors.decode()
+    assert not list(left.iterdir())
     for _ in range(100):  # whoever keeps account of what the processes share goes after them
         try:
             os.killpg(process.pid, 0)

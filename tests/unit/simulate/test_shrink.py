@@ -91,6 +91,29 @@ def test_the_search_is_bounded_and_what_it_has_then_still_fails() -> None:
     assert not shrunk(pretender, cpu_s_max=0.0).whole
 
 
+def test_the_first_is_kept_before_the_search_begins_and_then_every_better_one() -> None:
+    pretender, kept = Pretender(5, 28), list[tuple[int, int]]()
+    found = shrunk(pretender, keep=lambda replay: kept.append((len(pretender.asked), len(replay.plan))))
+    assert kept[0] == (1, len(PLAN))
+    assert [faults for _, faults in kept] == sorted((faults for _, faults in kept), reverse=True)
+    assert kept[-1][1] == len(found.replay.plan) == 2
+
+
+def test_a_search_that_is_interrupted_has_what_it_found() -> None:
+    pretender = Pretender(5, 28)
+
+    def impatient(*asked: Any, **more: Any) -> Run:
+        if len(pretender.asked) > 8:
+            raise KeyboardInterrupt
+        return pretender(*asked, **more)
+
+    found = shrink(SCENARIO, pretender(SCENARIO, 7), simulate=impatient)
+    assert found.interrupted
+    assert not found.whole
+    assert {5, 28} <= {one.number for one in found.replay.plan}
+    assert len(found.replay.plan) < len(PLAN)
+
+
 def test_a_run_that_does_not_fail_again_is_not_deterministic() -> None:
     first = Pretender()(SCENARIO, 7)
     with pytest.raises(NotRepeated, match="seed 7 of pretended did not fail again by one_copy"):
@@ -110,8 +133,16 @@ def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"plan": (Injection(0, 1.0, "meteor", 1.0),)}, "plan[0].kind: there is no fault 'meteor'; there are "),
-        ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0]: at_s and lasts_s are 0 or more"),
+        ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0].at_s: at least 0, at most 300"),
+        ({"plan": (Injection(0, 1.0, "loss", 1e300),)}, "plan[0].lasts_s: at least 0, at most 300"),
+        ({"plan": (PLAN[0], Injection(0, 1.0, "loss", 1.0, -2.0))}, "plan[1].size: at least 0, at most 1000000"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, 1e300),)}, "plan[0].size: at least 0, at most 1000000"),
+        ({"plan": (Injection(-1, 1.0, "loss", 1.0),)}, "plan[0].number: at least 0"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, where="mars"),)}, "plan[0].where: there is no scope 'mars'; there are local"),
+        ({"seed": -1}, "seed: at least 0, at most 9223372036854775807"),
         ({"until_s": 0.0}, "until_s: more than 0"),
+        ({"until_s": -5.0}, "until_s: more than 0"),
+        ({"until_s": 1e300}, "until_s: more than 0, at most 480, where the scenario ends"),
         ({"scenario": replace(SCENARIO, heal="soon")}, "scenario: heal: not a duration"),
     ],
 )
