@@ -34,7 +34,7 @@ def mounted(place: Path) -> Disk:
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda test: test.__name__.removeprefix("test_"))
 def test_the_simulated_disk_keeps_the_promise(promise: Callable[[Any, Path], None], tmp_path: Path) -> None:
     disk = mounted(tmp_path)
-    promise(SimpleNamespace(make=lambda: SimpleNamespace(disk=disk)), tmp_path)
+    promise(SimpleNamespace(world=lambda: SimpleNamespace(disk=disk)), tmp_path)
 
 
 DEEDS: dict[str, Callable[[Disk, Path], object]] = {

@@ -38,10 +38,10 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @pytest.mark.parametrize("delay_ms", [0, 3])
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda test: test.__name__.removeprefix("test_"))
 def test_the_simulated_offload_keeps_the_promise(promise: Callable[[Any], None], delay_ms: int) -> None:
-    def make() -> SimpleNamespace:
+    def world() -> SimpleNamespace:
         return SimpleNamespace(offload=SimOffload(lambda: delay_ms, lambda: True))
 
-    promise(SimpleNamespace(make=make, run=run_virtually))
+    promise(SimpleNamespace(world=world, run=run_virtually))
 
 
 def test_each_piece_takes_its_delay_after_the_one_before_it() -> None:
