@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from remit.commitment import auditing, batching, decide, leasing, loading
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.books import Moment
+from remit.commitment.draft import Draft
 from remit.commitment.outcomes import Entry, Outcomes
 from remit.commitment.standby import Standby
-from remit.model.claims import Code, Operation, Refused, Verdict, window_of
+from remit.model.claims import Actor, Code, Operation, Refused, Verdict, window_of
 from remit.model.records import LeaseSpec
+from remit.model.resources import Duration
 from remit.store import chain
 from remit.store.protocol import Commit, Committed, Head, Store, Unanswered, Unavailable
 from tests.planted.bug import bug
@@ -43,6 +45,32 @@ def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
         return made(holder=holder, epoch=max(1, epoch - 1) if holder else epoch, **more)
 
     patch.setattr(leasing, "LeaseSpec", same)
+
+
+@bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
+    """A lease may be acquired in the middle of its holder's term."""
+    lapsed = leasing._lapsed
+
+    def half(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
+        return lapsed(draft, lease, replace(spec, ttl=Duration(spec.ttl // 2)))
+
+    patch.setattr(leasing, "_lapsed", half)
+
+
+@bug(15, 16, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """A renewal is answered with yes, and the term runs on from when the lease was acquired."""
+    renew = Authority.renew
+
+    async def forget(self: Authority, actor: Actor, /) -> bool:
+        before = self.heard.get(actor.lease)
+        held = await renew(self, actor)
+        if before is not None:
+            self.heard[actor.lease] = before
+        return held
+
+    patch.setattr(Authority, "renew", forget)
 
 
 @bug(2, 15, scenario="takeovers", expects=("chain_is_unbroken",))

@@ -363,6 +363,9 @@ class Simulation(Record):
         self._waiting.get(asker, {}).pop((scope, operation), None)
         self.judge.gave_up(scope, operation)
 
+    def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
+        self.judge.renewed(scope, lease, epoch, int(sent_s * 1000))
+
     def process_silenced(self, process: Process) -> None:
         self.tell(f"{process.name} {'stands still' if process.alive else 'was killed'}")
         for scope, operation in self._waiting.pop(process.name, {}):

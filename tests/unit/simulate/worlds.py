@@ -54,6 +54,9 @@ class Listener:
     def gave_up(self, asker: str, scope: str, operation: str) -> None:
         self.given_up.append(operation)
 
+    def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
+        return
+
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         return
 

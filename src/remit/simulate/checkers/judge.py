@@ -133,6 +133,10 @@ class Judge:
         for waiting in self.liveness.settled(scope, operation):
             self._waited("calls_are_answered", "L14", waiting)
 
+    def renewed(self, scope: str, lease: str, epoch: int, sent_ms: int) -> None:
+        """A holder heard that its lease goes on; it had asked at `sent_ms`, in virtual time."""
+        self.history(scope).renew(lease, epoch, sent_ms)
+
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         """An observer, by a name that survives its restarts, saw a scope at a revision."""
         found = self.observers.observers_never_go_back(self.history(scope), observer, incarnation, revision)
