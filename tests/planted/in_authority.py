@@ -234,6 +234,17 @@ def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "judge", forget)
 
 
+@bug(1, scenario="meddlers", expects=("an_id_stands_for_one_payload",))
+def an_id_answers_whatever_is_asked_under_it(patch: pytest.MonkeyPatch) -> None:
+    """What an id was used for is not compared: its outcome is the answer to anything."""
+    judge = Outcomes.judge
+
+    def whatever(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        return self.known(operation_id) or judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", whatever)
+
+
 @bug(1, scenario="short-windows", expects=ONCE)
 def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     """An id from before the horizon is taken for a new one."""

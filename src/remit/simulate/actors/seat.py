@@ -28,7 +28,7 @@ class Ear(Protocol):
 
     def asked(self, asker: str, scope: str, operation: str) -> None: ...
 
-    def answered(self, asker: str, scope: str, operation: str, verdict: Verdict) -> None: ...
+    def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None: ...
 
     def gave_up(self, asker: str, scope: str, operation: str) -> None: ...
 
@@ -64,7 +64,7 @@ class Heard:
             self._ear.asked(self._asker, self._scope, operation.id)
         verdicts = await self._endpoint.ask(operations)
         for operation, verdict in zip(operations, verdicts, strict=False):
-            self._ear.answered(self._asker, self._scope, operation.id, verdict)
+            self._ear.answered(self._asker, self._scope, operation, verdict)
         return verdicts
 
     async def status(self) -> Status:
