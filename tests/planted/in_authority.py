@@ -58,7 +58,7 @@ def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leasing, "_lapsed", half)
 
 
-@bug(15, 16, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+@bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
 def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
     """A renewal is answered with yes, and the term runs on from when the lease was acquired."""
     renew = Authority.renew
