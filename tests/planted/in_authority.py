@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from remit.commitment import auditing, batching, decide, leasing, loading
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.books import Moment
+from remit.commitment.draft import Draft
 from remit.commitment.outcomes import Entry, Outcomes
 from remit.commitment.standby import Standby
-from remit.model.claims import Code, Operation, Refused, Verdict, window_of
+from remit.model.claims import Actor, Code, Operation, Refused, Verdict, window_of
 from remit.model.records import LeaseSpec
+from remit.model.resources import Duration
 from remit.store import chain
 from remit.store.protocol import Commit, Committed, Head, Store, Unanswered, Unavailable
 from tests.planted.bug import bug
@@ -43,6 +45,32 @@ def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
         return made(holder=holder, epoch=max(1, epoch - 1) if holder else epoch, **more)
 
     patch.setattr(leasing, "LeaseSpec", same)
+
+
+@bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
+    """A lease may be acquired in the middle of its holder's term."""
+    lapsed = leasing._lapsed
+
+    def half(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
+        return lapsed(draft, lease, replace(spec, ttl=Duration(spec.ttl // 2)))
+
+    patch.setattr(leasing, "_lapsed", half)
+
+
+@bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """A renewal is answered with yes, and the term runs on from when the lease was acquired."""
+    renew = Authority.renew
+
+    async def forget(self: Authority, actor: Actor, /) -> bool:
+        before = self.heard.get(actor.lease)
+        held = await renew(self, actor)
+        if before is not None:
+            self.heard[actor.lease] = before
+        return held
+
+    patch.setattr(Authority, "renew", forget)
 
 
 @bug(2, 15, scenario="takeovers", expects=("chain_is_unbroken",))
@@ -204,6 +232,17 @@ def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
         return None if operation_id in self._kept else judge(self, operation_id, taken)
 
     patch.setattr(Outcomes, "judge", forget)
+
+
+@bug(1, scenario="meddlers", expects=("an_id_stands_for_one_payload",))
+def an_id_answers_whatever_is_asked_under_it(patch: pytest.MonkeyPatch) -> None:
+    """What an id was used for is not compared: its outcome is the answer to anything."""
+    judge = Outcomes.judge
+
+    def whatever(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        return self.known(operation_id) or judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", whatever)
 
 
 @bug(1, scenario="short-windows", expects=ONCE)

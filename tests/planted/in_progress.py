@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remit.commitment.standby import Standby
-from remit.model.claims import AnyClaim, Delete, Mark, Move
+from remit.model.claims import AnyClaim, Delete, Mark, Move, Spawn
 from remit.model.kinds import Node, NodeHealth
 from remit.model.records import Phase, Replica
 from remit.simulate.actors import scheduler
@@ -139,6 +139,42 @@ def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Endpoints, "wants", toggle)
     patch.setattr(Endpoints, "concerns", lambda self, key, old, new: isinstance(new, Replica))
+
+
+@bug(20, scenario="left-behind", expects=("desire_is_met",))
+def one_replica_is_never_made(patch: pytest.MonkeyPatch) -> None:
+    """Of every service the first replica is left out."""
+    fill = Workloads._fill
+
+    def short(self: Workloads, *args: Any) -> Iterator[AnyClaim]:
+        return (claim for claim in fill(self, *args) if not (isinstance(claim, Spawn) and claim.first == 0))
+
+    patch.setattr(Workloads, "_fill", short)
+
+
+@bug(20, 21, scenario="recovery", expects=("desire_is_met",))
+def what_failed_is_not_tried_again(patch: pytest.MonkeyPatch) -> None:
+    """A job that ended badly is left so, whatever attempts it has."""
+    patch.setattr(Repair, "_again", lambda self, replica: False)
+
+
+@bug(32, scenario="services", expects=("what_is_ready_is_served",))
+def nothing_is_published(patch: pytest.MonkeyPatch) -> None:
+    """What is ready is never served."""
+    patch.setattr(Endpoints, "wants", lambda self, keys: iter(()))
+
+
+@bug(32, 34, scenario="services", expects=("health_does_not_flap",))
+def a_node_is_suspected_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A node that is ready and beats is called suspect now and then."""
+    mark = Nodes._mark
+
+    def doubt(self: Nodes, node: Node, at: int, mass: bool) -> AnyClaim | None:
+        if node.status.health is NodeHealth.READY and self.chance.below(4) == 0:
+            return Mark(node.metadata.name, at, NodeHealth.SUSPECT, reason="one never knows")
+        return mark(self, node, at, mass)
+
+    patch.setattr(Nodes, "_mark", doubt)
 
 
 @bug(31, 36, scenario="left-behind", expects=("orphans_end",))

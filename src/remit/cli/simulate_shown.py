@@ -39,6 +39,7 @@ BESIDE: Final = {
     "ended_work_runs_no_more": "S8",
     "acknowledged_is_in_history": "S2",
     "one_answer_per_operation": "S2",
+    "an_id_stands_for_one_payload": "S2",
     "observers_never_go_back": "S10",
     "runs_only_what_was_ordered": "S14",
     "one_copy_at_a_time": "S8",

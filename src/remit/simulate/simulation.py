@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Final
 
 from msgspec import Struct
 
-from remit.model.claims import Accepted, Role, Verdict
+from remit.model.claims import Accepted, Code, Operation, Role, Verdict, payload
 from remit.simulate.checkers.history import Stand
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.liveness import Bounds, Core
@@ -365,16 +366,20 @@ class Simulation(Record):
         self._waiting.setdefault(asker, {})[scope, operation] = None
         self.judge.asked(scope, operation)
 
-    def answered(self, asker: str, scope: str, operation: str, verdict: Verdict) -> None:
-        self._waiting.get(asker, {}).pop((scope, operation), None)
+    def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
+        self._waiting.get(asker, {}).pop((scope, operation.id), None)
         if isinstance(verdict, Accepted):
-            self.judge.answered(scope, operation, "", verdict.number, verdict.revision)
+            self.judge.answered(scope, operation.id, "", verdict.number, verdict.revision, _taken(operation))
         else:
-            self.judge.answered(scope, operation, verdict.code.value, 0, verdict.revision)
+            taken = "" if verdict.code is Code.INVALID else _taken(operation)
+            self.judge.answered(scope, operation.id, verdict.code.value, 0, verdict.revision, taken)
 
     def gave_up(self, asker: str, scope: str, operation: str) -> None:
         self._waiting.get(asker, {}).pop((scope, operation), None)
         self.judge.gave_up(scope, operation)
+
+    def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
+        self.judge.renewed(scope, lease, epoch, int(sent_s * 1000))
 
     def process_silenced(self, process: Process) -> None:
         self.tell(f"{process.name} {'stands still' if process.alive else 'was killed'}")
@@ -419,6 +424,11 @@ class Simulation(Record):
 def _bounds(scenario: Scenario) -> Bounds:
     beat_ms = scenario.cluster.beat_ms
     return Bounds(pace=max(1.0, beat_ms / 2_000), beat_ms=beat_ms)
+
+
+def _taken(operation: Operation) -> str:
+    """The digest of who asked what, as it must stand beside the id."""
+    return blake2b(payload(operation), digest_size=8).hexdigest()
 
 
 def _keys(commit: Commit) -> str:

@@ -7,7 +7,21 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 from remit.assembly import server
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Bind, Claim, Mark, Refused, Role, Spawn, Verdict
+from remit.model.claims import (
+    Accepted,
+    Acquire,
+    Actor,
+    AnyClaim,
+    Apply,
+    Bind,
+    Claim,
+    Mark,
+    Operation,
+    Refused,
+    Role,
+    Spawn,
+    Verdict,
+)
 from remit.model.fields import Metadata
 from remit.model.kinds import (
     Device,
@@ -48,11 +62,14 @@ class Listener:
     def asked(self, asker: str, scope: str, operation: str) -> None:
         self.asked_count += 1
 
-    def answered(self, asker: str, scope: str, operation: str, verdict: Verdict) -> None:
-        self.verdicts.append((scope, operation, verdict))
+    def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
+        self.verdicts.append((scope, operation.id, verdict))
 
     def gave_up(self, asker: str, scope: str, operation: str) -> None:
         self.given_up.append(operation)
+
+    def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
+        return
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         return

@@ -80,6 +80,9 @@ class Workloads(Player):
             taken.add(replica.spec.index)
             if replica.status.phase is Phase.FINISHED:
                 yield Move(key, seen.revision, "settle")
+            waits = replica.status.phase in (Phase.PENDING, Phase.RESERVED)
+            if waits and spec.type == "service" and replica.spec.generation < meta.generation:
+                yield from self._away(key)  # what runs is for rollouts to take away
             if replica.status.phase is Phase.RELEASED:
                 released.append(key)
             else:
@@ -299,6 +302,10 @@ class Endpoints(Player):
 
     role = Role.ENDPOINTS
 
+    def __init__(self, seat: Seat, *, lease: str = "") -> None:
+        super().__init__(seat, lease=lease)
+        self._left: set[str] = set()
+
     def concerns(self, key: str, old: Any, new: Any) -> bool:
         return isinstance(new, Replica) and new.status.phase is Phase.READY
 
@@ -308,8 +315,11 @@ class Endpoints(Player):
             if seen is None or not isinstance(seen.thing, Replica):
                 continue
             match seen.thing.status.phase:
-                case Phase.READY if self.chance.below(4):  # else at a later look
+                case Phase.READY if key in self._left or self.chance.below(4):
+                    self._left.discard(key)
                     yield Move(key, seen.revision, "serve")
+                case Phase.READY:
+                    self._left.add(key)  # at the next look
                 case Phase.SERVING if self.chance.below(60) == 0:
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
 

@@ -28,9 +28,11 @@ class Ear(Protocol):
 
     def asked(self, asker: str, scope: str, operation: str) -> None: ...
 
-    def answered(self, asker: str, scope: str, operation: str, verdict: Verdict) -> None: ...
+    def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None: ...
 
     def gave_up(self, asker: str, scope: str, operation: str) -> None: ...
+
+    def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None: ...
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None: ...
 
@@ -53,22 +55,27 @@ class Pace:
 class Heard:
     """An endpoint whose answers are written down the moment they arrive."""
 
-    def __init__(self, endpoint: Endpoint, asker: str, scope: str, ear: Ear) -> None:
-        self._endpoint, self._asker, self._scope, self._ear = endpoint, asker, scope, ear
+    def __init__(self, endpoint: Endpoint, process: Process, scope: str, ear: Ear) -> None:
+        self._endpoint, self._asker, self._scope, self._ear = endpoint, process.name, scope, ear
+        self._loop = process.loop
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         for operation in operations:
             self._ear.asked(self._asker, self._scope, operation.id)
         verdicts = await self._endpoint.ask(operations)
         for operation, verdict in zip(operations, verdicts, strict=False):
-            self._ear.answered(self._asker, self._scope, operation.id, verdict)
+            self._ear.answered(self._asker, self._scope, operation, verdict)
         return verdicts
 
     async def status(self) -> Status:
         return await self._endpoint.status()
 
     async def renew(self, actor: Actor, /) -> bool:
-        return await self._endpoint.renew(actor)
+        sent_s = self._loop.time()
+        held = await self._endpoint.renew(actor)
+        if held:
+            self._ear.renewed(self._asker, self._scope, actor.lease, actor.epoch, sent_s)
+        return held
 
 
 class Seat:
@@ -96,7 +103,7 @@ class Seat:
     def client(self, actor: Actor) -> Client:
         chance = self.world.chance
         names = chance.shuffled(self.servers)
-        endpoints = {name: Heard(Remote(self.world.link, name), self.process.name, self.scope, self.ear) for name in names}
+        endpoints = {name: Heard(Remote(self.world.link, name), self.process, self.scope, self.ear) for name in names}
         return Client(endpoints, actor, self.world, shape=RetryShape(deadline_ms=10_000))
 
 

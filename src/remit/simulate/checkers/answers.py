@@ -34,3 +34,12 @@ def one_answer_per_operation(history: History, operation: str, code: str, number
     before = history.acknowledged.setdefault(operation, (code, number))
     if before != (code, number):
         yield operation, f"it was answered {before}, and then {(code, number)}"
+
+
+def an_id_stands_for_one_payload(history: History, operation: str, code: str, taken: str) -> Found:
+    """S2: an outcome answers whoever asked for that, and nobody who asks for something else under its id."""
+    said = history.outcomes.get(operation)
+    if not taken or said is None or not said.digest or code in (*NOT_OUTCOMES, "abandoned", "invalid"):
+        return
+    if said.digest != taken:
+        yield operation, f"what was asked has the digest {taken}, and was answered {code or 'accepted'}, which is for {said}"

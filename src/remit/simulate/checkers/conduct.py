@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Final
 
 import msgspec
 
@@ -18,9 +19,13 @@ from remit.simulate.checkers.lifecycle import (
     UNLEASED,
 )
 from remit.simulate.checkers.promise import Found, promise
-from remit.simulate.checkers.rows import Json, attempt_of, group_of, health_of, most_of, phase_of
+from remit.simulate.checkers.rows import Json, attempt_of, group_of, health_of, milliseconds, most_of, phase_of
 
 ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
+
+LEASE_TTL: Final = "15s"
+CLOCKS_DIFFER: Final = 1.01
+"""By how much one clock may be faster than another."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -154,6 +159,26 @@ def lease_epochs_never_decrease(step: Step) -> Found:
         if entry.epoch < seen.get(entry.lease, 0):
             yield f"lease/{entry.lease}", f"{entry.actor} acted at epoch {entry.epoch}, after {seen[entry.lease]}"
         seen[entry.lease] = max(entry.epoch, seen.get(entry.lease, 0))
+
+
+@promise("S6")
+def leases_are_not_taken_from_the_living(step: Step) -> Found:
+    """Whoever was told that its lease goes on keeps it for a term, counted from when it asked; vacated is given up."""
+    history, stand = step.history, step.stand
+    at_ms = 0 if history.latest is None else history.latest[0]
+    vacated = {entry.subject for entry in step.accepted if entry.did == "vacate"}
+    for key, old, new in step.of_kind("lease"):
+        lease, a, b = key.removeprefix("lease/"), {} if old is None else old["spec"], {} if new is None else new["spec"]
+        if a.get("epoch", 0) == b.get("epoch", 0):
+            continue
+        epoch, since_ms = history.terms.get(lease, (0, 0.0))
+        taken = a.get("holder", "") and b.get("holder", "") not in ("", a["holder"])
+        if taken and epoch == a["epoch"] and lease not in vacated and not step.doubting:
+            term_ms = milliseconds(a.get("ttl", LEASE_TTL)) / CLOCKS_DIFFER
+            if at_ms - since_ms < term_ms:
+                yield key, f"{b['holder']} took it {at_ms - since_ms:.0f} ms after {a['holder']} renewed it, of {term_ms:.0f}"
+        if stand.boot:  # it was decided before it was applied, on a clock that may be fast
+            history.renew(lease, b.get("epoch", 0), at_ms - (stand.applied_ms - stand.decided_ms) * CLOCKS_DIFFER)
 
 
 @promise("S2")

@@ -150,6 +150,8 @@ class History:
         self.lease_epochs: dict[str, int] = {}
         self.heard: dict[str, Stand] = {}
         """When each lease was last acquired in this reign."""
+        self.terms: dict[str, tuple[int, float]] = {}
+        """By lease: its epoch, and since when its holder may count its term at the least, in virtual time."""
         self.seized: Stand | None = None
         self.seized_at = 0
         self.first: Stand | None = None
@@ -295,6 +297,10 @@ class History:
             self.incarnations.append(incarnation)
         step.doubting = step.was(MARKER) != incarnation
 
+    def renew(self, lease: str, epoch: int, since_ms: float) -> None:
+        """Its holder was told that it goes on from then; an answer that is late says nothing of a later epoch."""
+        self.terms[lease] = max(self.terms.get(lease, (0, 0.0)), (epoch, since_ms))
+
     # -- after a restore ---------------------------------------------------------------------------------------------
 
     def restore(self, rows: Sequence[tuple[str, bytes, int]], revision: int, at_ms: int) -> None:
@@ -304,6 +310,7 @@ class History:
         self.rows = {key: (at, read(key, value)) for key, value, at in rows}
         self.kinds, self.shapes, self.sites, self.capacity, self.limits = {}, {}, {}, {}, {}
         self.members, self.active, self.open_to, self.policy, self.outcomes = {}, {}, {}, None, {}
+        self.terms = {}
         self.sums = Sums(self.shape)
         nobody = Stand("", 0, 0, 0)
         step = Step(self, (), (), revision, nobody)

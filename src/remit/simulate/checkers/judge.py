@@ -117,12 +117,15 @@ class Judge:
         """A client sent it, for the first time."""
         self.liveness.asked(scope, operation)
 
-    def answered(self, scope: str, operation: str, code: str, number: int, revision: int) -> None:
-        """A client heard a verdict; an empty code means accepted."""
+    def answered(self, scope: str, operation: str, code: str, number: int, revision: int, taken: str = "") -> None:
+        """A client heard a verdict; an empty code means accepted. `taken` is the digest of what it had asked, if known."""
         history = self.history(scope)
         said = operation, code, number, revision
         self._note("acknowledged_is_in_history", "S2", scope, answers.acknowledged_is_in_history(history, *said))
         self._note("one_answer_per_operation", "S2", scope, answers.one_answer_per_operation(history, *said))
+        self._note(
+            "an_id_stands_for_one_payload", "S2", scope, answers.an_id_stands_for_one_payload(history, operation, code, taken)
+        )
         self._late(scope, operation)
 
     def gave_up(self, scope: str, operation: str) -> None:
@@ -132,6 +135,10 @@ class Judge:
     def _late(self, scope: str, operation: str) -> None:
         for waiting in self.liveness.settled(scope, operation):
             self._waited("calls_are_answered", "L14", waiting)
+
+    def renewed(self, scope: str, lease: str, epoch: int, sent_ms: int) -> None:
+        """A holder heard that its lease goes on; it had asked at `sent_ms`, in virtual time."""
+        self.history(scope).renew(lease, epoch, sent_ms)
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         """An observer, by a name that survives its restarts, saw a scope at a revision."""

@@ -6,7 +6,7 @@ What the history does not suffice to decide is answered with a reason, never pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from remit.simulate.checkers.feasibility import (
@@ -21,7 +21,7 @@ from remit.simulate.checkers.feasibility import (
 from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE
 from remit.simulate.checkers.room import grant_is_dead
-from remit.simulate.checkers.rows import Shape, attempt_of, health_of, phase_of
+from remit.simulate.checkers.rows import Json, Shape, attempt_of, group_of, health_of, phase_of
 from remit.simulate.checkers.runs import Runs
 from remit.simulate.checkers.scratch import victims_left
 
@@ -31,6 +31,16 @@ QUIET_KINDS: Final = ("head", "batch", "summary", "event", "decision")
 
 LIFE_WRITES: Final = 12
 """What one process that ends may lead to: its replica's moves to its next attempt, and from there to where that runs."""
+
+
+HEALTH_CHANGES: Final = 6
+"""How often a node that is well may be called something else within `health_window_ms`."""
+
+RETRIES: Final = 3
+"""What a job has that does not say."""
+
+MEDDLER: Final = "meddler"
+"""The tenant of somebody who undoes what controllers do."""
 
 
 class Core(NamedTuple):
@@ -62,6 +72,9 @@ class Bounds(NamedTuple):
     gang_ms: int = 60_000
     leader_ttl_ms: int = 6_000
     leader_ms: int = 5_000
+    desire_ms: int = 120_000
+    serving_ms: int = 60_000
+    health_window_ms: int = 120_000
     quiet_ms: int = 60_000
     quiet_window_ms: int = 30_000
     beat_ms: int = 2_000
@@ -102,6 +115,8 @@ class Liveness:
         self.looked_ms: int | None = None
         self.writes: dict[str, list[int]] = {}
         self.calls: dict[tuple[str, str], int] = {}
+        self.healths: dict[tuple[str, str], list[int]] = {}
+        """By scope and node: when its health changed."""
 
     def tick(self) -> Iterator[tuple[str, str, Waiting]]:
         """Everything that has waited too long by now, once each: check, property, and what waits."""
@@ -127,6 +142,9 @@ class Liveness:
         """Remember when rows were written that say that something goes on."""
         if self.core is not None and any(key.partition("/")[0] not in QUIET_KINDS for key in step.changed):
             self.writes.setdefault(step.history.scope, []).append(at_ms)
+        for key, old, new in step.of_kind("node") if self.core is not None else ():
+            if old is not None and new is not None and health_of(old) != health_of(new):
+                self.healths.setdefault((step.history.scope, key), []).append(at_ms)
 
     def mass_silence(self, scope: str, core: Core) -> bool:
         silent, nodes = core.silent.get(scope, frozenset()), self.histories[scope].kind("node")
@@ -356,6 +374,74 @@ def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator
                 break
         if may >= 0:
             yield Waiting(history.scope, key, may + live.bounds.deletion_ms, f"it is being deleted, and has {sorted(members)}")
+
+
+@look("L10")
+def desire_is_met(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """There is a replica for each that is wanted, and of services none more, nor of an older generation. Where nothing takes it
+    it waits, but is there. A daemon has as many as there are nodes that take it, which is not judged here.
+    """
+    if not core.calm or "workloads" not in core.roles:
+        return
+    well = core.nodes.get(history.scope, frozenset())
+    for key, workload in history.kind("workload").items():
+        meta, spec = workload["metadata"], workload["spec"]
+        if meta.get("deleting") or meta["tenant"] == MEDDLER or spec["type"] == "daemon":
+            continue
+        members = [history.row(member) for member in history.members.get((meta["tenant"], meta["name"]), ())]
+        away = [one for one in members if phase_of(one) in HOUSED and one["status"]["node"] not in well]
+        if away:
+            live.undecided[f"desire_is_met in {history.scope}: {key} has replicas outside the core"] = None
+        elif why := _lacks(workload, members):
+            yield Waiting(history.scope, key, live.bounds.desire_ms, why)
+
+
+def _lacks(workload: Json, members: Sequence[Json]) -> str:
+    spec, generation = workload["spec"], workload["metadata"].get("generation", 1)
+    wanted = spec.get("completions") or spec.get("replicas", 1)
+    if spec["type"] == "job":
+        over = [one for one in members if phase_of(one) == "released"]
+        ended = [one["metadata"]["name"] for one in over if _may_go_on(one, spec.get("retries", RETRIES))]
+        few = f"{len(members)} of {wanted} replicas are there" if len(members) < wanted else ""
+        return f"{ended} ended without success, and have attempts left" if ended else few
+    live = [one for one in members if phase_of(one) != "released"]
+    old = sorted(one["metadata"]["name"] for one in live if one["spec"]["generation"] < generation)
+    if old:
+        return f"{old} are older than generation {generation}"
+    return "" if len(live) == wanted else f"{len(live)} replicas are not released, and {wanted} are wanted"
+
+
+def _may_go_on(replica: Json, retries: int) -> bool:
+    return bool(replica["status"].get("result") != "ok" and attempt_of(replica) <= retries)
+
+
+@look("L10")
+def what_is_ready_is_served(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """A service's replica on a healthy node; jobs are asked by nobody."""
+    if "endpoints" not in core.roles:
+        return
+    well = core.nodes.get(history.scope, frozenset())
+    for key, replica in history.kind("replica").items():
+        if phase_of(replica) != "ready" or replica["status"]["node"] not in well:
+            continue
+        tenant, name = group_of(replica)
+        workload = history.row(f"workload/{tenant}/{name}")
+        if workload is not None and workload["spec"]["type"] == "service" and tenant != MEDDLER:
+            why = f"it is ready on {replica['status']['node']}, and not served"
+            yield Waiting(history.scope, key, live.bounds.serving_ms, why)
+
+
+@look("L10")
+def health_does_not_flap(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """What is said of a node that is well settles."""
+    if not core.calm:
+        return
+    window_ms = live.bounds.health_window_ms * live.bounds.pace
+    for name in sorted(core.nodes.get(history.scope, ())):
+        key = f"node/{name}"
+        late = [at for at in live.healths.get((history.scope, key), ()) if at > live.now_ms() - window_ms]
+        if len(late) > HEALTH_CHANGES:
+            yield Waiting(history.scope, key, -1, f"its health changed {len(late)} times in {window_ms:.0f} ms")
 
 
 @look("L8")

@@ -51,6 +51,24 @@ def test_a_refused_id_says_nothing_of_the_operation() -> None:
     assert pen.found == []
 
 
+def test_an_id_that_stands_for_what_was_asked_is_well() -> None:
+    pen, operation = noted(number=3)
+    for taken in ("d", ""):
+        pen.world.judge.answered("r1", operation, "", 3, pen.revision, taken)
+    for code in ("operation_mismatch", "operation_expired"):
+        pen.world.judge.answered("r1", operation, code, 0, 0, "other")
+    pen.commit({}, [pen.entry("abandoned", "", "user", id="r1-i1.1.gone", digest="", code="abandoned")])
+    pen.world.judge.answered("r1", "r1-i1.1.gone", "abandoned", 0, pen.revision, "other")
+    assert pen.found == []
+
+
+def test_an_answer_to_something_else_under_the_same_id_is_caught() -> None:
+    for code in ("", "role"):
+        pen, operation = noted(code)
+        pen.world.judge.answered("r1", operation, code, 0, pen.revision, "other")
+        assert pen.found == ["an_id_stands_for_one_payload"]
+
+
 def test_an_answer_heard_after_a_restore_lost_it_is_listed() -> None:
     pen, operation = noted()
     at = pen.revision

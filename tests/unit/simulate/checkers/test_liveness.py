@@ -126,6 +126,64 @@ def a_workload_that_does_not_go(pen: Pen) -> None:
     healed(pen)
 
 
+@stands("desire_is_met", 120)
+def a_service_that_lacks_a_replica(pen: Pen) -> None:
+    for key in pen.spawn(0, 1):
+        pen.run(key)
+    healed(pen, calm=True)
+
+
+@stands("desire_is_met", 120)
+def a_service_that_has_one_too_many(pen: Pen) -> None:
+    pen.spawn(0, 1, 2, 3)
+    healed(pen, calm=True)
+
+
+@stands("desire_is_met", 120)
+def a_service_of_an_older_generation(pen: Pen) -> None:
+    pen.spawn(0, 1, 2)
+    pen.declare("w", 2)
+    healed(pen, calm=True)
+
+
+@stands("desire_is_met", 120)
+def a_job_that_lacks_a_replica(pen: Pen) -> None:
+    pen.declare("w", replicas=0)
+    pen.declare("j", type="job", replicas=1, completions=2)
+    pen.spawn(0, workload="j")
+    healed(pen, calm=True)
+
+
+@stands("desire_is_met", 120)
+def a_job_that_is_not_tried_again(pen: Pen) -> None:
+    failed_job(pen, retries=1)
+    healed(pen, calm=True)
+
+
+@stands("what_is_ready_is_served", 60)
+def ready_and_served_by_nobody(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a, until="ready")
+    healed(pen)
+
+
+@stands("health_does_not_flap", 0)
+def a_node_that_is_called_this_and_that(pen: Pen) -> None:
+    healed(pen, calm=True)
+    for health in ("suspect", "ready") * 4:
+        pen.mark(health, "n1")
+
+
+def failed_job(pen: Pen, *, retries: int) -> None:
+    """One replica, whose first attempt failed; and no service beside it."""
+    pen.declare("w", replicas=0)
+    pen.declare("j", type="job", replicas=1, retries=retries)
+    (a,) = pen.spawn(0, workload="j")
+    pen.run(a)
+    pen.move(a, "failed", "agent/n1", result="failed")
+    pen.move(a, "released", "repair", grants=None)
+
+
 @pytest.mark.parametrize(("check", "story", "seconds"), STANDS, ids=[story.__name__ for _, story, _ in STANDS])
 def test_what_stands_still_is_found_after_its_bound_and_not_before(check: str, story: Story, seconds: int) -> None:
     pen = Pen().furnish()
@@ -137,6 +195,51 @@ def test_what_stands_still_is_found_after_its_bound_and_not_before(check: str, s
     found = next(one for one in pen.world.judge.violations if one.check == check)
     assert found.property == LOOKS[check][0]
     assert len([one for one in pen.world.judge.violations if one.check == check]) == 1, "told once"
+
+
+def test_a_service_that_is_as_wanted_is_left_alone() -> None:
+    """Served, with what is over beside it; a node that was suspect now and then; and a daemon, which is not counted."""
+    pen = Pen().furnish(replicas=1)
+    pen.declare("d", type="daemon")
+    old, new = pen.spawn(0, 1)
+    pen.run(old)
+    pen.release(old)
+    pen.run(new, until="ready")
+    pen.world.judge.started("n1", "r1", new, "uw1", 1, 1)
+    healed(pen, calm=True)
+    for _ in range(6):
+        pass_time(pen, 50)
+        pen.move(new, "serving", "endpoints")
+        pen.mark("suspect", "n1")
+        pass_time(pen, 10)
+        pen.mark("ready", "n1")
+        pen.move(new, "ready", "endpoints")
+    assert pen.found == []
+
+
+def test_a_job_that_is_out_of_attempts_is_left_alone() -> None:
+    pen = Pen().furnish()
+    failed_job(pen, retries=0)
+    healed(pen, calm=True)
+    pass_time(pen, 200)
+    assert pen.found == []
+
+
+def test_desire_is_judged_only_when_nobody_asks_for_anything_new() -> None:
+    pen = Pen().furnish()
+    healed(pen)
+    pass_time(pen, 200)
+    assert pen.found == []
+
+
+def test_what_is_outside_the_core_is_not_known_to_be_as_wanted() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.run(a, "n2")
+    pen.world.judge.heal(Core(frozenset({"r1"}), {"r1": frozenset({"n1"})}, frozenset(ROLES), pen.world.now_ms, {}, calm=True))
+    pass_time(pen, 200)
+    pen.world.judge.conclude()
+    assert pen.found == [] and any(why.startswith("desire_is_met") for why in pen.world.judge.unknown)
 
 
 def test_a_chain_that_stands_still_has_no_leader() -> None:
@@ -164,7 +267,7 @@ def test_a_scenario_with_a_longer_beat_has_longer_bounds() -> None:
 
 
 def test_work_that_moves_on_is_left_alone() -> None:
-    pen = Pen().furnish()
+    pen = Pen().furnish(replicas=1)
     (a,) = pen.spawn(0)
     healed(pen, calm=True)
     pass_time(pen, 50)

@@ -278,6 +278,42 @@ def with_the_lease_of_another_role(pen: Pen) -> None:
     pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "scheduler", lease="repair", actor="repair!")])
 
 
+def taken(pen: Pen, *, epoch: int = 2, holder: str = "another") -> None:
+    row = {"metadata": {"name": "repair"}, "spec": {"holder": holder, "epoch": epoch, "ttl": "20s"}}
+    pen.commit({"lease/repair": row}, [pen.entry("acquire", "repair", "repair", actor=holder)])
+
+
+@breaks("leases_are_not_taken_from_the_living")
+def a_lease_that_was_renewed_is_taken(pen: Pen) -> None:
+    taken(pen, holder="repair!")
+    pen.world.now_ms += 15_000
+    pen.world.judge.renewed("r1", "repair", 2, pen.world.now_ms)
+    pen.world.now_ms += 15_000
+    taken(pen, epoch=3)
+
+
+@breaks("leases_are_not_taken_from_the_living")
+def a_lease_that_was_just_acquired_is_taken(pen: Pen) -> None:
+    taken(pen, holder="repair!")
+    pen.world.now_ms += 15_000
+    taken(pen, epoch=3)
+
+
+def test_a_lease_that_lapsed_or_was_vacated_or_is_acquired_anew_is_taken_lawfully() -> None:
+    pen = Pen().furnish()
+    pen.world.now_ms += 15_000
+    taken(pen)
+    pen.world.judge.renewed("r1", "repair", 2, pen.world.now_ms)
+    pen.world.now_ms += 19_900
+    taken(pen, epoch=3, holder="third")
+    pen.world.judge.renewed("r1", "repair", 2, pen.world.now_ms)
+    taken(pen, epoch=4, holder="third")
+    row = {"metadata": {"name": "repair"}, "spec": {"holder": "fourth", "epoch": 5, "ttl": "20s"}}
+    given = pen.entry("vacate", "repair", "repair", actor="third", epoch=4)
+    pen.commit({"lease/repair": row}, [given, pen.entry("acquire", "repair", "repair", actor="fourth")])
+    assert pen.found == []
+
+
 @breaks("lease_epochs_never_decrease")
 def an_epoch_went_back(pen: Pen) -> None:
     row = {"metadata": {"name": "repair"}, "spec": {"holder": "repair!", "epoch": 9}}
