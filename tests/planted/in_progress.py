@@ -125,7 +125,7 @@ def what_is_unknown_stays_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Nodes, "_give_up", doubt)
 
 
-@bug(32, scenario="services", expects=("writes_cease",))
+@bug(32, scenario="services", expects=("writes_cease", "what_is_ready_is_served"))
 def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
     """What is published is withdrawn again at once, for ever."""
     wants = Endpoints.wants
