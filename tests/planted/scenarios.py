@@ -172,7 +172,7 @@ beat = "1s"
 per_minute = 30.0
 standing_max = 20
 kinds = ["job", "service"]
-fence = "8s"
+fence = "12s"
 operations = false
 [[faults]]
 kind = "slow-links"
