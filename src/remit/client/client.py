@@ -95,8 +95,10 @@ class _Course:
 class Client:
     """One asker. Its calls may run side by side; they share the endpoint that last worked, the status, and the retry budget.
 
-    `endpoints` are tried in their order, round and round; their names are what `Turned` may hint at. Set `actor` anew when the
-    asker has acquired a lease. To survive its own cancellation a caller takes an id from `issue` first, and passes it.
+    `endpoints` are tried in their order, round and round; their names are what `Turned` and `Status` may hint at. A standby
+    passes on, which costs a hop and a look into the store each time: so whoever has strayed learns first who leads now. Set
+    `actor` anew when the asker has acquired a lease. To survive its own cancellation a caller takes an id from `issue` first,
+    and passes it.
     """
 
     def __init__(
@@ -114,6 +116,8 @@ class Client:
         self._endpoints = dict(endpoints)
         self._names = tuple(self._endpoints)
         self._current = self._names[0]
+        self._strayed = True
+        self._left = ("", 0)
         self._world = world
         self._shape = shape
         self._budget = RetryBudget() if budget is None else budget
@@ -178,6 +182,8 @@ class Client:
         """Ask that `actor.lease` go on. Raises `NoAnswer`; then nothing is known, and the old term runs on."""
         # Out of the budget: binds that fail must not use up what keeps a lease alive. The asker's beat bounds these.
         course = self._begin(deadline_ms, budgeted=False)
+        if self._strayed:
+            await self._fresh_status(course)
         return await self._reach(lambda endpoint: self._renew_once(endpoint, actor), course)
 
     async def status(self, *, deadline_ms: int | None = None) -> Status:
@@ -292,6 +298,7 @@ class Client:
         if self._current == name:  # else another call has turned already: go where it went
             following = (self._names.index(name) + 1) % len(self._names)
             self._current = hint if hint in self._endpoints and hint != name else self._names[following]
+            self._strayed, self._left = True, (name, self._world.clock.now_ms())
         return self._current == hint != name
 
     # --------------------------------------------------------------------------------------------------------- status
@@ -313,7 +320,7 @@ class Client:
 
     def _known(self, stale: Status | None) -> Status | None:
         status = self._status
-        if status is None or status is stale:
+        if status is None or status is stale or self._strayed:
             return None
         age_ms = self._world.clock.now_ms() - self._status_ms
         return status if 2 * age_ms < status.window_ms else None
@@ -326,6 +333,11 @@ class Client:
         known = self._status
         if known is not None and known.incarnation == status.incarnation and known.window > status.window:
             status = replace(status, window=known.window)  # an endpoint that lags does not turn windows back
+        # Not back at once to one that was just left: whoever cannot reach the leader does not try that before every call.
+        left, left_ms = self._left
+        if status.leader in self._endpoints and (status.leader != left or 2 * (sent_ms - left_ms) >= status.window_ms):
+            self._current = status.leader
+        self._strayed = False
         self._status, self._status_ms = status, sent_ms
         return status
 

@@ -2,7 +2,8 @@
 
 The chain is the proof of life: an authority that works advances it, and an idle one beats. A standby that has seen no advance
 for a whole term, by its own clock, raises the epoch. Being wrong about that is harmless, since the fenced authority can
-write nothing more; it only costs a takeover.
+write nothing more; it only costs a takeover. One that finds its own name in the head need not wait: it was the leader itself,
+before it was ended.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ class Standby:
         return leader
 
     async def wait_for_silence(self) -> None:
-        """Returns when the chain has not advanced for a term; at once if there is none yet, since then nobody can be leading.
-        A store that cannot be read proves nothing, either way.
+        """Returns when the chain has not advanced for a term; at once if there is none yet, or if it was this one's own, since
+        then nobody can be leading. A store that cannot be read proves nothing, either way.
         """
         seen, since_ms = await self._head(), self.clock.now_ms()
-        if seen == _NOBODY:
+        if seen is not None and (seen == _NOBODY or self._led_well(seen)):
             return
         while True:
             await self.clock.sleep_ms(max(1, self.term_ms // 4))
@@ -82,6 +83,10 @@ class Standby:
                 seen, since_ms = now, self.clock.now_ms()
             elif self.clock.now_ms() - since_ms >= self.term_ms * self._patience:
                 return
+
+    def _led_well(self, head: Head) -> bool:
+        """Was it this name that led, and wrote rows? One that ends at every takeover must let the others have their turn."""
+        return head.holder == self.name and head.count > 0
 
     def _learn(self, before: Head, now: Head) -> None:
         """A new leader must first read all there is, which may take longer than a term: with every takeover that no batch has

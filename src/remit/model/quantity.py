@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 QUANTITY_MAX = (1 << 63) - 1
 DURATION_MS_MAX = 10 * 365 * 24 * 3_600_000
@@ -34,9 +35,15 @@ def scale(resource: str) -> int:
 
 def parse_quantity(resource: str, text: str | int | float) -> int:
     """`text` in counted units of `resource`. Raises ValueError, worded for the person who wrote it."""
-    match = None if isinstance(text, bool) else _QUANTITY.fullmatch(str(text))
+    return _counted(resource, "" if isinstance(text, bool) else str(text))
+
+
+@lru_cache(maxsize=4_096)
+def _counted(resource: str, text: str) -> int:
+    """Few amounts are ever written, and each of them a thousand times."""
+    match = _QUANTITY.fullmatch(text)
     if match is None:
-        if str(text).startswith("-"):
+        if text.startswith("-"):
             raise ValueError("a quantity cannot be negative")
         raise ValueError("not a quantity: write a number with an optional suffix, such as 500m, 1.5, 2k or 64Gi")
     _, digits, exponent, suffix = match.groups()
@@ -62,7 +69,12 @@ def format_quantity(resource: str, counted: int) -> str:
 
 def parse_duration(text: str | int | float) -> int:
     """`90s`, `5m`, `1h30m`, `250ms` in milliseconds. Raises ValueError, worded for the person who wrote it."""
-    match = _DURATION.fullmatch(text) if isinstance(text, str) and text else None
+    return _milliseconds(text if isinstance(text, str) else "")
+
+
+@lru_cache(maxsize=4_096)
+def _milliseconds(text: str) -> int:
+    match = _DURATION.fullmatch(text) if text else None
     if match is None:
         raise ValueError("not a duration: write a number and its unit, such as 250ms, 30s, 5m or 1h30m")
     days, hours, minutes, seconds, milliseconds = (Fraction(part or 0) for part in match.groups())

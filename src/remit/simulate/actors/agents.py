@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from remit.client.client import NoAnswer
 from remit.client.tenure import Tenure
@@ -104,7 +104,7 @@ class Agent(Player):
 
     def __init__(self, seat: Seat, node: Node, keeper: Keeper) -> None:
         self.name = node.metadata.name
-        super().__init__(seat, lease=f"agent/{self.name}")
+        super().__init__(seat, lease=f"agent/{self.name}", node=self.name)
         self.node = node
         self.keeper = keeper
         self.machinery = keeper.machine.machinery
@@ -128,6 +128,10 @@ class Agent(Player):
         await super().began()
         if self.view.get(f"node/{self.name}") is None:
             await self.say([Apply(self.node)])
+            self.look_at_all()
+
+    def look_at_all(self) -> None:
+        """It looks at all that is on its node, however many keys it is told of."""
         self.changes.keys[f"node/{self.name}"] = None
         self.changes.wake()
 
@@ -139,9 +143,6 @@ class Agent(Player):
         sent_ms = tenure.held_until_ms - self.seat.pace.lease_ms
         self.keeper.renewed(self.name, sent_ms)
         self._renewals = [*self._renewals[1 - RENEWALS_KEPT :], sent_ms]
-
-    def concerns(self, key: str, old: Any, new: Any) -> bool:
-        return any(isinstance(one, Replica) and one.status.node == self.name for one in (old, new))
 
     # -- orders ----------------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ LETTERS_MAX: Final = 256
 KEPT_MAX: Final = 1_000
 OFFERS_MAX: Final = 4
 SLICES_MAX: Final = 2
-_LOOKED_AT: Final = ("grant/", "peer/", "tenant/", "mail")
+_LOOKED_AT: Final = ("grant/", "peer/", "tenant/")
 
 
 class Reading(NamedTuple):
@@ -143,8 +143,11 @@ class Side(Settler):
             await self._meet(tenure, self.other)
         await super().turn(tenure)
 
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return key.startswith(_LOOKED_AT)
+
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        if not self.view.sober or not any(key.startswith(_LOOKED_AT) for key in keys):
+        if not self.view.sober:
             return
         yield from self._deliver()
         if self.other is not None and self.other.view.head is not None:

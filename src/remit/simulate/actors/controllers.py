@@ -198,12 +198,14 @@ class Nodes(Player):
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         if self.view.head is not None:
             self.renew(self.view.head.incarnation)
-        nodes = [seen for _, seen in self.view.kind("node/")]
-        silent = [seen for seen in nodes if self.silent_ms(seen.thing.metadata.name) > self.seat.pace.suspect_ms]
-        mass = len(nodes) > 2 and len(silent) * 100 >= _MASS_PERCENT * len(nodes)
-        for seen in nodes:
+        nodes = [(key.removeprefix("node/"), seen) for key, seen in self.view.kind("node/")]
+        heard_ms = self.world.clock.now_ms() - self.seat.pace.suspect_ms
+        silent = 0 if self._since_ms >= heard_ms else sum(self.beats.get(name, 0) < heard_ms for name, _ in nodes)
+        mass = len(nodes) > 2 and silent * 100 >= _MASS_PERCENT * len(nodes)
+        for name, seen in nodes:
             node: Node = seen.thing
-            name = node.metadata.name
+            if node.status.health is NodeHealth.READY and not node.spec.draining and self.beats.get(name, 0) >= heard_ms:
+                continue  # as almost all are
             claim = self._mark(node, seen.revision, mass)
             if claim is not None:
                 yield claim

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from remit.client.client import NoAnswer
 from remit.client.endpoint import Status
@@ -49,6 +49,9 @@ class Publisher(Settler):
         self._mean_ms = mean_beats * seat.pace.beat_ms
         self._next_ms = 0
         self._narrow = False
+
+    def concerns(self, key: str, old: Any, new: Any) -> bool:
+        return key.startswith(_REVISION)
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         now, below = latest(self.view), latest(self._region)

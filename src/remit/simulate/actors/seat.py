@@ -48,6 +48,9 @@ class Pace:
         self.server_beat_ms = beat_ms
         self.server_term_ms = 3 * beat_ms
         self.sweep_ms = 10 * beat_ms
+        self.shape = RetryShape(
+            deadline_ms=max(10_000, 2 * beat_ms), base_ms=max(50, beat_ms // 20), cap_ms=max(2_000, beat_ms // 2)
+        )
         self.quiet = False
         """Once it is set nobody asks for anything new: what is promised about progress is judged from then on."""
 
@@ -104,7 +107,7 @@ class Seat:
         chance = self.world.chance
         names = chance.shuffled(self.servers)
         endpoints = {name: Heard(Remote(self.world.link, name), self.process, self.scope, self.ear) for name in names}
-        return Client(endpoints, actor, self.world, shape=RetryShape(deadline_ms=10_000))
+        return Client(endpoints, actor, self.world, shape=self.pace.shape)
 
 
 class Player:
@@ -112,13 +115,13 @@ class Player:
 
     role: ClassVar[Role]
 
-    def __init__(self, seat: Seat, *, lease: str = "") -> None:
+    def __init__(self, seat: Seat, *, lease: str = "", node: str = "") -> None:
         self.seat = seat
         self.world = seat.world
         self.view = seat.view
         self.chance = seat.world.chance.stream(f"{self.role}-{lease}")
         self.lease = lease or self.role.value
-        self.changes = seat.view.subscribe(self.concerns)
+        self.changes = seat.view.subscribe(self.concerns, node)
         self.actor = Actor(seat.process.name, self.role)
         self.client = seat.client(self.actor)
         self.tenure: Tenure | None = None
@@ -153,8 +156,13 @@ class Player:
             self.tenure = None
 
     async def began(self) -> None:
-        """The role is held anew: look at everything."""
+        """The role is held anew."""
+        self.look_at_all()
+
+    def look_at_all(self) -> None:
+        """As if everything had changed: what a level-triggered player does now and then, whatever it was told."""
         self.changes.keys.update(dict.fromkeys(self.view.rows))
+        self.changes.wake()
 
     async def _acquire(self) -> Tenure | None:
         self.client.actor = Actor(self.seat.process.name, self.role)
@@ -184,8 +192,7 @@ class Player:
         while tenure.may_act(now_ms := clock.now_ms()):
             if now_ms >= sweep_ms:
                 sweep_ms = now_ms + pace.sweep_ms + self.chance.uniform_ms(pace.sweep_ms // 4)
-                self.changes.keys.update(dict.fromkeys(self.view.rows))
-                self.changes.wake()
+                self.look_at_all()
             try:
                 async with clock.timeout_ms(max(1, min(sweep_ms, tenure.held_until_ms) - now_ms)):
                     await self.changes.wait()

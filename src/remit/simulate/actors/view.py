@@ -45,6 +45,7 @@ class View:
         self, store: Store, sure: Store, world: World, observed: Callable[[str, int], None], *, idle_ms: int = 10_000
     ) -> None:
         self.rows: dict[str, Seen] = {}
+        self._kinds: dict[str, dict[str, Seen]] = {}
         self.by_phase: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
         self.by_node: dict[str, dict[str, None]] = {}
         self.by_workload: dict[tuple[str, str], dict[str, None]] = {}
@@ -59,11 +60,14 @@ class View:
         """A scope beats. After so long without a word the watch is dead, whatever it looks like."""
         self._observed = observed
         self._subscribers: list[Changes] = []
+        self._nodes: dict[str, list[Changes]] = {}
+        """Those who hear only of one node's replicas: there may be very many, and each change concerns at most two."""
+        self._told: dict[Changes, None] = {}
 
-    def subscribe(self, concerns: Concern | None = None) -> Changes:
-        """Hear of every key that changes, or of those only that concern one: judged by what it was and what it is."""
+    def subscribe(self, concerns: Concern, node: str = "") -> Changes:
+        """Hear of those keys that concern one, judged by what each was and what it is; or of the replicas on one node."""
         changes = Changes(self, concerns)
-        self._subscribers.append(changes)
+        (self._nodes.setdefault(node, []) if node else self._subscribers).append(changes)
         return changes
 
     def get(self, key: str) -> Any:
@@ -79,7 +83,10 @@ class View:
         return max(0, self._world.clock.now_ms() - self.seen_ms)
 
     def kind(self, prefix: str) -> Iterator[tuple[str, Seen]]:
-        return ((key, seen) for key, seen in self.rows.items() if key.startswith(prefix))
+        """What there is of one kind: `kind/`, or `kind/tenant/`."""
+        kind, _, rest = prefix.partition("/")
+        found = self._kinds.get(f"{kind}/", {})
+        return ((key, seen) for key, seen in found.items() if key.startswith(prefix)) if rest else iter(found.items())
 
     # -- following -------------------------------------------------------------------------------------------------------
 
@@ -165,7 +172,8 @@ class View:
     def _reached(self, head: Head, revision: int) -> None:
         self.head, self.revision, self.seen_ms = head, revision, self._world.clock.now_ms()
         self._observed(head.incarnation, revision)
-        for changes in self._subscribers:
+        told, self._told = self._told, {}
+        for changes in told:
             changes.wake()
 
     def _set(self, key: str, value: bytes | None, revision: int) -> None:
@@ -176,18 +184,28 @@ class View:
         old = self.rows.get(key)
         if old is not None and isinstance(old.thing, Replica):
             self._unlist(key, old.thing)
+        kind = self._kinds.setdefault(key[: key.find("/") + 1], {})
+        thing: Any = None
         if value is None:
             self.rows.pop(key, None)
+            kind.pop(key, None)
         else:
             thing = _decoded(value)
-            self.rows[key] = Seen(thing, revision)
+            self.rows[key] = kind[key] = Seen(thing, revision)
             if isinstance(thing, Replica):
                 self._enlist(key, thing)
-        now = self.rows.get(key)
-        was, is_ = None if old is None else old.thing, None if now is None else now.thing
+        self._tell(key, None if old is None else old.thing, thing)
+
+    def _tell(self, key: str, old: Any, new: Any) -> None:
         for changes in self._subscribers:
-            if changes.concerns is None or changes.concerns(key, was, is_):
+            if changes.concerns(key, old, new):
                 changes.keys[key] = None
+                self._told[changes] = None
+        if self._nodes:
+            for name in dict.fromkeys(one.status.node for one in (old, new) if isinstance(one, Replica)):
+                for changes in self._nodes.get(name, ()):
+                    changes.keys[key] = None
+                    self._told[changes] = None
 
     def _enlist(self, key: str, replica: Replica) -> None:
         self.by_phase[replica.status.phase][key] = None
@@ -203,7 +221,7 @@ class View:
 class Changes:
     """What changed since its owner last looked."""
 
-    def __init__(self, view: View, concerns: Concern | None) -> None:
+    def __init__(self, view: View, concerns: Concern) -> None:
         self.concerns = concerns
         self.keys: dict[str, None] = dict.fromkeys(view.rows)
         self._event = asyncio.Event()
