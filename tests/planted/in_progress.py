@@ -174,6 +174,7 @@ def a_node_is_suspected_for_nothing(patch: pytest.MonkeyPatch) -> None:
             return Mark(node.metadata.name, at, NodeHealth.SUSPECT, reason="one never knows")
         return mark(self, node, at, mass)
 
+    patch.setattr(Nodes, "_well", lambda self, name, node, heard_ms: False)
     patch.setattr(Nodes, "_mark", doubt)
 
 

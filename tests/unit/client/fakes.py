@@ -42,6 +42,7 @@ class FakeAuthority:
     asked: list[Operation] = field(default_factory=list)
     statuses: int = 0
     window_shift: int = 0
+    leader: str = "a"
     held: bool = True
     renewals_ms: list[int] = field(default_factory=list)
 
@@ -50,7 +51,7 @@ class FakeAuthority:
 
     async def status(self) -> Status:
         self.statuses += 1
-        return Status("eu", self.incarnation, 1, len(self.deeds), self.window() + self.window_shift, WINDOW_MS, "a")
+        return Status("eu", self.incarnation, 1, len(self.deeds), self.window() + self.window_shift, WINDOW_MS, self.leader)
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         self.asked.extend(operations)

@@ -291,6 +291,52 @@ def test_without_a_useful_hint_the_next_link_is_asked(hint: str) -> None:
     run_virtually(scene())
 
 
+def sent(b: Bench) -> list[int]:
+    return [len(endpoint.sent_ms) for endpoint in b.endpoints.values()]
+
+
+def test_whoever_leads_is_asked_directly() -> None:
+    """The status tells who it is; one that passes on costs a hop and a look into the store."""
+
+    async def scene() -> None:
+        b = bench([], [], [])
+        b.authority.leader = "c"
+        await b.client.ask(BIND)
+        assert sent(b) == [0, 0, 1]
+
+    run_virtually(scene())
+
+
+def test_one_that_strayed_learns_who_leads_before_it_asks_again__also_to_renew() -> None:
+    async def scene() -> None:
+        b = bench(["turned"], [], [])
+        await b.client.ask(BIND)
+        assert sent(b) == [1, 1, 0], "b passed it on"
+        b.authority.leader = "c"
+        assert (await b.client.renew(ACTOR)).held
+        assert sent(b) == [1, 1, 1]
+        assert b.authority.statuses == 2
+        assert (await b.client.renew(ACTOR)).held
+        assert b.authority.statuses == 2, "it has not strayed since"
+
+    run_virtually(scene())
+
+
+def test_a_leader_that_cannot_be_reached_is_not_tried_before_every_call() -> None:
+    async def scene() -> None:
+        b = bench([], [], [])
+        b.endpoints["a"].then = "hang before"
+        for _ in range(4):
+            await b.client.ask(BIND)
+        assert sent(b) == [1, 4, 0]
+        await b.world.clock.sleep_ms(WINDOW_MS // 2)
+        b.endpoints["a"].then = "pass"
+        await b.client.ask(BIND)
+        assert sent(b) == [2, 4, 0], "but now and then it is"
+
+    run_virtually(scene())
+
+
 def test_an_overloaded_endpoint_is_left_alone_for_as_long_as_it_says() -> None:
     async def scene() -> None:
         b = bench(["overloaded 2000"])

@@ -92,6 +92,29 @@ async def test_a_chain_that_advances_is_a_leader_that_lives(scope: Scope) -> Non
 
 
 @story
+async def test_a_leader_that_was_restarted_leads_again_at_once(scope: Scope) -> None:
+    """F15: nobody else has its name, so the one who led is gone."""
+    await scope.must(USER, Apply(workload("w")))
+    again, before_ms = standby(scope, scope.lead.authority.head.holder), scope.clock.at_ms
+    await again.wait_for_silence()
+    assert scope.clock.at_ms == before_ms
+
+
+@story
+async def test_one_that_wrote_nothing_when_it_led_waits_like_the_others(scope: Scope) -> None:
+    """F15: it may end at every takeover, and nobody else would ever come to lead."""
+    leader = (await scope.take_over()).authority
+    clock, again = SteppedClock(), standby(scope, leader.head.holder)
+    again.clock = clock
+    assert leader.head.count == 0
+    silence = asyncio.create_task(again.wait_for_silence())
+    for _ in range(4):
+        assert not silence.done()
+        await clock.step()
+    assert silence.done()
+
+
+@story
 async def test_a_store_that_cannot_be_read_proves_nothing(scope: Scope) -> None:
     """F09"""
     scope.store.reads.extend(["unavailable"] * 12)

@@ -204,7 +204,7 @@ class Nodes(Player):
         mass = len(nodes) > 2 and silent * 100 >= _MASS_PERCENT * len(nodes)
         for name, seen in nodes:
             node: Node = seen.thing
-            if node.status.health is NodeHealth.READY and not node.spec.draining and self.beats.get(name, 0) >= heard_ms:
+            if self._well(name, node, heard_ms):
                 continue  # as almost all are
             claim = self._mark(node, seen.revision, mass)
             if claim is not None:
@@ -213,6 +213,9 @@ class Nodes(Player):
                 yield from self._give_up(name)
             elif node.spec.draining:
                 yield from self._moves(name, _RUNS, "evict", "the node drains")
+
+    def _well(self, name: str, node: Node, heard_ms: int) -> bool:
+        return node.status.health is NodeHealth.READY and not node.spec.draining and self.beats.get(name, 0) >= heard_ms
 
     def _mark(self, node: Node, at: int, mass: bool) -> AnyClaim | None:
         silent_ms, pace = self.silent_ms(node.metadata.name), self.seat.pace
