@@ -11,8 +11,8 @@ from remit.model.kinds import Node, NodeHealth, WorkloadSpec
 from remit.model.records import Generation, Grant, GrantPhase, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
-_FLUSH_MS: Final = 15_000
-_BACKOFF_MS: Final = 1_500
+_FLUSH_BEATS: Final = 7.5
+_BACKOFF_BEATS: Final = 0.75
 _BATCH: Final = 64
 _LOOK_AT: Final = 12
 _NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
@@ -82,7 +82,7 @@ class Scheduler(Player):
             tried.update(dict.fromkeys(members))
             claims += self._gang(members) if short else self._place(key, replica, shape)
         for key in tried:
-            self._not_before[key] = now_ms + _FLUSH_MS
+            self._not_before[key] = now_ms + round(_FLUSH_BEATS * self.seat.pace.beat_ms)
         return claims
 
     def wake_all(self) -> None:
@@ -93,7 +93,7 @@ class Scheduler(Player):
         """A refusal is learned from: this one waits a little, and the room that it did not get is there for the others."""
         if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve, Ganged)):
             return
-        pause_ms = _BACKOFF_MS if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4 * _BACKOFF_MS
+        pause_ms = self._backoff_ms() * (1 if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4)
         pause_ms += self.chance.uniform_ms(pause_ms)
         for one in claim.members if isinstance(claim, Ganged) else (claim,):
             if verdict.code in _ELSEWHERE:
@@ -104,10 +104,13 @@ class Scheduler(Player):
             self._looking = True
             self.seat.process.loop.spawn(self._look_soon(), name="look again")
 
+    def _backoff_ms(self) -> int:
+        return max(1_500, round(_BACKOFF_BEATS * self.seat.pace.beat_ms))
+
     async def _look_soon(self) -> None:
         """Time itself may be the cure, and no event tells of it: look again as long as somebody is left alone."""
         while self._paused:
-            await self.world.clock.sleep_ms(_BACKOFF_MS // 2)
+            await self.world.clock.sleep_ms(self._backoff_ms() // 2)
             self.changes.keys[next(iter(self._paused), "")] = None
             self.changes.wake()
         self._looking = False

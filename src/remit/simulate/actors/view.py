@@ -7,7 +7,7 @@ seen nothing that it could compare with, so its first list is a linearizable one
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,9 @@ _PAST_BATCHES: Final = "batch0"
 
 MARKER: Final = "incarnation"
 """The row that says which incarnation the rows were last doubted for."""
+
+_LOOKS: Final = 2
+"""How often it is looked, in the time after which a silent watch is dead, whether anything came."""
 
 Concern = Callable[[str, Any, Any], bool]
 """Does this change of a key, from what it was to what it is, concern one?"""
@@ -136,20 +139,29 @@ class View:
         watch = await self._store.watch("", after=self.revision)
         resync_ms = 5 * self._idle_ms
         until_ms = self._world.clock.now_ms() + resync_ms + self._world.chance.uniform_ms(resync_ms)
+        silent = 0
         try:
             while (left_ms := until_ms - self._world.clock.now_ms()) > 0:
-                async with self._world.clock.timeout_ms(min(left_ms, self._idle_ms)):
-                    event = await anext(aiter(watch), None)
-                if event is None:
-                    return
-                if event.revision <= self.revision:
-                    continue  # said again
-                if self.head is None or chain.gap(self.head, event) is not None:
-                    return
-                self._apply(event)
-            return
+                before = self.revision
+                try:
+                    async with self._world.clock.timeout_ms(min(left_ms, self._idle_ms // _LOOKS)):
+                        await self._read(aiter(watch))
+                except TimeoutError:
+                    silent = silent + 1 if self.revision == before else 0
+                    if silent < _LOOKS:
+                        continue
+                return
         finally:
             await watch.close()
+
+    async def _read(self, watch: AsyncIterator[Event]) -> None:
+        """As long as each follows from what was seen."""
+        async for event in watch:
+            if event.revision <= self.revision:
+                continue  # said again
+            if self.head is None or chain.gap(self.head, event) is not None:
+                return
+            self._apply(event)
 
     # -- the copy --------------------------------------------------------------------------------------------------------
 
