@@ -13,6 +13,8 @@ from remit.simulate.actors.seat import Player, Seat
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 _ON_NODE: Final = (*_RUNS, Phase.DRAINING, Phase.STOPPING)
 _MASS_PERCENT: Final = 55
+MEDDLED: Final = "node/meddler-"
+"""Nodes that nobody beats for: their health is what the meddler says, who has them."""
 
 
 class Workloads(Player):
@@ -198,7 +200,7 @@ class Nodes(Player):
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         if self.view.head is not None:
             self.renew(self.view.head.incarnation)
-        nodes = [(key.removeprefix("node/"), seen) for key, seen in self.view.kind("node/")]
+        nodes = [(key.removeprefix("node/"), seen) for key, seen in self.view.kind("node/") if not key.startswith(MEDDLED)]
         heard_ms = self.world.clock.now_ms() - self.seat.pace.suspect_ms
         silent = 0 if self._since_ms >= heard_ms else sum(self.beats.get(name, 0) < heard_ms for name, _ in nodes)
         mass = len(nodes) > 2 and silent * 100 >= _MASS_PERCENT * len(nodes)
@@ -309,7 +311,8 @@ class Endpoints(Player):
 
     def __init__(self, seat: Seat, *, lease: str = "") -> None:
         super().__init__(seat, lease=lease)
-        self._left: set[str] = set()
+        self._left: dict[str, int] = {}
+        """Until when what is ready is left as it is: some wait for more than one look."""
 
     def concerns(self, key: str, old: Any, new: Any) -> bool:
         return isinstance(new, Replica) and new.status.phase is Phase.READY
@@ -320,13 +323,17 @@ class Endpoints(Player):
             if seen is None or not isinstance(seen.thing, Replica):
                 continue
             match seen.thing.status.phase:
-                case Phase.READY if key in self._left or self.chance.below(4):
-                    self._left.discard(key)
+                case Phase.READY if self._due(key):
+                    self._left.pop(key, None)
                     yield Move(key, seen.revision, "serve")
-                case Phase.READY:
-                    self._left.add(key)  # at the next look
                 case Phase.SERVING if self.chance.below(60) == 0:
                     yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
+
+    def _due(self, key: str) -> bool:
+        now_ms = self.world.clock.now_ms()
+        if key not in self._left:
+            self._left[key] = now_ms + (0 if self.chance.below(4) else self.chance.uniform_ms(20 * self.seat.pace.beat_ms))
+        return self._left[key] <= now_ms or self.seat.pace.quiet
 
 
 def _of_this_scope(grant: Grant) -> bool:

@@ -75,9 +75,10 @@ class Meddler(Yard):
     In quiet times there is no mischief: the yard is taken away, and again whenever a restore brings it back.
     """
 
-    def __init__(self, seat: Seat, upper: Seat | None = None, *, mean_beats: int = 5) -> None:
+    def __init__(self, seat: Seat, upper: Seat | None = None, *, mean_beats: int = 2) -> None:
         super().__init__(seat)
         self.reached: dict[Code, int] = {}
+        self._deck: list[Code] = []
         self._mean_ms = mean_beats * seat.pace.beat_ms
         self._upper = upper
 
@@ -100,12 +101,13 @@ class Meddler(Yard):
         elif drawn == 1:
             await self.gossip()
         else:
-            codes = list(MISCHIEF)
-            unreached = [code for code in codes if code not in self.reached]
-            aim = self.chance.choice(unreached if unreached and self.chance.below(3) else codes)
+            self._deck = self._deck or self.chance.shuffled(list(MISCHIEF))
+            aim = self._deck.pop()
             await self.furnish()
             await MISCHIEF[aim](self)
             await self.shut_down()
+            if aim not in self.reached:
+                self._deck.insert(0, aim)  # the world was not so; once more, after the others
 
     def _noted(self, actor: Actor, verdicts: Any) -> list[Verdict]:
         for verdict in verdicts:

@@ -31,6 +31,7 @@ from remit.model.kinds import (
 )
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
+from remit.simulate.actors.controllers import MEDDLED
 from remit.simulate.actors.seat import Seat
 from remit.simulate.runners import Program
 from remit.simulate.scenarios import Load
@@ -160,7 +161,7 @@ class People:
 
     async def _operate(self) -> None:
         view = self.seat.view
-        nodes = [seen.thing for _, seen in view.kind("node/")]
+        nodes = [seen.thing for key, seen in view.kind("node/") if not key.startswith(MEDDLED)]
         drawn = self.chance.below(3)
         if drawn == 0 and not self.above:
             await self.insist(Apply(self._tenant(self.chance.choice(TENANTS), 40 + self.chance.below(60))), operator=True)

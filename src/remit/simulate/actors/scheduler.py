@@ -46,6 +46,8 @@ class Scheduler(Player):
         """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
         self._paused: dict[str, int] = {}
         """Until when a replica is left alone that was refused: meanwhile the room is for others."""
+        self._slow: dict[str, tuple[int, int]] = {}
+        """The revision of a reservation, and until when it is left unused."""
         self._looking = False
         self._refused: dict[str, dict[str, None]] = {}
         """Where a replica may not go, as far as it was told: the others are tried first."""
@@ -133,6 +135,8 @@ class Scheduler(Player):
                 if replica is None or replica.status.phase is not Phase.PENDING:
                     self._not_before.pop(key, None)
                     self._refused.pop(key, None)
+                    if replica is None:
+                        self._slow.pop(key, None)
                 elif key not in self._not_before:
                     self._not_before[key] = 0
             elif key.startswith(("node/", "grant/", "tenant/", "policyrevision/")):
@@ -266,6 +270,8 @@ class Scheduler(Player):
         for key in self.view.by_phase[Phase.RESERVED]:
             seen = self.view.rows[key]
             status = seen.thing.status
+            if self._sits_on(key):
+                continue
             if self.chance.below(150) == 0:
                 yield Move(key, seen.revision, "unreserve", reason="thought better of it")
             elif not any(self._holds(victim, attempt) for victim, attempt in status.victims.items()):
@@ -274,6 +280,14 @@ class Scheduler(Player):
             for key in self.view.by_phase[phase]:
                 if self.chance.below(3_000) == 0 and not self.seat.pace.quiet:
                     yield Move(key, self.view.rows[key].revision, "preempt", reason="room is needed")
+
+    def _sits_on(self, key: str) -> bool:
+        """Now and then it is slow to use what it has reserved, and may lose it over that."""
+        now_ms, at = self.world.clock.now_ms(), self.view.rows[key].revision
+        if self._slow.get(key, (0, 0))[0] != at:
+            slow_ms = self.chance.uniform_ms(60 * self.seat.pace.beat_ms) if self.chance.below(4) == 0 else 0
+            self._slow[key] = at, now_ms + slow_ms
+        return self._slow[key][1] > now_ms and not self.seat.pace.quiet
 
     def _holds(self, victim: str, attempt: int) -> bool:
         replica = self.view.get(victim)

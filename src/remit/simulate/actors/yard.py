@@ -294,14 +294,19 @@ class Yard:
         return (await self.say(Role.SCHEDULER, claim, age_ms=age_ms))[0]
 
     async def placed(self, workload: str = "plain") -> tuple[str, Replica, int] | None:
-        """A replica that is bound at home."""
-        bound = self.own(workload, Phase.BOUND)
-        if not bound:
-            await self.bind(workload, devices={"gpu-0": 1000} if workload == "gpu" else None)
+        """A replica that is bound at home. Others meddle here too: what they have just undone is done again, a few times."""
+        for _ in range(4):
+            for key in self.own(workload, Phase.BOUND):
+                seen = self.view.rows[key]
+                if seen.thing.status.node == HOME:
+                    return key, seen.thing, seen.revision
+            said = await self.bind(workload, devices={"gpu-0": 1000} if workload == "gpu" else None)
+            if said is None:
+                await self.tidy()  # none waits: those that were placed have gone further
+            elif isinstance(said, Refused):
+                await self.furnish()
             await self.look("")
-            bound = self.own(workload, Phase.BOUND)
-        seen = self.view.rows.get(bound[0]) if bound else None
-        return None if seen is None else (bound[0], seen.thing, seen.revision)
+        return None
 
     # -- leaving no trace ------------------------------------------------------------------------------------------------
 
