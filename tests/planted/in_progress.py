@@ -57,7 +57,7 @@ def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
 def a_wake_up_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """What found no place is not tried again when room is freed, nor after a while."""
     patch.setattr(Scheduler, "wake_all", lambda self: None)
-    patch.setattr(scheduler, "_FLUSH_MS", 3_600_000)
+    patch.setattr(scheduler, "_FLUSH_BEATS", 1_800)
 
 
 @bug(25, scenario="recovery", expects=("one_gang_runs",))
