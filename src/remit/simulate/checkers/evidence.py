@@ -1,7 +1,7 @@
 """Was it true, what a claim names as its reason? Revisions of objects, against when each had last changed; ages are not asked.
 
-Which revision a claim names stands in no row: a batch tells who did what, and not what it was shown. It is in what was asked, and
-that is known of everything that was answered.
+Which revision a claim names stands in no row: a batch tells who did what, and not what was seen before. It is in what was
+asked, and that is known of everything that was answered.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def cited_evidence_was_true(history: History, operation: str, code: str, number:
     if not cited:
         return
     said = history.outcomes.get(operation) or history.former.get(operation)
-    changes = history.changes_in(operation.partition(".")[0])
-    if said is None or changes is None:
+    revisions = history.revisions_in(operation.partition(".")[0])
+    if said is None or revisions is None:
         yield operation, f"{UNDECIDED} {'no batch tells' if said is None else 'no incarnation is known'} of what was answered"
         return
     wrong = []
     for key, at in cited:
-        last = changes.last_before(key, said.revision)
+        last = revisions.last_before(key, said.revision)
         if last != at:
             wrong.append((key, f"{claim['do']} {operation}, of {said.revision}, saw it at {at}; it last changed at {last}"))
     # Of a gang those are left out that have changed since they were seen; the answer is how many were bound.

@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     revision: int
 
 
-class Changes:
+class Revisions:
     """When the objects of one incarnation changed: by key, each revision, and whether it was there from then on."""
 
     def __init__(self) -> None:
@@ -135,8 +135,8 @@ class History:
         self.commits = self.revision = self.serial = 0
         """How many commits; the latest revision; and a count that no restore sets back."""
         self.incarnations: list[str] = []
-        self.changes = Changes()
-        self.changes_before: dict[str, Changes] = {}
+        self.revisions = Revisions()
+        self.revisions_before: dict[str, Revisions] = {}
         """By incarnation, of those that a restore has ended."""
         self.restored_ms: int | None = None
         """When it was last restored, in virtual time."""
@@ -198,9 +198,9 @@ class History:
             shape = self.shapes[key] = Shape(key, self.rows[key][1])
         return shape
 
-    def changes_in(self, incarnation: str) -> Changes | None:
+    def revisions_in(self, incarnation: str) -> Revisions | None:
         current = self.incarnations and self.incarnations[-1] == incarnation
-        return self.changes if current else self.changes_before.get(incarnation)
+        return self.revisions if current else self.revisions_before.get(incarnation)
 
     @property
     def head(self) -> Json:
@@ -305,7 +305,7 @@ class History:
         for key, (_, new) in step.changed.items():
             if key == "head" or key.startswith("batch/"):
                 continue
-            self.changes.add(key, step.revision, new is not None)
+            self.revisions.add(key, step.revision, new is not None)
             versions = self.stories.setdefault(key, [])
             versions.append(Told(step.revision, at_ms, step.entries, new))
             if len(versions) > VERSIONS_KEPT:
@@ -334,8 +334,9 @@ class History:
     def restore(self, rows: Sequence[tuple[str, bytes, int]], revision: int, at_ms: int) -> None:
         """The store was replaced by a backup: what was acknowledged since is lost, and listed."""
         self.former.update(self.outcomes)
-        self.changes_before.update({incarnation: self.changes for incarnation in self.incarnations[-1:]})
-        self.changes, self.restored_ms = Changes(), at_ms
+        if self.incarnations:
+            self.revisions_before[self.incarnations[-1]] = self.revisions
+        self.revisions, self.restored_ms = Revisions(), at_ms
         self.revision, self.serial = max(self.revision, revision), self.serial + 1
         self.rows = {key: (at, read(key, value)) for key, value, at in rows}
         self.kinds, self.shapes, self.sites, self.capacity, self.limits = {}, {}, {}, {}, {}
@@ -352,7 +353,7 @@ class History:
                     if entry.code not in NOT_OUTCOMES:
                         self.outcomes[entry.id] = Outcome(entry.digest, entry.number, entry.code, at)
             elif key != "head":
-                self.changes.add(key, at, True)
+                self.revisions.add(key, at, True)
                 self.stories.setdefault(key, []).append(Told(revision, at_ms, (), {"restored": content}))
         self.lost += sorted(operation for operation in self.acknowledged if operation not in self.outcomes)
         self.acknowledged = {i: v for i, v in self.acknowledged.items() if i in self.outcomes}

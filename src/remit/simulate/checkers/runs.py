@@ -22,7 +22,7 @@ class Process(NamedTuple):
     began_ms: int
 
 
-class Told(NamedTuple):
+class Asked(NamedTuple):
     """Who asked it to end, and when."""
 
     by: str
@@ -48,7 +48,7 @@ class Runs:
         """How often a promise did not apply, by why: `eager` work may run twice, a machine frozen whole cannot keep time, and
         what was `restored` may have lost an order to stop.
         """
-        self.told: dict[tuple[str, int], list[Told]] = {}
+        self.told: dict[tuple[str, int], list[Asked]] = {}
         """Processes that were asked to end."""
         self.renewals: dict[tuple[str, str], int] = {}
         """By scope and lease: when the latest renewal that was answered had been sent."""
@@ -95,7 +95,7 @@ class Runs:
     def tell(self, node: str, pid: int, by: str) -> Process | None:
         process = self.alive.get((node, pid))
         if process is not None:
-            self.told.setdefault((node, pid), []).append(Told(by, self.now_ms()))
+            self.told.setdefault((node, pid), []).append(Asked(by, self.now_ms()))
         return process
 
     def renew(self, scope: str, lease: str, sent_ms: int) -> None:
@@ -134,8 +134,8 @@ class Runs:
     # -- when something is asked to end ------------------------------------------------------------------------------
 
     def what_is_ordered_is_not_stopped(self, process: Process, by: str) -> Found:
-        """S20: whatever cannot be reached, a copy that is still ordered runs on. It is stopped once it is to go or is another's,
-        or by its own fence; not because somebody does not answer.
+        """S20: whatever cannot be reached, a copy that is still ordered runs on. It is stopped once it is to go or is no longer
+        the one that is meant, or by its own fence; not because somebody does not answer.
         """
         history, (key, uid, attempt) = self.histories.get(process.scope), process.run
         replica = None if history is None else history.row(key)
@@ -205,13 +205,14 @@ class Runs:
         lived = [(one.process, f"until {one.ended_ms} ms") for one in self.past]
         lived += [(process, "still runs") for process in self.alive.values()]
         return [
-            f"  attempt {p.run[2]} of {p.run[1]} ran on {p.node} as process {p.pid} from {p.began_ms} ms, {self._asked(p)}{until}"
+            f"  attempt {p.run[2]} of {p.run[1]} ran on {p.node} as process {p.pid} from {p.began_ms} ms, {self._by(p)}{until}"
             for p, until in sorted(lived, key=lambda one: one[0].began_ms)
             if (p.scope, p.run[0]) == (scope, key)
         ]
 
-    def _asked(self, process: Process) -> str:
-        return "".join(f"asked to end by {one.by} at {one.at_ms} ms, " for one in self.told.get((process.node, process.pid), ()))
+    def _by(self, process: Process) -> str:
+        asked = self.told.get((process.node, process.pid), ())
+        return "".join(f"asked to end by {one.by} at {one.at_ms} ms, " for one in asked)
 
 
 def _is_to_end(replica: Json, uid: str, attempt: int, node: str) -> bool:
