@@ -192,6 +192,9 @@ class _Unrecorded:
     def started(self, machine: str, order: Order, pid: int) -> None:
         """Nobody asks here what ran when."""
 
+    def told_to_end(self, machine: str, pid: int, by: str) -> None:
+        """Nobody asks here."""
+
     def ended(self, machine: str, pid: int) -> None:
         """Nobody asks here."""
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import auditing, batching, decide, leasing, loading
+from remit.commitment import auditing, batching, decide, leasing, loading, moving, placing
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.books import Moment
 from remit.commitment.draft import Draft
 from remit.commitment.outcomes import Entry, Outcomes
 from remit.commitment.standby import Standby
 from remit.model.claims import Actor, Code, Operation, Refused, Verdict, window_of
-from remit.model.records import LeaseSpec
+from remit.model.records import LeaseSpec, Replica
 from remit.model.resources import Duration
 from remit.store import chain
 from remit.store.protocol import Commit, Committed, Head, Store, Unanswered, Unavailable
@@ -269,6 +269,22 @@ def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
         return Outcomes(known.incarnation, known.window, known.horizon)
 
     patch.setattr(loading, "_load_outcomes", forget)
+
+
+# --------------------------------------------------------------------------------------------------------- what is cited
+
+
+@bug(4, 30, scenario="crowd", expects=("cited_evidence_was_true",))
+def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """What a claim says of a replica is taken for what stands, whatever revision it was seen at."""
+    find = placing.find
+
+    def whatever(draft: Draft, name: str, at: int) -> Replica | Refused:
+        found = draft.replica(name)
+        return find(draft, name, at) if found is None else found[0]
+
+    for room in (placing, moving):
+        patch.setattr(room, "find", whatever)
 
 
 # ------------------------------------------------------------------------------------------------------------ the chain

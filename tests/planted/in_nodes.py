@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from remit.client.client import Client, Renewal
+from remit.client.client import Client, NoAnswer, Renewal
+from remit.client.tenure import Tenure
 from remit.commitment import moving, restoring
 from remit.commitment.authority import Authority
 from remit.model.claims import Actor, AnyClaim, Move
@@ -119,6 +121,38 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
 def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
     """That every node falls silent at once is taken for the loss of every node."""
     patch.setattr("remit.simulate.actors.controllers._MASS_PERCENT", 1_000)
+
+
+@bug(9, 11, scenario="cut-nodes", expects=("what_is_ordered_is_not_stopped",))
+def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
+    """An agent stops all that it runs when one renewal of its lease is not answered."""
+
+    async def fearful(self: Agent, tenure: Tenure) -> None:
+        pause_ms = self.seat.pace.lease_ms // 3
+        while not tenure.lost:
+            await self.world.clock.sleep_ms(pause_ms)
+            try:
+                await tenure.renew(self.client, deadline_ms=pause_ms)
+            except NoAnswer:
+                for run in self._runs().values():
+                    self._stop(run)
+            else:
+                self.renewed(tenure)
+
+    patch.setattr(Agent, "_renew", fearful)
+
+
+@bug(4, 36, scenario="cut-nodes", seeds=3, expects=("what_is_ordered_is_not_stopped",))
+def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
+    """An agent that comes back ends what runs on its node before it has read what is ordered there."""
+    wants = Agent.wants
+
+    def hasty(self: Agent, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        if self.view.head is None:
+            self._end_strays(self._runs())
+        return wants(self, keys)
+
+    patch.setattr(Agent, "wants", hasty)
 
 
 # --------------------------------------------------------------------------------------------------------------- restores

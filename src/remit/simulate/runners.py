@@ -50,9 +50,11 @@ class Run(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Who writes down what ran when."""
+    """Who writes down what ran when. What was told to end, by another process of its machine, is killed if it does not."""
 
     def started(self, machine: str, order: Order, pid: int) -> None: ...
+
+    def told_to_end(self, machine: str, pid: int, by: str) -> None: ...
 
     def ended(self, machine: str, pid: int) -> None: ...
 
@@ -78,9 +80,12 @@ class Machinery:
             self._in(program.runs_ms, running, Ended(code=program.code))
         return running
 
-    def terminate(self, running: Running) -> None:
+    def terminate(self, running: Running, by: str) -> None:
         run = self.find(running)
-        if run is not None and run.program.stop_ms is not None:
+        if run is None:
+            return
+        self._recorder.told_to_end(self._name, running.pid, by)
+        if run.program.stop_ms is not None:
             self._in(run.program.stop_ms, running, Ended(signal=SIGTERM))
 
     def kill(self, running: Running) -> None:
@@ -140,7 +145,7 @@ class SimRunner:
         run = self._machinery.find(running)
         if run is None:
             return
-        self._machinery.terminate(running)
+        self._machinery.terminate(running, self._unit.name)
         try:
             async with asyncio.timeout(grace_ms / 1000):  # noqa: TID251 - the kernel's own time
                 await asyncio.shield(run.ended)

@@ -369,9 +369,10 @@ class Simulation(Record):
     def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self._waiting.get(asker, {}).pop((scope, operation.id), None)
         if isinstance(verdict, Accepted):
-            self.judge.answered(scope, operation.id, "", verdict.number, verdict.revision, _taken(operation))
+            asked = payload(operation)
+            self.judge.answered(scope, operation.id, "", verdict.number, verdict.revision, _taken(asked), asked)
         else:
-            taken = "" if verdict.code is Code.INVALID else _taken(operation)
+            taken = "" if verdict.code is Code.INVALID else _taken(payload(operation))
             self.judge.answered(scope, operation.id, verdict.code.value, 0, verdict.revision, taken)
 
     def gave_up(self, asker: str, scope: str, operation: str) -> None:
@@ -397,6 +398,11 @@ class Simulation(Record):
         self.judge.started(
             env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid
         )
+
+    def told_to_end(self, machine: str, pid: int, by: str) -> None:
+        node = self._pids[machine, pid]
+        self.tell(f"{node} asks {pid} to end, by {by}")
+        self.judge.told_to_end(node, pid, by)
 
     def ended(self, machine: str, pid: int) -> None:
         node = self._pids.pop((machine, pid))
@@ -426,9 +432,9 @@ def _bounds(scenario: Scenario) -> Bounds:
     return Bounds(pace=max(1.0, beat_ms / 2_000), beat_ms=beat_ms)
 
 
-def _taken(operation: Operation) -> str:
+def _taken(asked: bytes) -> str:
     """The digest of who asked what, as it must stand beside the id."""
-    return blake2b(payload(operation), digest_size=8).hexdigest()
+    return blake2b(asked, digest_size=8).hexdigest()
 
 
 def _keys(commit: Commit) -> str:

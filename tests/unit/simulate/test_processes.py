@@ -29,12 +29,16 @@ class House:
         self.network = Network(self.loop, "house")
         self.machine = Machine(self.loop, "machine", self, start_ms=5_000, rate=1.0)
         self.record: list[tuple[str, int, float]] = []
+        self.told: list[tuple[int, str]] = []
         self.ends: list[tuple[str, str]] = []
         self.loop.call_at(1e6, self.loop.stop)
         self.made.append(self)
 
     def started(self, machine: str, order: Order, pid: int) -> None:
         self.record.append(("started", pid, round(self.loop.time(), 3)))
+
+    def told_to_end(self, machine: str, pid: int, by: str) -> None:
+        self.told.append((pid, by))
 
     def ended(self, machine: str, pid: int) -> None:
         self.record.append(("ended", pid, round(self.loop.time(), 3)))
@@ -197,6 +201,7 @@ def test_its_starter_learns_how_it_ended(house: House) -> None:
     assert said == [Ended(code=3), Ended(signal=15), Ended(signal=9)]
     spans = [round(end[2] - begin[2], 3) for begin, end in zip(house.record[::2], house.record[1::2], strict=True)]
     assert spans == [1.0, 0.2, 2.0]
+    assert house.told == [(102, "anna#1"), (103, "anna#1")], "a program that ends by itself was told by nobody"
 
 
 def test_a_power_cut_ends_all_work_and_the_clock_counts_anew(house: House) -> None:
@@ -213,6 +218,7 @@ def test_a_power_cut_ends_all_work_and_the_clock_counts_anew(house: House) -> No
     house.machine.clock.reboot()
     assert house.machine.machinery.runs == {}
     assert [what for what, _, _ in house.record] == ["started"] * 3 + ["ended"] * 3
+    assert house.told == []
     assert (house.machine.clock.now_ms(), house.machine.clock.boot()) == (0, "machine-1")
     house.run(60.0)
     assert house.machine.clock.now_ms() == 60_000

@@ -83,6 +83,9 @@ class Listener:
     def started(self, machine: str, order: Order, pid: int) -> None:
         return
 
+    def told_to_end(self, machine: str, pid: int, by: str) -> None:
+        return
+
     def ended(self, machine: str, pid: int) -> None:
         return
 

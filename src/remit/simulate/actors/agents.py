@@ -147,6 +147,10 @@ class Agent(Player):
     # -- orders ----------------------------------------------------------------------------------------------------------
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        if self.view.head is None:
+            # Nothing was listed yet. That there is no order for what runs here would be read out of an empty page.
+            self.seat.process.loop.spawn(self._look_in(self.seat.pace.beat_ms, f"node/{self.name}"), name="look again")
+            return
         runs = self._runs()
         self._end_strays(runs)
         for key in tuple(self.view.by_node.get(self.name, ())):

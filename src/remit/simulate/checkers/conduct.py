@@ -9,6 +9,7 @@ import msgspec
 
 from remit.simulate.checkers.history import NOT_OUTCOMES, Outcome, Step
 from remit.simulate.checkers.lifecycle import (
+    CLOCKS_DIFFER,
     EDGES,
     HOUSED,
     MASS_SILENCE,
@@ -24,8 +25,6 @@ from remit.simulate.checkers.rows import Json, attempt_of, group_of, health_of, 
 ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
 
 LEASE_TTL: Final = "15s"
-CLOCKS_DIFFER: Final = 1.01
-"""By how much one clock may be faster than another."""
 
 _encode = msgspec.json.Encoder().encode
 

@@ -5,6 +5,7 @@ Nothing is judged here: see conduct.py and room.py.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -63,6 +64,23 @@ class Outcome(NamedTuple):
     revision: int
 
 
+class Revisions:
+    """When the objects of one incarnation changed: by key, each revision, and whether it was there from then on."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[tuple[int, bool]]] = {}
+
+    def add(self, key: str, revision: int, there: bool) -> None:
+        self._of.setdefault(key, []).append((revision, there))
+
+    def last_before(self, key: str, revision: int) -> int:
+        """When it last changed; 0 if it was not there then."""
+        known = self._of.get(key, [])
+        before = bisect_left(known, (revision,))
+        last, there = known[before - 1] if before else (0, False)
+        return last if there else 0
+
+
 class Step:
     """One commit: what changed from what to what, and what the batch row says of it."""
 
@@ -117,6 +135,11 @@ class History:
         self.commits = self.revision = self.serial = 0
         """How many commits; the latest revision; and a count that no restore sets back."""
         self.incarnations: list[str] = []
+        self.revisions = Revisions()
+        self.revisions_before: dict[str, Revisions] = {}
+        """By incarnation, of those that a restore has ended."""
+        self.restored_ms: int | None = None
+        """When it was last restored, in virtual time."""
         self.sums = Sums(self.shape)
         self.shapes: dict[str, Shape] = {}
         self.sites: dict[str, Site] = {}
@@ -174,6 +197,10 @@ class History:
         if shape is None and key in self.rows:
             shape = self.shapes[key] = Shape(key, self.rows[key][1])
         return shape
+
+    def revisions_in(self, incarnation: str) -> Revisions | None:
+        current = self.incarnations and self.incarnations[-1] == incarnation
+        return self.revisions if current else self.revisions_before.get(incarnation)
 
     @property
     def head(self) -> Json:
@@ -278,6 +305,7 @@ class History:
         for key, (_, new) in step.changed.items():
             if key == "head" or key.startswith("batch/"):
                 continue
+            self.revisions.add(key, step.revision, new is not None)
             versions = self.stories.setdefault(key, [])
             versions.append(Told(step.revision, at_ms, step.entries, new))
             if len(versions) > VERSIONS_KEPT:
@@ -306,6 +334,9 @@ class History:
     def restore(self, rows: Sequence[tuple[str, bytes, int]], revision: int, at_ms: int) -> None:
         """The store was replaced by a backup: what was acknowledged since is lost, and listed."""
         self.former.update(self.outcomes)
+        if self.incarnations:
+            self.revisions_before[self.incarnations[-1]] = self.revisions
+        self.revisions, self.restored_ms = Revisions(), at_ms
         self.revision, self.serial = max(self.revision, revision), self.serial + 1
         self.rows = {key: (at, read(key, value)) for key, value, at in rows}
         self.kinds, self.shapes, self.sites, self.capacity, self.limits = {}, {}, {}, {}, {}
@@ -322,6 +353,7 @@ class History:
                     if entry.code not in NOT_OUTCOMES:
                         self.outcomes[entry.id] = Outcome(entry.digest, entry.number, entry.code, at)
             elif key != "head":
+                self.revisions.add(key, at, True)
                 self.stories.setdefault(key, []).append(Told(revision, at_ms, (), {"restored": content}))
         self.lost += sorted(operation for operation in self.acknowledged if operation not in self.outcomes)
         self.acknowledged = {i: v for i, v in self.acknowledged.items() if i in self.outcomes}

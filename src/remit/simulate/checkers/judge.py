@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from remit.simulate.checkers import answers, conduct, room
+from remit.simulate.checkers import answers, conduct, evidence, room
 from remit.simulate.checkers.history import History, Stand, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
@@ -117,8 +117,12 @@ class Judge:
         """A client sent it, for the first time."""
         self.liveness.asked(scope, operation)
 
-    def answered(self, scope: str, operation: str, code: str, number: int, revision: int, taken: str = "") -> None:
-        """A client heard a verdict; an empty code means accepted. `taken` is the digest of what it had asked, if known."""
+    def answered(
+        self, scope: str, operation: str, code: str, number: int, revision: int, taken: str = "", payload: bytes = b""
+    ) -> None:
+        """A client heard a verdict; an empty code means accepted. `payload` is what it had asked, and `taken` the digest of
+        that, if known.
+        """
         history = self.history(scope)
         said = operation, code, number, revision
         self._note("acknowledged_is_in_history", "S2", scope, answers.acknowledged_is_in_history(history, *said))
@@ -126,6 +130,8 @@ class Judge:
         self._note(
             "an_id_stands_for_one_payload", "S2", scope, answers.an_id_stands_for_one_payload(history, operation, code, taken)
         )
+        found = evidence.cited_evidence_was_true(history, operation, code, number, payload)
+        self._note("cited_evidence_was_true", "S16", scope, found)
         self._late(scope, operation)
 
     def gave_up(self, scope: str, operation: str) -> None:
@@ -139,6 +145,7 @@ class Judge:
     def renewed(self, scope: str, lease: str, epoch: int, sent_ms: int) -> None:
         """A holder heard that its lease goes on; it had asked at `sent_ms`, in virtual time."""
         self.history(scope).renew(lease, epoch, sent_ms)
+        self.runs.renew(scope, lease, sent_ms)
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         """An observer, by a name that survives its restarts, saw a scope at a revision."""
@@ -154,6 +161,13 @@ class Judge:
         self.runs.start(process)
         self._note("runs_only_what_was_ordered", "S14", scope, self.runs.runs_only_what_was_ordered(process))
         self._note("one_copy_at_a_time", "S8", scope, self.runs.one_copy_at_a_time(process))
+
+    def told_to_end(self, node: str, pid: int, by: str) -> None:
+        """Somebody on the machine asked the process to end, and has it killed if it does not."""
+        process = self.runs.tell(node, pid, by)
+        if process is not None:
+            found = self.runs.what_is_ordered_is_not_stopped(process, by)
+            self._note("what_is_ordered_is_not_stopped", "S20", process.scope, found)
 
     def ended(self, node: str, pid: int) -> None:
         self.runs.end(node, pid)

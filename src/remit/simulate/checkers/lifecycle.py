@@ -16,6 +16,9 @@ HOLDING: Final = frozenset((*ON_NODE, "reserved", "unknown", "failed", "finished
 HOUSED: Final = frozenset((*ON_NODE, "unknown", "failed", "finished"))
 """Phases of an attempt that was bound to a node, and is not over."""
 
+TO_END: Final = frozenset(("draining", "stopping", "failed", "finished", "released"))
+"""Phases in which a copy may be stopped: it is to go, or has gone by what was committed."""
+
 UNLEASED: Final = ("user", "operator", "authority")
 
 
@@ -83,6 +86,9 @@ MASS_SILENCE: Final = 0.55
 
 KILL_GRACE_MS: Final = 5_000
 DRIFT_MAX: Final = 0.01
+CLOCKS_DIFFER: Final = 1 + DRIFT_MAX
+"""By how much one clock may be faster than another."""
+
 EAGER_FENCE_MS: Final = 30_000
 
 

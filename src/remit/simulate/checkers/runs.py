@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from remit.simulate.checkers.history import History, Run, Step
-from remit.simulate.checkers.lifecycle import HOUSED
-from remit.simulate.checkers.promise import Found
+from remit.simulate.checkers.lifecycle import CLOCKS_DIFFER, HOUSED, TO_END
+from remit.simulate.checkers.promise import UNDECIDED, Found
 from remit.simulate.checkers.rows import Json, Shape, attempt_of, phase_of
 
 
@@ -20,6 +20,13 @@ class Process(NamedTuple):
     node: str
     pid: int
     began_ms: int
+
+
+class Asked(NamedTuple):
+    """Who asked it to end, and when."""
+
+    by: str
+    at_ms: int
 
 
 class Lived(NamedTuple):
@@ -38,7 +45,13 @@ class Runs:
         self.past: list[Lived] = []
         self.frozen: set[str] = set()
         self.waived: dict[str, int] = {}
-        """How often a promise did not apply, by why: `eager` work may run twice, a machine frozen whole cannot keep time."""
+        """How often a promise did not apply, by why: `eager` work may run twice, a machine frozen whole cannot keep time, and
+        what was `restored` may have lost an order to stop.
+        """
+        self.told: dict[tuple[str, int], list[Asked]] = {}
+        """Processes that were asked to end."""
+        self.renewals: dict[tuple[str, str], int] = {}
+        """By scope and lease: when the latest renewal that was answered had been sent."""
 
     def absorb(self, step: Step) -> None:
         """Remember where each attempt was started and when it was released."""
@@ -79,6 +92,15 @@ class Runs:
             del self.copies[process.scope, key, uid]
         self.past.append(Lived(process, self.now_ms()))
 
+    def tell(self, node: str, pid: int, by: str) -> Process | None:
+        process = self.alive.get((node, pid))
+        if process is not None:
+            self.told.setdefault((node, pid), []).append(Asked(by, self.now_ms()))
+        return process
+
+    def renew(self, scope: str, lease: str, sent_ms: int) -> None:
+        self.renewals[scope, lease] = max(sent_ms, self.renewals.get((scope, lease), sent_ms))
+
     # -- when something starts ---------------------------------------------------------------------------------------
 
     def runs_only_what_was_ordered(self, process: Process) -> Found:
@@ -108,6 +130,31 @@ class Runs:
             else:
                 again = " (the scope was restored)" if len(self.histories[process.scope].incarnations) > 1 else ""
                 yield key, f"attempt {attempt} runs on {process.node} while attempt {other.run[2]} runs on {other.node}{again}"
+
+    # -- when something is asked to end ------------------------------------------------------------------------------
+
+    def what_is_ordered_is_not_stopped(self, process: Process, by: str) -> Found:
+        """S20: whatever cannot be reached, a copy that is still ordered runs on. It is stopped once it is to go or is no longer
+        the one that is meant, or by its own fence; not because somebody does not answer.
+        """
+        history, (key, uid, attempt) = self.histories.get(process.scope), process.run
+        replica = None if history is None else history.row(key)
+        if history is None or replica is None or _is_to_end(replica, uid, attempt, process.node):
+            return
+        if history.restored_ms is not None and history.restored_ms >= process.began_ms:
+            self._waive("restored")
+            return
+        lease, shape = f"agent/{process.node}", self.shape(process)
+        sent_ms = self.renewals.get((process.scope, lease))
+        if shape is None:
+            yield key, f"{UNDECIDED} what its fence is stands in no row"
+        elif not shape.fenced:
+            yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, and has no fence"
+        elif sent_ms is None:
+            yield key, f"{UNDECIDED} no renewal of {lease} was answered yet, and when it was acquired is not known"
+        elif self.now_ms() - sent_ms < shape.fence_ms / CLOCKS_DIFFER:
+            passed = f"{self.now_ms() - sent_ms} ms after {lease} was renewed, of {shape.fence_ms}"
+            yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, {passed}"
 
     # -- when something is said to have ended ------------------------------------------------------------------------
 
@@ -158,7 +205,20 @@ class Runs:
         lived = [(one.process, f"until {one.ended_ms} ms") for one in self.past]
         lived += [(process, "still runs") for process in self.alive.values()]
         return [
-            f"  attempt {p.run[2]} of {p.run[1]} ran on {p.node} as process {p.pid} from {p.began_ms} ms, {until}"
+            f"  attempt {p.run[2]} of {p.run[1]} ran on {p.node} as process {p.pid} from {p.began_ms} ms, {self._by(p)}{until}"
             for p, until in sorted(lived, key=lambda one: one[0].began_ms)
             if (p.scope, p.run[0]) == (scope, key)
         ]
+
+    def _by(self, process: Process) -> str:
+        asked = self.told.get((process.node, process.pid), ())
+        return "".join(f"asked to end by {one.by} at {one.at_ms} ms, " for one in asked)
+
+
+def _is_to_end(replica: Json, uid: str, attempt: int, node: str) -> bool:
+    """Is this copy no longer ordered, by what is committed? What is unknown is what it was before."""
+    status = replica.get("status", {})
+    phase = phase_of(replica)
+    if (replica["metadata"]["uid"], attempt_of(replica), status.get("node")) != (uid, attempt, node):
+        return True
+    return (status.get("before") if phase == "unknown" else phase) in TO_END

@@ -172,3 +172,89 @@ def test_what_a_restore_forgot_may_be_started_again_but_not_twice_at_once() -> N
     assert pen.found == []
     pen.world.judge.started("n2", "r1", a, "uw0", 1, 2)
     assert pen.found == ["one_copy_at_a_time"] and "was restored" in pen.world.judge.violations[0].why
+
+
+# ------------------------------------------------------------------------------------------------------- asked to end
+
+STOPPED = "what_is_ordered_is_not_stopped"
+
+
+def stop(pen: Pen, by: str = "agent-r1-1#1") -> None:
+    pen.world.judge.told_to_end("n1", 1, by)
+
+
+def test_what_is_ordered_is_stopped_by_nobody() -> None:
+    pen, a = started()
+    pen.world.judge.renewed("r1", "agent/n1", 1, pen.world.now_ms)
+    pen.world.now_ms += 3_600_000
+    stop(pen)
+    assert pen.found == [STOPPED] and pen.world.judge.violations[0].property == "S20"
+    assert "agent-r1-1#1 at 4600000 ms" in pen.world.judge.story("r1", a)
+
+
+def test_what_is_unknown_is_still_ordered() -> None:
+    pen, a = started()
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    stop(pen)
+    assert pen.found == [STOPPED]
+
+
+def test_what_is_to_go_is_stopped() -> None:
+    pen, a = started()
+    pen.move(a, "draining", "workloads")
+    stop(pen)
+    pen.move(a, "stopping", "agent/n1")
+    stop(pen)
+    pen.move(a, "unknown", "node-lifecycle", before="stopping")
+    stop(pen)
+    assert pen.found == []
+
+
+def test_a_copy_of_another_attempt_or_of_nothing_is_stopped() -> None:
+    pen, a = started()
+    give_up(pen, a)
+    stop(pen)
+    pen.bind(a, "n1")
+    stop(pen)
+    pen.release(a)
+    pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
+    stop(pen)
+    assert pen.found == []
+
+
+def test_a_process_that_has_ended_is_asked_in_vain() -> None:
+    pen, _ = started()
+    pen.world.judge.ended("n1", 1)
+    stop(pen)
+    assert pen.found == []
+
+
+def test_fenced_work_is_stopped_by_its_fence_and_not_before() -> None:
+    """Counted from when the last renewal that was answered had been sent, by a clock that may be a little fast."""
+    for passed_ms, found in ((59_000, [STOPPED]), (59_900, []), (70_000, [])):
+        pen, _ = started(**FENCED)
+        pen.world.judge.renewed("r1", "agent/n1", 1, pen.world.now_ms)
+        pen.world.judge.renewed("r1", "agent/n1", 1, pen.world.now_ms - 5_000)
+        pen.world.now_ms += passed_ms
+        stop(pen, "keeper-r1-1#1")
+        assert pen.found == found, passed_ms
+
+
+def test_a_fence_that_nobody_knows_the_beginning_of_is_not_judged() -> None:
+    pen, _ = started(**FENCED)
+    stop(pen, "keeper-r1-1#1")
+    assert pen.found == [] and any(STOPPED in why for why in pen.world.judge.unknown)
+
+
+def test_an_order_to_stop_may_have_been_lost_by_a_restore() -> None:
+    pen, a = started()
+    pen.restore(pen.rows, incarnation="r1-i2")
+    pen.seize("a2")
+    pen.commit({"incarnation": "r1-i2"}, [])
+    stop(pen)
+    assert pen.found == [] and pen.world.judge.waived == {"restored": 1}
+    pen.world.judge.ended("n1", 1)
+    pen.world.now_ms += 1
+    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    stop(pen)
+    assert pen.found == [STOPPED], "it was started after the restore"
