@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -145,14 +144,11 @@ def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
 @bug(4, 36, scenario="cut-nodes", seeds=3, expects=("what_is_ordered_is_not_stopped",))
 def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
     """An agent that comes back ends what runs on its node before it has read what is ordered there."""
-    wants = Agent.wants
 
-    def hasty(self: Agent, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        if self.view.head is None:
-            self._end_strays(self._runs())
-        return wants(self, keys)
+    async def hasty(self: Agent) -> None:
+        self._end_strays(self._runs())
 
-    patch.setattr(Agent, "wants", hasty)
+    patch.setattr(Agent, "_read_orders", hasty)
 
 
 # --------------------------------------------------------------------------------------------------------------- restores

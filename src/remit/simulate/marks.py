@@ -21,9 +21,9 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 """What no run can reach, with the reason. This list only shrinks."""
 
-SEEKERS: Final = ("restored", "repair-in-incident", "reservations", "nominee-deleted", "mayhem", "meddling")
+SEEKERS: Final = ("restored", "repair-in-incident", "reservations", "nominee-deleted", "drained", "mayhem")
 """Scenarios whose further seeds are tried for what the first seeds of all have missed."""
-SEEK_MAX: Final = 6
+SEEK_MAX: Final = 10
 """Up to which seed. What is not reached by then is as good as never tried."""
 
 

@@ -40,6 +40,7 @@ _BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "load.size": (1, 10_000),
     "load.quota": (0, 10_000),
     "load.deletes": (0, 100),
+    "load.operations": (0, 100),
 }
 
 
@@ -81,8 +82,8 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
     per_minute: float = 4.0
     kinds: tuple[str, ...] = ("job", "service", "gang", "urgent", "device", "spread")
     standing_max: int = 20
-    operations: bool = True
-    """Do operators drain nodes, change quota and publish policies meanwhile?"""
+    operations: int = 7
+    """How much of what people do is an operator's: to drain nodes and to change quota, in percent."""
     fence: str = "20s"
     """How long what must never run twice runs on without a renewal; for a beat of 2 s, and in proportion for others."""
     size: int = 2

@@ -125,10 +125,18 @@ class Agent(Player):
     async def began(self) -> None:
         if self.tenure is not None:
             self._heard_at(self.tenure)
+        await self._read_orders()
         await super().began()
         if self.view.get(f"node/{self.name}") is None:
             await self.say([Apply(self.node)])
             self.look_at_all()
+
+    async def _read_orders(self) -> None:
+        """Until they were listed nothing is known: not that there is none for what runs here, nor that the node is not declared
+        yet and may not be draining.
+        """
+        while self.view.head is None:
+            await self.world.clock.sleep_ms(self.seat.pace.beat_ms // 8)
 
     def look_at_all(self) -> None:
         """It looks at all that is on its node, however many keys it is told of."""
@@ -147,10 +155,6 @@ class Agent(Player):
     # -- orders ----------------------------------------------------------------------------------------------------------
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        if self.view.head is None:
-            # Nothing was listed yet. That there is no order for what runs here would be read out of an empty page.
-            self.seat.process.loop.spawn(self._look_in(self.seat.pace.beat_ms, f"node/{self.name}"), name="look again")
-            return
         runs = self._runs()
         self._end_strays(runs)
         for key in tuple(self.view.by_node.get(self.name, ())):

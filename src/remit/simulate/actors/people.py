@@ -132,7 +132,7 @@ class People:
             await self._delete(standing)
         elif drawn < 10 and standing:
             await self._change(self.chance.choice(standing))
-        elif drawn < 17 and self.load.operations:
+        elif drawn < 10 + self.load.operations:
             await self._operate()
         else:
             await self.insist(Apply(self._workload()))
@@ -168,10 +168,16 @@ class People:
         elif self._drained and drawn == 1:
             await self.open_all()
         elif nodes and len(self._drained) * 3 < len(nodes):
-            node = self.chance.choice(nodes)
+            busy = [node for node in nodes if self._is_starting(node.metadata.name)]
+            node = self.chance.choice(busy if busy and self.chance.below(4) else nodes)
             self._drained.append(node.metadata.name)
             spec = replace(node.spec, draining=True)
             await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
+
+    def _is_starting(self, node: str) -> bool:
+        """Is something being started there? A bad moment to drain it, and so a good one here."""
+        view = self.seat.view
+        return any(view.get(key).status.phase in (Phase.BOUND, Phase.STARTING) for key in view.by_node.get(node, ()))
 
     async def open_all(self) -> None:
         """Every node takes work again."""

@@ -18,6 +18,8 @@ _LOOK_AT: Final = 12
 _NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
 _ELSEWHERE: Final = (Code.NO_ROOM, Code.DEVICE_TAKEN, Code.SPREAD, Code.ANTI_AFFINITY, Code.POLICY)
 """Refusals of one node: another may do."""
+_SPENT: Final = (Code.OVER_QUOTA, Code.GRANT_SHORT, Code.GRANT_EXPIRED, Code.GRANT_VOID)
+"""Refusals of one grant: another may do."""
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
@@ -46,6 +48,8 @@ class Scheduler(Player):
         """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
         self._paused: dict[str, int] = {}
         """Until when a replica is left alone that was refused: meanwhile the room is for others."""
+        self._spent: dict[str, str] = {}
+        """On which grant there was nothing left for a replica."""
         self._slow: dict[str, tuple[int, int]] = {}
         """The revision of a reservation, and until when it is left unused."""
         self._looking = False
@@ -59,6 +63,7 @@ class Scheduler(Player):
         self._not_before.clear()
         self._paused.clear()
         self._refused.clear()
+        self._spent.clear()
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         if self._note(keys):
@@ -98,6 +103,8 @@ class Scheduler(Player):
         pause_ms = self._backoff_ms() * (1 if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4)
         pause_ms += self.chance.uniform_ms(pause_ms)
         for one in claim.members if isinstance(claim, Ganged) else (claim,):
+            if verdict.code in _SPENT:
+                self._spent[one.replica] = one.grant
             if verdict.code in _ELSEWHERE:
                 self._refused.setdefault(one.replica, {})[one.node] = None
             self._paused[one.replica] = self.world.clock.now_ms() + pause_ms
@@ -135,6 +142,7 @@ class Scheduler(Player):
                 if replica is None or replica.status.phase is not Phase.PENDING:
                     self._not_before.pop(key, None)
                     self._refused.pop(key, None)
+                    self._spent.pop(key, None)
                     if replica is None:
                         self._slow.pop(key, None)
                 elif key not in self._not_before:
@@ -186,7 +194,7 @@ class Scheduler(Player):
         if found is not None:
             node, devices = found
             _take(self._free_on(node, self.view.get(f"node/{node}")), shape.needs | {f"@{name}": 1000 for name in devices})
-            grant = self._grant(replica.metadata.tenant)
+            grant = self._grant(key, replica.metadata.tenant)
             if self.chance.below(40) == 0:
                 yield Reserve(key, at, node, grant, dict.fromkeys(devices, 1000))
             else:
@@ -216,9 +224,9 @@ class Scheduler(Player):
             found += whole[:count]
         return found
 
-    def _grant(self, tenant: str) -> str:
-        """A slice from above if there is one, now and then an offer, else the tenant's own quota."""
-        slices, offers = [], []
+    def _grant(self, key: str, tenant: str) -> str:
+        """A slice from above if there is one, now and then an offer, else the tenant's own quota; not what was just refused."""
+        slices, offers, spent = [], [], self._spent.pop(key, "")
         for _, seen in self.view.kind("grant/"):
             grant: Grant = seen.thing
             if grant.status.phase is not GrantPhase.LIVE:
@@ -227,9 +235,9 @@ class Scheduler(Player):
                 slices.append(grant.metadata.name)
             elif grant.spec.holder == self.lease and grant.spec.tenant in ("", tenant):
                 offers.append(grant.metadata.name)
-        if offers and self.chance.below(4) == 0:
-            return self.chance.choice(offers)
-        return self.chance.choice(slices) if slices else f"tenant/{tenant}"
+        own = slices or [f"tenant/{tenant}"]
+        kept = [name for name in (offers if self.chance.below(4) == 0 else own) if name != spent]
+        return self.chance.choice(kept or [name for name in (*offers, *own) if name != spent] or own)
 
     def _gang(self, members: Sequence[str]) -> Iterator[AnyClaim]:
         binds = []
@@ -241,7 +249,7 @@ class Scheduler(Player):
                 continue
             node, devices = found
             _take(self._free_on(node, self.view.get(f"node/{node}")), shape.needs)
-            grant = self._grant(replica.metadata.tenant)
+            grant = self._grant(key, replica.metadata.tenant)
             binds.append(Bind(key, self.view.rows[key].revision, node, grant, dict.fromkeys(devices, 1000)))
         if binds:
             yield Ganged(tuple(binds))
@@ -261,7 +269,7 @@ class Scheduler(Player):
                     victims[other] = seen.revision
                     _take(free, {what: -n for what, n in theirs.needs.items()})
             if victims and not shape.devices and all(free.get(what, 0) >= n for what, n in shape.needs.items()):
-                at, grant = self.view.rows[key].revision, self._grant(replica.metadata.tenant)
+                at, grant = self.view.rows[key].revision, self._grant(key, replica.metadata.tenant)
                 yield Reserve(key, at, node.metadata.name, grant, victims=victims)
                 return
 
