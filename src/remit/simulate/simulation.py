@@ -197,7 +197,6 @@ class Simulation(Record):
                 process.kill()
             else:
                 process.start()
-                process.thaw()
         self.cluster.hush()
         self.tell("every fault has ended")
         if self.scenario.holds.liveness:

@@ -158,10 +158,6 @@ class Judge:
     def ended(self, node: str, pid: int) -> None:
         self.runs.end(node, pid)
 
-    def froze(self, node: str) -> None:
-        """A machine stood still, whole: nothing on it can keep a deadline. The one stated exception to S8."""
-        self.runs.frozen.add(node)
-
     # -- liveness ----------------------------------------------------------------------------------------------------
 
     def heal(self, core: Core) -> None:
