@@ -50,6 +50,30 @@ def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(View, "__init__", patient)
 
 
+@bug(3, 21, scenario="recovery", expects=("views_show_what_stands",))
+def a_deletion_is_not_noted(patch: pytest.MonkeyPatch) -> None:
+    """An observer keeps generations that are gone: nobody misses their end, so nothing comes of it but a wrong view."""
+    note = View._set
+
+    def keep(self: View, key: str, value: bytes | None, revision: int) -> None:
+        if value is not None or not key.startswith("generation/"):
+            note(self, key, value, revision)
+
+    patch.setattr(View, "_set", keep)
+
+
+@bug(5, 21, scenario="recovery", expects=("views_show_what_stands",))
+def a_change_is_not_noted(patch: pytest.MonkeyPatch) -> None:
+    """What an observer knows of a tenant already it takes for the last word."""
+    note = View._set
+
+    def keep(self: View, key: str, value: bytes | None, revision: int) -> None:
+        if not (key.startswith("tenant/") and key in self.rows):
+            note(self, key, value, revision)
+
+    patch.setattr(View, "_set", keep)
+
+
 # ------------------------------------------------------------------------------------------------------------- schedulers
 
 

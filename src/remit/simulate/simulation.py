@@ -136,7 +136,14 @@ class Simulation(Record):
             self._heal_all()
             self._tick_until(until_s)
         if not self.judge.violations:
+            self._show_views()
             self.judge.conclude()
+
+    def _show_views(self) -> None:
+        for (name, scope), seat in self.cluster.seats.items():
+            if seat.process.alive and seat.world is seat.process.world:
+                rows = {key: seen.revision for key, seen in seat.view.rows.items()}
+                self.judge.viewed(name, scope, seat.view.revision, rows)
 
     def _tick_until(self, until_s: float) -> None:
         tick_s = self.scenario.cluster.beat_ms / 1000 / TICKS_A_BEAT

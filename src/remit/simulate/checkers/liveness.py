@@ -77,6 +77,7 @@ class Bounds(NamedTuple):
     health_window_ms: int = 120_000
     quiet_ms: int = 60_000
     quiet_window_ms: int = 30_000
+    view_ms: int = 60_000
     beat_ms: int = 2_000
     call_ms: int = 10_000
     client_deadline_ms: int = 10_000
