@@ -84,6 +84,24 @@ def a_wake_up_is_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scheduler, "_FLUSH_MS", 3_600_000)
 
 
+@bug(22, scenario="much-is-asked", expects=("work_is_bound_soon",))
+def now_and_then_one_is_left_for_a_while(patch: pytest.MonkeyPatch) -> None:
+    """Of all that a scheduler could place it leaves one in twenty for twenty seconds."""
+    place = Scheduler._place
+    left: dict[str, int] = {}
+
+    def leave(self: Scheduler, key: str, replica: Replica, shape: scheduler.Shape) -> Iterator[AnyClaim]:
+        now_ms, which = self.world.clock.now_ms(), replica.metadata.uid
+        if which not in left:
+            left[which] = now_ms + (20_000 if self.chance.below(20) == 0 else 0)
+        if left[which] > now_ms:
+            self._paused[key] = left[which]
+            return iter(())
+        return place(self, key, replica, shape)
+
+    patch.setattr(Scheduler, "_place", leave)
+
+
 @bug(25, scenario="recovery", expects=("one_gang_runs",))
 def gangs_are_never_tried(patch: pytest.MonkeyPatch) -> None:
     """A scheduler binds what stands alone, and leaves gangs for later."""

@@ -277,6 +277,20 @@ kinds = ["job", "job", "urgent"]
 size = 3
 operations = false
 """,
+    "much-is-asked": """
+summary = "room enough, and much that is asked for: most of what waits waits for the scheduler alone"
+duration = "5m"
+heal = "0s"
+[cluster]
+nodes = 10
+agents = 5
+[load]
+per_minute = 20.0
+standing_max = 30
+size = 3
+kinds = ["job", "job", "service"]
+operations = false
+""",
     "left-behind": """
 summary = "nodes that are cut off until what they run was given up, and come back"
 duration = "100s"

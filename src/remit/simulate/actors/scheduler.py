@@ -12,12 +12,14 @@ from remit.model.records import Generation, Grant, GrantPhase, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
 _FLUSH_MS: Final = 15_000
-_BACKOFF_MS: Final = 1_500
+_BACKOFF_MS: Final = 500
+_BACKOFF_LONG: Final = 12
 _BATCH: Final = 64
 _LOOK_AT: Final = 12
 _NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
 _ELSEWHERE: Final = (Code.NO_ROOM, Code.DEVICE_TAKEN, Code.SPREAD, Code.ANTI_AFFINITY, Code.POLICY)
 """Refusals of one node: another may do."""
+_SPENT: Final = (Code.GRANT_EXPIRED, Code.GRANT_SHORT)
 _RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
@@ -93,12 +95,14 @@ class Scheduler(Player):
         """A refusal is learned from: this one waits a little, and the room that it did not get is there for the others."""
         if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve, Ganged)):
             return
-        pause_ms = _BACKOFF_MS if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4 * _BACKOFF_MS
-        pause_ms += self.chance.uniform_ms(pause_ms)
+        elsewhere = verdict.code in _ELSEWHERE
         for one in claim.members if isinstance(claim, Ganged) else (claim,):
-            if verdict.code in _ELSEWHERE:
+            if elsewhere:
                 self._refused.setdefault(one.replica, {})[one.node] = None
-            self._paused[one.replica] = self.world.clock.now_ms() + pause_ms
+            # Another node is tried soon, and quota instead of an offer. Else somebody must give something back first.
+            soon = elsewhere or verdict.code is Code.REVISION or (verdict.code in _SPENT and self._offered(one.grant))
+            pause_ms = _BACKOFF_MS if soon else _BACKOFF_LONG * _BACKOFF_MS
+            self._paused[one.replica] = self.world.clock.now_ms() + pause_ms + self.chance.uniform_ms(pause_ms)
         self.wake_all()
         if not self._looking:
             self._looking = True
@@ -116,7 +120,7 @@ class Scheduler(Player):
 
     def _note(self, keys: Sequence[str]) -> bool:
         """Forget what these changes made wrong; true if something may have become possible."""
-        freed = False
+        freed, spared = False, dict[str, None]()
         for key in keys:
             if key.startswith("replica/"):
                 replica = self.view.get(key)
@@ -126,7 +130,8 @@ class Scheduler(Player):
                     self._where[key] = node
                 for name in {before, node} - {""}:
                     self._free.pop(name, None)
-                freed = freed or (before != "" and not node)
+                if before and not node:
+                    freed, spared[key.split("/")[1]] = True, None
                 if replica is None or replica.status.phase is not Phase.PENDING:
                     self._not_before.pop(key, None)
                     self._refused.pop(key, None)
@@ -135,6 +140,10 @@ class Scheduler(Player):
             elif key.startswith(("node/", "grant/", "tenant/", "policyrevision/")):
                 self._free.pop(key.removeprefix("node/"), None)
                 freed = True
+                if key.startswith("tenant/"):
+                    spared[key.removeprefix("tenant/")] = None
+        # What a tenant no longer uses is there for those of its own who were refused for it.
+        self._paused = {key: until_ms for key, until_ms in self._paused.items() if key.split("/")[1] not in spared}
         return freed
 
     def _free_on(self, name: str, node: Node) -> dict[str, int]:
@@ -223,6 +232,11 @@ class Scheduler(Player):
         if offers and self.chance.below(4) == 0:
             return self.chance.choice(offers)
         return self.chance.choice(slices) if slices else f"tenant/{tenant}"
+
+    def _offered(self, grant: str) -> bool:
+        """Is it one of those that this scheduler may do without?"""
+        found: Grant | None = self.view.get(f"grant/{grant}")
+        return not grant.startswith("tenant/") and (found is None or not found.spec.issuer)
 
     def _gang(self, members: Sequence[str]) -> Iterator[AnyClaim]:
         binds = []

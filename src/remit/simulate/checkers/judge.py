@@ -173,7 +173,7 @@ class Judge:
 
     def heal(self, core: Core) -> None:
         """The faults have ended, but outside this core: from here on work must move on."""
-        self.liveness.core = core
+        self.liveness.heal(core)
 
     def tick(self) -> None:
         """About every second of virtual time since `heal`."""
