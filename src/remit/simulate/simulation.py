@@ -131,7 +131,8 @@ class Simulation(Record):
             self.loop.run(min(FOUNDED_BEATS * self.scenario.cluster.beat_ms / 1000, until_s))
             self.judge.heal(self._core([], calm=False))
             self._tick_until(min(self.scenario.duration_s, until_s))
-        self.loop.run(min(self.scenario.duration_s, until_s))
+        if not self.judge.violations:
+            self.loop.run(min(self.scenario.duration_s, until_s))
         if until_s > self.scenario.duration_s and not self.judge.violations:
             self._heal_all()
             self._tick_until(until_s)

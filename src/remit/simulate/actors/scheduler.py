@@ -13,7 +13,6 @@ from remit.simulate.actors.seat import Player, Seat
 
 _FLUSH_MS: Final = 15_000
 _BACKOFF_MS: Final = 500
-_BACKOFF_LONG: Final = 12
 _BATCH: Final = 64
 _LOOK_AT: Final = 12
 _NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
@@ -48,6 +47,8 @@ class Scheduler(Player):
         """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
         self._paused: dict[str, int] = {}
         """Until when a replica is left alone that was refused: meanwhile the room is for others."""
+        self._poor: dict[str, None] = {}
+        """Those among them that lacked quota: what their tenant gives back is there for them at once."""
         self._looking = False
         self._refused: dict[str, dict[str, None]] = {}
         """Where a replica may not go, as far as it was told: the others are tried first."""
@@ -58,6 +59,7 @@ class Scheduler(Player):
         self._where.clear()
         self._not_before.clear()
         self._paused.clear()
+        self._poor.clear()
         self._refused.clear()
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
@@ -95,14 +97,21 @@ class Scheduler(Player):
         """A refusal is learned from: this one waits a little, and the room that it did not get is there for the others."""
         if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve, Ganged)):
             return
-        elsewhere = verdict.code in _ELSEWHERE
-        for one in claim.members if isinstance(claim, Ganged) else (claim,):
-            if elsewhere:
-                self._refused.setdefault(one.replica, {})[one.node] = None
-            # Another node is tried soon, and quota instead of an offer. Else somebody must give something back first.
-            soon = elsewhere or verdict.code is Code.REVISION or (verdict.code in _SPENT and self._offered(one.grant))
-            pause_ms = _BACKOFF_MS if soon else _BACKOFF_LONG * _BACKOFF_MS
-            self._paused[one.replica] = self.world.clock.now_ms() + pause_ms + self.chance.uniform_ms(pause_ms)
+        # Another node is tried soon, and quota instead of an offer. Else somebody must give something back first.
+        members = claim.members if isinstance(claim, Ganged) else (claim,)
+        spent = verdict.code in _SPENT and any(self._offered(one.grant) for one in members)
+        soon = spent or verdict.code in _ELSEWHERE or verdict.code is Code.REVISION
+        pause_ms = _BACKOFF_MS if soon else 12 * _BACKOFF_MS
+        pause_ms += self.chance.uniform_ms(pause_ms)
+        for one in members:
+            if verdict.code in _ELSEWHERE:
+                self._refused.setdefault(one.replica, {}).update(dict.fromkeys(self._alike(one.node, verdict.code)))
+            if verdict.code is Code.OVER_QUOTA:
+                self._poor[one.replica] = None
+            self._paused[one.replica] = self.world.clock.now_ms() + pause_ms
+        if isinstance(claim, Ganged) and (first := self.view.get(members[0].replica)) is not None:
+            # Those who found no spot, too: a gang is tried whole, whichever of its members has come to its turn.
+            self._paused |= dict.fromkeys(self._waiting_with(first), self.world.clock.now_ms() + pause_ms)
         self.wake_all()
         if not self._looking:
             self._looking = True
@@ -142,8 +151,11 @@ class Scheduler(Player):
                 freed = True
                 if key.startswith("tenant/"):
                     spared[key.removeprefix("tenant/")] = None
-        # What a tenant no longer uses is there for those of its own who were refused for it.
-        self._paused = {key: until_ms for key, until_ms in self._paused.items() if key.split("/")[1] not in spared}
+                elif key.startswith("policyrevision/"):
+                    self._refused.clear()
+        for key in [key for key in self._poor if key.split("/")[1] in spared]:
+            self._paused.pop(key, None)
+            del self._poor[key]
         return freed
 
     def _free_on(self, name: str, node: Node) -> dict[str, int]:
@@ -232,6 +244,13 @@ class Scheduler(Player):
         if offers and self.chance.below(4) == 0:
             return self.chance.choice(offers)
         return self.chance.choice(slices) if slices else f"tenant/{tenant}"
+
+    def _alike(self, name: str, code: Code) -> list[str]:
+        """Which nodes would be refused for the same reason, as a rule: policies and spreading go by the zone."""
+        node: Node | None = self.view.get(f"node/{name}")
+        if node is None or code not in (Code.POLICY, Code.SPREAD):
+            return [name]
+        return [seen.thing.metadata.name for _, seen in self.view.kind("node/") if seen.thing.spec.zone == node.spec.zone]
 
     def _offered(self, grant: str) -> bool:
         """Is it one of those that this scheduler may do without?"""

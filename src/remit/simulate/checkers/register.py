@@ -8,7 +8,7 @@ from remit.simulate.checkers import judge
 from remit.simulate.checkers.liveness import LOOKS
 from remit.simulate.checkers.promise import PROMISES
 
-TOLD: Final[dict[str, str]] = {
+BESIDE: Final[dict[str, str]] = {
     "acknowledged_is_in_history": "S2",
     "one_answer_per_operation": "S2",
     "an_id_stands_for_one_payload": "S2",
@@ -48,6 +48,6 @@ def judged() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     named = [(one.property, name) for name, one in PROMISES.items()]
     named += [(property_, name) for name, (property_, _) in LOOKS.items()]
-    for property_, name in sorted([*named, *((property_, name) for name, property_ in TOLD.items())]):
+    for property_, name in sorted([*named, *((property_, name) for name, property_ in BESIDE.items())]):
         found.setdefault(property_, []).append(name)
     return found

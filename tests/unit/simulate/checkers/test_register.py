@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from remit.simulate.checkers import judge, liveness
-from remit.simulate.checkers.register import NOT_YET, TOLD, judged
+from remit.simulate.checkers.register import BESIDE, NOT_YET, judged
 
 PROMISED = {*(f"S{n}" for n in range(1, 24)), *(f"L{n}" for n in range(1, 15))}
-NAMED = re.compile(r'"([a-z_]+)", "([SL]\d+)"')
+NAMED = re.compile(r'"([a-z_]+)",\s+"([SL]\d+)"')
 
 
 def test_every_promise_is_judged_or_has_a_reason() -> None:
@@ -34,4 +34,4 @@ def test_what_the_judge_asks_by_itself_is_registered_as_it_is_named_there() -> N
     """Such checks are named where they are made; a violation must never carry a name that the page does not know."""
     texts = [Path(str(page.__file__)).read_text() for page in (judge, liveness)]
     named = dict(pair for text in texts for pair in NAMED.findall(text))
-    assert named == TOLD
+    assert named == BESIDE
