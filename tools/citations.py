@@ -1,4 +1,4 @@
-"""Which tests and scenarios cite which row of docs/faults.md? Writes the last column of its tables from them."""
+"""What shows each row of docs/faults.md? Writes the last column of its tables: who cites a fault, who judges a promise."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
+from remit.simulate.checkers.register import NOT_YET, judged
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "faults.md"
 ID = re.compile(r"\b[FA]\d\d\b")
-ROW = re.compile(r"^\| ([FA]\d\d) \|.*$")
+ROW = re.compile(r"^\| ([FASL]\d+) \|.*$")
 SHOWN = 3
 
 
@@ -28,20 +30,27 @@ def citations() -> dict[str, list[str]]:
     return {name: sorted(paths) for name, paths in found.items()}
 
 
+def told() -> dict[str, str]:
+    """By id, what its last column says; those that are not here are pending."""
+    found = {name: f"not yet: needs {what}" for name, what in NOT_YET.items()}
+    found |= {name: ", ".join(f"`{check}`" for check in checks) for name, checks in judged().items()}
+    for name, paths in citations().items():
+        more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+        found[name] = ", ".join(f"`{path}`" for path in paths[:SHOWN]) + more
+    return found
+
+
 def filled(text: str) -> str:
-    """The page with its last column as the tests have it."""
-    cited = citations()
+    """The page with its last column as tests and checkers have it."""
+    cells_by_id = told()
     lines = []
     for line in text.splitlines():
         row = ROW.match(line)
         if row is None:
             lines.append(line)
             continue
-        paths = cited.get(row[1], [])
-        more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-        told = ", ".join(f"`{path}`" for path in paths[:SHOWN]) + more if paths else "pending"
         cells = line.strip().strip("|").split("|")
-        lines.append("|" + "|".join([*cells[:-1], f" {told} "]) + "|")
+        lines.append("|" + "|".join([*cells[:-1], f" {cells_by_id.get(row[1], 'pending')} "]) + "|")
     return "\n".join(lines) + "\n"
 
 
@@ -50,7 +59,7 @@ def main() -> int:
     after = filled(before)
     if "--check" in sys.argv[1:]:
         if before != after:
-            sys.stderr.write("docs/faults.md: its last column has drifted from the tests; run `make docs`\n")
+            sys.stderr.write("docs/faults.md: its last column has drifted from tests and checkers; run `make docs`\n")
         return int(before != after)
     PAGE.write_text(after)
     return 0

@@ -50,6 +50,30 @@ def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(View, "__init__", patient)
 
 
+@bug(3, 21, scenario="recovery", expects=("views_show_what_stands",))
+def a_deletion_is_not_noted(patch: pytest.MonkeyPatch) -> None:
+    """An observer keeps generations that are gone: nobody misses their end, so nothing comes of it but a wrong view."""
+    note = View._set
+
+    def keep(self: View, key: str, value: bytes | None, revision: int) -> None:
+        if value is not None or not key.startswith("generation/"):
+            note(self, key, value, revision)
+
+    patch.setattr(View, "_set", keep)
+
+
+@bug(5, 21, scenario="recovery", expects=("views_show_what_stands",))
+def a_change_is_not_noted(patch: pytest.MonkeyPatch) -> None:
+    """What an observer knows of a tenant already it takes for the last word."""
+    note = View._set
+
+    def keep(self: View, key: str, value: bytes | None, revision: int) -> None:
+        if not (key.startswith("tenant/") and key in self.rows):
+            note(self, key, value, revision)
+
+    patch.setattr(View, "_set", keep)
+
+
 # ------------------------------------------------------------------------------------------------------------- schedulers
 
 
@@ -58,6 +82,24 @@ def a_wake_up_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """What found no place is not tried again when room is freed, nor after a while."""
     patch.setattr(Scheduler, "wake_all", lambda self: None)
     patch.setattr(scheduler, "_FLUSH_BEATS", 1_800)
+
+
+@bug(22, scenario="much-is-asked", expects=("work_is_bound_soon",))
+def now_and_then_one_is_left_for_a_while(patch: pytest.MonkeyPatch) -> None:
+    """Of all that a scheduler could place it leaves one in twenty for twenty seconds."""
+    place = Scheduler._place
+    left: dict[str, int] = {}
+
+    def leave(self: Scheduler, key: str, replica: Replica, shape: scheduler.Shape) -> Iterator[AnyClaim]:
+        now_ms, which = self.world.clock.now_ms(), replica.metadata.uid
+        if which not in left:
+            left[which] = now_ms + (20_000 if self.chance.below(20) == 0 else 0)
+        if left[which] > now_ms:
+            self._paused[key] = left[which]
+            return iter(())
+        return place(self, key, replica, shape)
+
+    patch.setattr(Scheduler, "_place", leave)
 
 
 @bug(25, scenario="recovery", expects=("one_gang_runs",))

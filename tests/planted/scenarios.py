@@ -173,7 +173,7 @@ per_minute = 30.0
 standing_max = 20
 kinds = ["job", "service"]
 fence = "12s"
-operations = false
+operations = 0
 [[faults]]
 kind = "slow-links"
 every = "2s"
@@ -275,7 +275,21 @@ per_minute = 40.0
 standing_max = 14
 kinds = ["job", "job", "urgent"]
 size = 3
-operations = false
+operations = 0
+""",
+    "much-is-asked": """
+summary = "room enough, and much that is asked for: most of what waits waits for the scheduler alone"
+duration = "5m"
+heal = "0s"
+[cluster]
+nodes = 10
+agents = 5
+[load]
+per_minute = 20.0
+standing_max = 30
+size = 3
+kinds = ["job", "job", "service"]
+operations = 0
 """,
     "left-behind": """
 summary = "nodes that are cut off until what they run was given up, and come back"
@@ -288,7 +302,7 @@ agents = 4
 per_minute = 20.0
 standing_max = 8
 kinds = ["service"]
-operations = false
+operations = 0
 [[faults]]
 kind = "cut-node"
 every = "15s"
@@ -320,7 +334,7 @@ per_minute = 10.0
 standing_max = 4
 kinds = ["service"]
 size = 1
-operations = false
+operations = 0
 """,
     "a-core-is-left": """
 summary = "one server and one node stay away for good"

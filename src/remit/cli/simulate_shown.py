@@ -17,8 +17,8 @@ from rich.text import Text
 from remit.model.problems import escaped
 from remit.model.quantity import format_duration
 from remit.simulate.checkers import judge  # noqa: F401 - with it every check is in its register
-from remit.simulate.checkers.liveness import LOOKS
-from remit.simulate.checkers.promise import PROMISES, Violation
+from remit.simulate.checkers.promise import Violation
+from remit.simulate.checkers.register import judged
 from remit.simulate.faults import KINDS
 from remit.simulate.scenarios import Injection, Scenario, load, names
 from remit.simulate.shrink import Shrunk
@@ -33,31 +33,11 @@ UNKNOWN_SHOWN_MAX: Final = 10
 PLAN_SHOWN_MAX: Final = 12
 NOTE_EVERY_S: Final = 10.0
 
-BESIDE: Final = {
-    "grants_are_in_one_hand": "S4",
-    "tenants_use_no_more_than_their_quota": "S4",
-    "ended_work_runs_no_more": "S8",
-    "acknowledged_is_in_history": "S2",
-    "one_answer_per_operation": "S2",
-    "an_id_stands_for_one_payload": "S2",
-    "observers_never_go_back": "S10",
-    "runs_only_what_was_ordered": "S14",
-    "one_copy_at_a_time": "S8",
-    "intervals_are_disjoint": "S8",
-    "calls_are_answered": "L14",
-    "writes_cease": "L10",
-}
-"""Checks that are in no register, since they are asked of more than one commit. A test compares these with the judge's page."""
-
 
 def checks(letter: str) -> dict[str, list[str]]:
     """Every check of safety (S) or liveness (L), by the property that it guards."""
-    every = {name: one.property for name, one in PROMISES.items()} | {name: one for name, (one, _) in LOOKS.items()} | BESIDE
-    found: dict[str, list[str]] = {}
-    for name, guarded in sorted(every.items(), key=lambda one: (int(one[1][1:]), one[0])):
-        if guarded.startswith(letter):
-            found.setdefault(guarded, []).append(name)
-    return found
+    every = sorted(judged().items(), key=lambda one: int(one[0][1:]))
+    return {guarded: names for guarded, names in every if guarded.startswith(letter)}
 
 
 def for_programs(run: Run) -> str:

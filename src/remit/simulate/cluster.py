@@ -39,6 +39,8 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         self.processes: dict[str, Process] = {}
         self.people: list[People] = []
+        self.seats: dict[tuple[str, str], Seat] = {}
+        """By process and scope: that of its last start."""
         self._record = record
         self._seed = seed
         self._lots = stream(f"{seed}/cluster")
@@ -104,7 +106,9 @@ class Cluster:
     # -- what each does --------------------------------------------------------------------------------------------------
 
     def _seat(self, process: Process, scope: str) -> Seat:
-        return Seat(process, self.stores[scope], self.servers(scope), self._record, self.pace)
+        seat = Seat(process, self.stores[scope], self.servers(scope), self._record, self.pace)
+        self.seats[process.name, scope] = seat
+        return seat
 
     def _lease(self, role: Role, number: int) -> str:
         """One for all of a role, of whom one acts; or one for each, so that all act at once."""

@@ -11,7 +11,8 @@ Every callback belongs to a **process** (by its context), and four rules make a 
    run (`asyncio.TaskGroup` cancels in the order of a set).
 
 Threads, executors and real sleeping are refused. If nothing is ready and no timer is left, everybody waits for somebody: that
-is a `Deadlock`, and it says who waits for what.
+is a `Deadlock`, and it says who waits for what. If somebody is always ready, so that time cannot go on, that is a `Spin`, and
+it says who.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from remit.simulate.lots import stream
 
 _DIGEST_EVERY: Final = 2_048
 _CLOSES_MAX: Final = 1_000
+_SPIN_EVENTS: Final = 500_000
+"""At one moment. A crowd that wakes at once is some thousands; whoever asks for this many would ask for ever."""
 _event = struct.Struct("<dI").pack
 
 CURRENT: contextvars.ContextVar[Unit] = contextvars.ContextVar("process")
@@ -37,6 +40,10 @@ CURRENT: contextvars.ContextVar[Unit] = contextvars.ContextVar("process")
 
 class Deadlock(Exception):
     """Nothing is ready and no timer is left."""
+
+
+class Spin(Exception):
+    """Something is always ready, so time stands still."""
 
 
 class Unit:
@@ -51,7 +58,8 @@ class Unit:
         self.queued = False
         """Is it in the loop's list of those with something ready?"""
         self.dead = False
-        self.frozen = False
+        self.frozen = 0
+        """How many hold it still at once: it goes on when the last one lets go."""
         self.context = contextvars.copy_context()
         self.context.run(CURRENT.set, self)
 
@@ -111,6 +119,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, seed: str) -> None:
         self.events = 0
+        self._events_max = _SPIN_EVENTS
+        """How many there may be by the end of this moment."""
         self.failures: list[tuple[Unit, BaseException | None, str]] = []
         """What nobody caught: by which process, and what."""
         self.on_failure: Callable[[Unit, BaseException | None, str], None] | None = None
@@ -146,10 +156,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         unit.ready.clear()
 
     def freeze(self, unit: Unit) -> None:
-        unit.frozen = True
+        unit.frozen += 1
 
     def thaw(self, unit: Unit) -> None:
-        unit.frozen = False
+        unit.frozen -= 1
         self._queue(unit)
 
     def waits(self, unit: Unit | None = None) -> str:
@@ -186,7 +196,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(None)
         if not self._stopping:
-            self._now_s = max(self._now_s, until_s)
+            self._move(until_s)
+
+    def _move(self, to_s: float) -> None:
+        if to_s > self._now_s:
+            self._now_s = to_s
+            self._events_max = self.events + _SPIN_EVENTS
 
     def _drop_void(self) -> None:
         """What was cancelled, and what the dead had set: nobody waits for these."""
@@ -197,9 +212,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _jump(self) -> None:
         """To the next timer, and make ready all that are due then."""
         timers = self._timers
-        when_s = timers[0][0]
-        if when_s > self._now_s:
-            self._now_s = when_s
+        self._move(timers[0][0])
         while timers and timers[0][0] <= self._now_s:
             handle = heappop(timers)[2]
             unit = handle.unit
@@ -224,6 +237,9 @@ class SimLoop(asyncio.AbstractEventLoop):
             if callback is None:
                 continue
             self.events += 1
+            if self.events > self._events_max:
+                whose = _turn(unit, callback)
+                raise Spin(f"time stands still at {self._now_s:.3f} s: {_SPIN_EVENTS} events, and next is {whose}")
             unhashed.append(_event(self._now_s, unit.number))
             if len(unhashed) >= _DIGEST_EVERY:
                 self._fold()
@@ -383,6 +399,14 @@ def _close(coroutine: Any) -> None:
 
 def _number(task: CountedTask) -> int:
     return task.number
+
+
+def _turn(unit: Unit, callback: Callable[..., object]) -> str:
+    """Whose turn it is: a task and the line that it stands at, or else a plain callback."""
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, CountedTask):
+        return f"{unit.name}: {task.get_name()} at {_where(task)}"
+    return f"{unit.name}: {getattr(callback, '__qualname__', callback)}"
 
 
 def _where(task: asyncio.Task[Any]) -> str:

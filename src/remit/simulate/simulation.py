@@ -131,12 +131,20 @@ class Simulation(Record):
             self.loop.run(min(FOUNDED_BEATS * self.scenario.cluster.beat_ms / 1000, until_s))
             self.judge.heal(self._core([], calm=False))
             self._tick_until(min(self.scenario.duration_s, until_s))
-        self.loop.run(min(self.scenario.duration_s, until_s))
+        if not self.judge.violations:
+            self.loop.run(min(self.scenario.duration_s, until_s))
         if until_s > self.scenario.duration_s and not self.judge.violations:
             self._heal_all()
             self._tick_until(until_s)
         if not self.judge.violations:
+            self._show_views()
             self.judge.conclude()
+
+    def _show_views(self) -> None:
+        for (name, scope), seat in self.cluster.seats.items():
+            if seat.process.alive and seat.world is seat.process.world:
+                rows = {key: seen.revision for key, seen in seat.view.rows.items()}
+                self.judge.viewed(name, scope, seat.view.revision, rows)
 
     def _tick_until(self, until_s: float) -> None:
         tick_s = self.scenario.cluster.beat_ms / 1000 / TICKS_A_BEAT
@@ -197,7 +205,6 @@ class Simulation(Record):
                 process.kill()
             else:
                 process.start()
-                process.thaw()
         self.cluster.hush()
         self.tell("every fault has ended")
         if self.scenario.holds.liveness:

@@ -222,6 +222,17 @@ def test_whom_another_fault_has_killed_changes_no_victim_but_itself(kind: str, e
                 assert victim(process.name) == chosen
 
 
+def test_a_process_that_stands_still_for_two_faults_wakes_with_the_longer(ended: list[Trial]) -> None:
+    plan = (Injection(0, 12.0, "freeze-leader", 4.0), Injection(1, 12.5, "freeze-leader", 1.0))
+    trial = Trial(*plan)
+    ended.append(trial)
+    trial.run(12.75)
+    (victim,) = trial.traces()
+    for at_s, still in ((14.0, True), (15.9, True), (16.1, False)):
+        trial.run(at_s)
+        assert (victim in trial.traces()) is still, at_s
+
+
 def test_a_scope_whose_name_begins_like_another_is_another(ended: list[Trial]) -> None:
     trial = Trial(scopes='["global", "r1", "r10"]')
     ended.append(trial)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from remit.simulate.loop import Deadlock, SimLoop, Unit
+from remit.simulate.loop import Deadlock, SimLoop, Spin, Unit
 from remit.simulate.network import Network
 from remit.simulate.processes import Machine, Process
 from remit.simulate.stores import StoreService, at_once
@@ -402,6 +402,16 @@ def test_a_frozen_process_catches_up_when_it_is_thawed__its_clock_has_gone_on(lo
     ]
 
 
+def test_a_process_that_two_hold_still_goes_on_when_both_let_go(loop: SimLoop) -> None:
+    seen: list[float] = []
+    unit = loop.unit("one")
+    loop.call_at(2.0, lambda: seen.append(loop.time()), context=unit.context)
+    for at_s, deed in ((1.0, loop.freeze), (1.5, loop.freeze), (3.0, loop.thaw), (4.0, loop.thaw)):
+        loop.call_at(at_s, deed, unit)
+    play(loop, 5.0)
+    assert seen == [4.0]
+
+
 def test_a_process_killed_while_it_is_frozen_is_not_woken(loop: SimLoop) -> None:
     said: list[str] = []
     unit = loop.unit("one")
@@ -467,6 +477,42 @@ def test_a_deadlock_names_who_waits_where(loop: SimLoop) -> None:
     assert "inner:" in text
     assert "ben: task of ben waits at forever:" in text
     assert "of dead" not in text
+
+
+async def spinner() -> None:
+    await asyncio.sleep(3.0)
+    while True:  # noqa: ASYNC110 - what must be noticed
+        await asyncio.sleep(0)
+
+
+def test_time_that_is_not_let_go_on_is_told_with_who_holds_it(loop: SimLoop) -> None:
+    spawn(loop, spinner(), "anna")
+    spawn(loop, forever(), "ben")
+    with pytest.raises(Spin, match=r"^time stands still at 3\.000 s: .* anna: task of anna at spinner:\d+"):
+        loop.run(10.0)
+
+
+def test_a_callback_that_comes_again_at_once_is_told_too(loop: SimLoop) -> None:
+    def again() -> None:
+        loop.call_later(0.0, again)
+
+    loop.call_at(1.0, again)
+    with pytest.raises(Spin, match=r"^time stands still at 1\.000 s: .* world: .*again"):
+        loop.run(10.0)
+
+
+def test_many_events_are_no_spin_as_long_as_time_goes_on(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remit.simulate.loop._SPIN_EVENTS", 50)
+
+    async def steps() -> None:
+        for _ in range(100):
+            for _ in range(40):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+
+    spawn(loop, steps())
+    play(loop, 5.0)
+    assert loop.events > 4_000
 
 
 def test_a_callback_that_raises_is_told_with_its_process(loop: SimLoop) -> None:

@@ -12,7 +12,7 @@ from remit.model.records import Generation, Grant, GrantPhase, Phase, Replica
 from remit.simulate.actors.seat import Player, Seat
 
 _FLUSH_BEATS: Final = 7.5
-_BACKOFF_BEATS: Final = 0.75
+_BACKOFF_BEATS: Final = 0.25
 _BATCH: Final = 64
 _LOOK_AT: Final = 12
 _NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
@@ -48,6 +48,8 @@ class Scheduler(Player):
         """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
         self._paused: dict[str, int] = {}
         """Until when a replica is left alone that was refused: meanwhile the room is for others."""
+        self._poor: dict[str, None] = {}
+        """Those among them that lacked quota: what their tenant gives back is there for them at once."""
         self._spent: dict[str, str] = {}
         """On which grant there was nothing left for a replica."""
         self._slow: dict[str, tuple[int, int]] = {}
@@ -62,6 +64,7 @@ class Scheduler(Player):
         self._where.clear()
         self._not_before.clear()
         self._paused.clear()
+        self._poor.clear()
         self._refused.clear()
         self._spent.clear()
 
@@ -100,21 +103,30 @@ class Scheduler(Player):
         """A refusal is learned from: this one waits a little, and the room that it did not get is there for the others."""
         if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve, Ganged)):
             return
-        pause_ms = self._backoff_ms() * (1 if verdict.code in _ELSEWHERE or verdict.code is Code.REVISION else 4)
+        # Another node is tried soon, and quota instead of an offer. Else somebody must give something back first.
+        members = claim.members if isinstance(claim, Ganged) else (claim,)
+        spent = verdict.code in _SPENT and any(self._offered(one.grant) for one in members)
+        soon = spent or verdict.code in _ELSEWHERE or verdict.code is Code.REVISION
+        pause_ms = self._backoff_ms() * (1 if soon else 12)
         pause_ms += self.chance.uniform_ms(pause_ms)
-        for one in claim.members if isinstance(claim, Ganged) else (claim,):
+        for one in members:
             if verdict.code in _SPENT:
                 self._spent[one.replica] = one.grant
             if verdict.code in _ELSEWHERE:
-                self._refused.setdefault(one.replica, {})[one.node] = None
+                self._refused.setdefault(one.replica, {}).update(dict.fromkeys(self._alike(one.node, verdict.code)))
+            if verdict.code is Code.OVER_QUOTA:
+                self._poor[one.replica] = None
             self._paused[one.replica] = self.world.clock.now_ms() + pause_ms
+        if isinstance(claim, Ganged) and (first := self.view.get(members[0].replica)) is not None:
+            # Those who found no spot, too: a gang is tried whole, whichever of its members has come to its turn.
+            self._paused |= dict.fromkeys(self._waiting_with(first), self.world.clock.now_ms() + pause_ms)
         self.wake_all()
         if not self._looking:
             self._looking = True
             self.seat.process.loop.spawn(self._look_soon(), name="look again")
 
     def _backoff_ms(self) -> int:
-        return max(1_500, round(_BACKOFF_BEATS * self.seat.pace.beat_ms))
+        return max(500, round(_BACKOFF_BEATS * self.seat.pace.beat_ms))
 
     async def _look_soon(self) -> None:
         """Time itself may be the cure, and no event tells of it: look again as long as somebody is left alone."""
@@ -128,7 +140,7 @@ class Scheduler(Player):
 
     def _note(self, keys: Sequence[str]) -> bool:
         """Forget what these changes made wrong; true if something may have become possible."""
-        freed = False
+        freed, spared = False, dict[str, None]()
         for key in keys:
             if key.startswith("replica/"):
                 replica = self.view.get(key)
@@ -138,7 +150,8 @@ class Scheduler(Player):
                     self._where[key] = node
                 for name in {before, node} - {""}:
                     self._free.pop(name, None)
-                freed = freed or (before != "" and not node)
+                if before and not node:
+                    freed, spared[key.split("/")[1]] = True, None
                 if replica is None or replica.status.phase is not Phase.PENDING:
                     self._not_before.pop(key, None)
                     self._refused.pop(key, None)
@@ -150,6 +163,13 @@ class Scheduler(Player):
             elif key.startswith(("node/", "grant/", "tenant/", "policyrevision/")):
                 self._free.pop(key.removeprefix("node/"), None)
                 freed = True
+                if key.startswith("tenant/"):
+                    spared[key.removeprefix("tenant/")] = None
+                elif key.startswith("policyrevision/"):
+                    self._refused.clear()
+        for key in [key for key in self._poor if key.split("/")[1] in spared]:
+            self._paused.pop(key, None)
+            del self._poor[key]
         return freed
 
     def _free_on(self, name: str, node: Node) -> dict[str, int]:
@@ -238,6 +258,18 @@ class Scheduler(Player):
         own = slices or [f"tenant/{tenant}"]
         kept = [name for name in (offers if self.chance.below(4) == 0 else own) if name != spent]
         return self.chance.choice(kept or [name for name in (*offers, *own) if name != spent] or own)
+
+    def _alike(self, name: str, code: Code) -> list[str]:
+        """Which nodes would be refused for the same reason, as a rule: policies and spreading go by the zone."""
+        node: Node | None = self.view.get(f"node/{name}")
+        if node is None or code not in (Code.POLICY, Code.SPREAD):
+            return [name]
+        return [seen.thing.metadata.name for _, seen in self.view.kind("node/") if seen.thing.spec.zone == node.spec.zone]
+
+    def _offered(self, grant: str) -> bool:
+        """Is it one of those that this scheduler may do without?"""
+        found: Grant | None = self.view.get(f"grant/{grant}")
+        return not grant.startswith("tenant/") and (found is None or not found.spec.issuer)
 
     def _gang(self, members: Sequence[str]) -> Iterator[AnyClaim]:
         binds = []

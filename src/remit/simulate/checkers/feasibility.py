@@ -134,9 +134,13 @@ def gang_fits(history: History, shape: Shape, members: int, nodes: Collection[st
 
 def keeps_to_itself(history: History, shape: Shape) -> bool:
     """Has it no terms towards others, and others none towards it?"""
-    terms = shape.anti or shape.where.get("affinity") or shape.where.get("topologySpread")
     shy = any(other.anti for other in history.shapes.values() if other.tenant == shape.tenant)
-    return not terms and not shy
+    return not has_terms(shape) and not shy
+
+
+def has_terms(shape: Shape) -> bool:
+    """Does it ask to be near others, or away from them?"""
+    return bool(shape.anti or shape.where.get("affinity") or shape.where.get("topologySpread"))
 
 
 def lent_abroad(grant: Json) -> bool:

@@ -181,6 +181,8 @@ class History:
         """The first batch of this reign: its authority's takeover lies between that and `seized`."""
         self.latest: tuple[int, Stand] | None = None
         """The last commit, in virtual time and on its authority's clock."""
+        self.times: list[tuple[int, int]] = []
+        """Every revision, and when it came."""
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -213,6 +215,7 @@ class History:
         self.commits += 1
         self.serial += 1
         self.revision = revision
+        self.times.append((revision, at_ms))
         self.sums.begin()
         step = Step(self, puts, deletes, revision, stand)
         rows = self.rows
@@ -338,6 +341,7 @@ class History:
             self.revisions_before[self.incarnations[-1]] = self.revisions
         self.revisions, self.restored_ms = Revisions(), at_ms
         self.revision, self.serial = max(self.revision, revision), self.serial + 1
+        self.times.append((self.revision, at_ms))
         self.rows = {key: (at, read(key, value)) for key, value, at in rows}
         self.kinds, self.shapes, self.sites, self.capacity, self.limits = {}, {}, {}, {}, {}
         self.members, self.active, self.open_to, self.policy, self.outcomes = {}, {}, {}, None, {}

@@ -5,14 +5,14 @@ Nothing that it finds is raised into whoever tells it; only its own miscounting 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from remit.simulate.checkers import answers, conduct, evidence, room
 from remit.simulate.checkers.history import History, Stand, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
-from remit.simulate.checkers.observers import Observers
+from remit.simulate.checkers.observers import Observers, behind_since_ms
 from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
 from remit.simulate.checkers.rows import phase_of
 from remit.simulate.checkers.runs import Process, Runs
@@ -152,6 +152,17 @@ class Judge:
         found = self.observers.observers_never_go_back(self.history(scope), observer, incarnation, revision)
         self._note("observers_never_go_back", "S10", scope, found)
 
+    def viewed(self, observer: str, scope: str, revision: int, rows: Mapping[str, int]) -> None:
+        """What a living observer's copy of a scope shows as the run ends: the revision that it stands at, and that of each key.
+        A new incarnation's revisions are past all that were ever used, so one that has not seen it is behind.
+        """
+        history, core, late_ms = self.history(scope), self.liveness.core, None
+        if core is not None and revision < history.revision:
+            bounds = self.liveness.bounds
+            late_ms = self.now_ms() - max(core.since_ms, behind_since_ms(history, revision)) - bounds.view_ms * bounds.pace
+        found = self.observers.views_show_what_stands(history, observer, revision, rows, late_ms=late_ms)
+        self._note("views_show_what_stands", "S23", scope, found)
+
     # -- what runs ---------------------------------------------------------------------------------------------------
 
     def started(self, node: str, scope: str, replica: str, uid: str, attempt: int, pid: int) -> None:
@@ -172,15 +183,11 @@ class Judge:
     def ended(self, node: str, pid: int) -> None:
         self.runs.end(node, pid)
 
-    def froze(self, node: str) -> None:
-        """A machine stood still, whole: nothing on it can keep a deadline. The one stated exception to S8."""
-        self.runs.frozen.add(node)
-
     # -- liveness ----------------------------------------------------------------------------------------------------
 
     def heal(self, core: Core) -> None:
         """The faults have ended, but outside this core: from here on work must move on."""
-        self.liveness.core = core
+        self.liveness.heal(core)
 
     def tick(self) -> None:
         """About every second of virtual time since `heal`."""

@@ -24,6 +24,7 @@ from remit.simulate.checkers.room import grant_is_dead
 from remit.simulate.checkers.rows import Json, Shape, attempt_of, group_of, health_of, phase_of
 from remit.simulate.checkers.runs import Runs
 from remit.simulate.checkers.scratch import victims_left
+from remit.simulate.checkers.waits import WAITS_MIN, Waits
 
 QUIET_KINDS: Final = ("head", "batch", "summary", "event", "decision")
 """What may be written while nothing is going on: beats, reports and notes."""
@@ -62,6 +63,8 @@ class Bounds(NamedTuple):
 
     pace: float = 1.0
     bound_ms: int = 60_000
+    bound_soon_ms: int = 5_000
+    """At the 99th percentile, while work is asked for and nothing is broken."""
     reservation_ms: int = 120_000
     grant_ms: int = 120_000
     orphan_ms: int = 120_000
@@ -77,6 +80,7 @@ class Bounds(NamedTuple):
     health_window_ms: int = 120_000
     quiet_ms: int = 60_000
     quiet_window_ms: int = 30_000
+    view_ms: int = 60_000
     beat_ms: int = 2_000
     call_ms: int = 10_000
     client_deadline_ms: int = 10_000
@@ -117,6 +121,20 @@ class Liveness:
         self.calls: dict[tuple[str, str], int] = {}
         self.healths: dict[tuple[str, str], list[int]] = {}
         """By scope and node: when its health changed."""
+        self.waits: dict[str, Waits] = {}
+        """By scope: how long work waited that could be placed."""
+
+    def heal(self, core: Core) -> None:
+        """All of this works from here on. It may be said again, when nobody asks for anything new any more."""
+        if core.calm:
+            self._close_waits()
+        else:
+            self.waits = {scope: Waits() for scope in sorted(core.scopes) if core.nodes.get(scope)}
+        self.core = core
+
+    def _close_waits(self) -> None:
+        for waits in self.waits.values():
+            waits.close(self.now_ms(), self.bounds.bound_soon_ms * self.bounds.pace)
 
     def tick(self) -> Iterator[tuple[str, str, Waiting]]:
         """Everything that has waited too long by now, once each: check, property, and what waits."""
@@ -142,6 +160,8 @@ class Liveness:
         """Remember when rows were written that say that something goes on."""
         if self.core is not None and any(key.partition("/")[0] not in QUIET_KINDS for key in step.changed):
             self.writes.setdefault(step.history.scope, []).append(at_ms)
+        if self.core is not None and not self.core.calm and step.history.scope in self.waits:
+            self.waits[step.history.scope].absorb(step, at_ms)
         for key, old, new in step.of_kind("node") if self.core is not None else ():
             if old is not None and new is not None and health_of(old) != health_of(new):
                 self.healths.setdefault((step.history.scope, key), []).append(at_ms)
@@ -159,6 +179,19 @@ class Liveness:
                 self.undecided[f"{check} in {scope}: {key} has waited for {now - since} ms when the run ended"] = None
         if self.core is not None:
             yield from self._writes_cease(self.core, now)
+        self._close_waits()
+        for scope, waits in self.waits.items():
+            yield from self._is_bound_soon(scope, waits)
+
+    def _is_bound_soon(self, scope: str, waits: Waits) -> Iterator[tuple[str, str, Waiting]]:
+        """L1 again: what can be placed is bound, and all but a hundredth of it soon."""
+        may, late = self.bounds.bound_soon_ms * self.bounds.pace, waits.percentile()
+        if late is None:
+            self.undecided[f"work_is_bound_soon in {scope}: {len(waits.ended)} waits were measured, of {WAITS_MIN}"] = None
+        elif late.ms > may:
+            slow = sum(wait.ms > may for wait in waits.ended)
+            why = f"it waited for {late.ms} ms of {may:.0f}, and so did {slow} of {len(waits.ended)} that could be placed"
+            yield "work_is_bound_soon", "L1", Waiting(scope, late.key, 0, why)
 
     def _writes_cease(self, core: Core, now: int) -> Iterator[tuple[str, str, Waiting]]:
         """L10: with a fixed desire, writes fall to the rate of beats."""
@@ -219,7 +252,10 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
             fits[shape.key] = "" if held_back(history, replica, now) else fits_on(history, shape, nodes)
         if fits[shape.key]:
             waiting[key] = shape, fits[shape.key]
-    crowd = "" if all_fit(history, [shape for shape, _ in waiting.values()], nodes, now) else f" ({len(history.homes)} placed)"
+    able = all_fit(history, [shape for shape, _ in waiting.values()], nodes, now)
+    if history.scope in live.waits:
+        live.waits[history.scope].saw(history, waiting if able else (), now)
+    crowd = "" if able else f" ({len(history.homes)} placed)"
     for key, (_, node) in list(waiting.items())[: 1 if crowd else None]:
         others = f" with {len(waiting) - 1} others, more than there is room for" if crowd else ""
         why = f"it is pending{others}, and {node} would take it"

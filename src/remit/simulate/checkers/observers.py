@@ -1,9 +1,18 @@
-"""Does anybody see the past after the present? What each observer has seen, by scope and incarnation."""
+"""Does anybody see the past after the present, or what is not there? What observers have seen, against the scope's history."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Final
+
 from remit.simulate.checkers.history import History
-from remit.simulate.checkers.promise import Found
+from remit.simulate.checkers.promise import UNDECIDED, Found
+from remit.simulate.checkers.rows import MARKER
+
+UNVIEWED: Final = ("head", MARKER)
+UNVIEWED_KINDS: Final = ("batch/", "event/", "decision/")
+"""What no view keeps: the chain itself, and notes that grow with the run and that nobody decides by."""
 
 
 class Observers:
@@ -28,3 +37,32 @@ class Observers:
             yield observer, f"it saw revision {before[1]} of {was}, and then {revision} of {incarnation}"
             return
         self.seen[observer, history.scope] = which, revision
+
+    def views_show_what_stands(
+        self, history: History, observer: str, revision: int, rows: Mapping[str, int], *, late_ms: float | None
+    ) -> Found:
+        """S23: a view at the last revision has exactly the keys that stand, each at its revision. One that is behind may still
+        catch up; `late_ms` is for how long it could have and has not, beyond what is allowed, and None if nobody can say.
+        """
+        if revision < history.revision:
+            behind = f"{observer} is at revision {revision}, and the last is {history.revision}"
+            if late_ms is None or late_ms <= 0:
+                yield observer, f"{UNDECIDED} {behind}"
+            else:
+                yield observer, f"{behind}: {late_ms:.0f} ms later than it may be"
+            return
+        stands = {
+            key: at for key, (at, _) in history.rows.items() if key not in UNVIEWED and not key.startswith(UNVIEWED_KINDS)
+        }
+        for key in sorted(stands.keys() | rows.keys()):
+            if key not in rows:
+                yield key, f"{observer} at revision {revision} does not have it, and it stands since {stands[key]}"
+            elif key not in stands:
+                yield key, f"{observer} at revision {revision} has it as of {rows[key]}, and it is gone"
+            elif rows[key] != stands[key]:
+                yield key, f"{observer} at revision {revision} has it as of {rows[key]}, and it stands since {stands[key]}"
+
+
+def behind_since_ms(history: History, revision: int) -> int:
+    """When the first commit came that somebody at this revision has not seen."""
+    return history.times[bisect_right(history.times, revision, key=lambda time: time[0])][1]

@@ -85,15 +85,6 @@ def test_a_second_copy_of_eager_work_is_waived_by_name() -> None:
     assert pen.found == [] and pen.world.judge.waived["eager"] == 3, "given up, released, and run twice"
 
 
-def test_a_machine_that_stood_still_is_excused_by_name() -> None:
-    pen, a = started(**FENCED)
-    pen.world.judge.froze("n1")
-    give_up(pen, a)
-    again(pen, a)
-    pen.world.judge.conclude()
-    assert pen.found == [] and pen.world.judge.waived["frozen"] == 3
-
-
 def test_an_end_that_was_none_is_a_breach_also_of_eager_work() -> None:
     pen, a = started()
     pen.move(a, "draining", "workloads")

@@ -1,0 +1,37 @@
+"""Is every promise judged, or is it said why not? The register against the page of promises, and against the checkers' text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from remit.simulate.checkers import judge, liveness
+from remit.simulate.checkers.register import BESIDE, NOT_YET, judged
+
+PROMISED = {*(f"S{n}" for n in range(1, 24)), *(f"L{n}" for n in range(1, 15))}
+NAMED = re.compile(r'"([a-z_]+)",\s+"([SL]\d+)"')
+
+
+def test_every_promise_is_judged_or_has_a_reason() -> None:
+    assert not sorted(PROMISED - judged().keys() - NOT_YET.keys())
+
+
+def test_no_reason_stands_for_a_promise_that_is_judged() -> None:
+    assert not sorted(NOT_YET.keys() & judged().keys())
+    assert NOT_YET.keys() <= PROMISED
+
+
+def test_nothing_is_judged_that_was_not_promised() -> None:
+    assert not sorted(judged().keys() - PROMISED)
+
+
+def test_no_check_has_two_promises() -> None:
+    names = [name for checks in judged().values() for name in checks]
+    assert len(names) == len(set(names))
+
+
+def test_what_the_judge_asks_by_itself_is_registered_as_it_is_named_there() -> None:
+    """Such checks are named where they are made; a violation must never carry a name that the page does not know."""
+    texts = [Path(str(page.__file__)).read_text() for page in (judge, liveness)]
+    named = dict(pair for text in texts for pair in NAMED.findall(text))
+    assert named == BESIDE
