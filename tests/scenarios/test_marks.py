@@ -9,29 +9,29 @@ import pytest
 from remit.law.lifecycle import TABLE
 from remit.simulate import marks
 from remit.simulate.scenarios import names
-from remit.simulate.simulation import Run
+from tests.scenarios.standing import runs
 
 UNREACHABLE_MAX = 2
 """As many as there are. It only shrinks."""
 
 
 @pytest.mark.xdist_group("standing")
-def test_every_refusal_fault_and_transition_is_reached(runs: list[Run]) -> None:
-    missed = marks.unreached(runs)
+def test_every_refusal_fault_and_transition_is_reached() -> None:
+    missed = marks.unreached(runs())
     assert not missed, "no standing run reaches: " + "; ".join(missed)
 
 
 @pytest.mark.xdist_group("standing")
-def test_what_is_said_to_be_unreachable_is_not_reached(runs: list[Run]) -> None:
+def test_what_is_said_to_be_unreachable_is_not_reached() -> None:
     assert marks.UNREACHABLE.keys() <= set(marks.wanted())
     assert len(marks.UNREACHABLE) <= UNREACHABLE_MAX
-    wrong = sorted(marks.UNREACHABLE.keys() & marks.reached(runs))
+    wrong = sorted(marks.UNREACHABLE.keys() & marks.reached(runs()))
     assert not wrong, f"they are reached, so take them off the list: {wrong}"
 
 
 @pytest.mark.xdist_group("standing")
-def test_every_standing_run_holds(runs: list[Run]) -> None:
-    broken = [f"remit simulate {run.scenario} --seed {run.seed}: {run.violations[0]}" for run in runs if run.violations]
+def test_every_standing_run_holds() -> None:
+    broken = [f"remit simulate {run.scenario} --seed {run.seed}: {run.violations[0]}" for run in runs() if run.violations]
     assert not broken, "\n".join(broken)
 
 

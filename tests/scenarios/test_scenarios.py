@@ -6,7 +6,7 @@ import pytest
 
 from remit.simulate.injections import draw
 from remit.simulate.scenarios import load, names
-from tests.scenarios.conftest import Standing
+from tests.scenarios.standing import standing
 
 CPU_S_MAX = 10.0
 ROWS = range(1, 45)
@@ -14,8 +14,8 @@ ROWS = range(1, 45)
 
 @pytest.mark.xdist_group("standing")
 @pytest.mark.parametrize("name", names())
-def test_the_scenario_holds_under_every_fault_that_it_names(name: str, standing: dict[str, Standing]) -> None:
-    scenario, (run, cpu_s) = load(name), standing[name]
+def test_the_scenario_holds_under_every_fault_that_it_names(name: str) -> None:
+    scenario, (run, cpu_s) = load(name), standing()[name]
     assert not run.violations, "\n".join([*map(str, run.violations), run.story, f"remit simulate {name} --seed {run.seed}"])
     assert run.simulated_s == pytest.approx(scenario.duration_s + scenario.heal_s)
     assert run.decided > 0

@@ -1,12 +1,14 @@
-"""Where do the standing runs come from? Each scenario once, over two processes, for all tests of this folder."""
+"""Where do the standing runs come from? Each scenario once and whole, over two processes, for all tests that look at them.
+
+Those tests are of one xdist group (`standing`), so one worker makes the runs, and makes them once.
+"""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from typing import NamedTuple
-
-import pytest
 
 from remit.simulate import marks
 from remit.simulate.scenarios import load
@@ -26,20 +28,20 @@ def performed(one: tuple[str, int]) -> Standing:
     return Standing(run, after.user + after.system - before.user - before.system)
 
 
-@pytest.fixture(scope="session")
+@cache
 def standing() -> dict[str, Standing]:
     """The standing run of every scenario, by its name."""
     with ProcessPoolExecutor(2) as pool:
         return {one.run.scenario: one for one in pool.map(performed, marks.suite())}
 
 
-@pytest.fixture(scope="session")
-def runs(standing: dict[str, Standing]) -> list[Run]:
+@cache
+def runs() -> tuple[Run, ...]:
     """Those, and as many more as it takes to reach every mark, or to give up."""
-    found = [one.run for one in standing.values()]
+    found = [one.run for one in standing().values()]
     with ProcessPoolExecutor(2) as pool:
         for more in marks.further():
             if not marks.unreached(found):
                 break
             found += [one.run for one in pool.map(performed, more)]
-    return found
+    return tuple(found)
