@@ -329,9 +329,9 @@ def _victims(scene: Scene) -> dict[str, list[str]]:
     """Who still holds room that a reservation waits for, and for whom."""
     found: dict[str, list[str]] = defaultdict(list)
     for one in scene.all(Replica):
-        for name, attempt in one.status.victims.items() if one.status.phase is Phase.RESERVED else ():
+        for name, copy in one.status.victims.items() if one.status.phase is Phase.RESERVED else ():
             victim = scene.rows.get(name)
-            if isinstance(victim, Replica) and holds(victim) and victim.status.attempt == attempt:
+            if isinstance(victim, Replica) and holds(victim) and f"{victim.metadata.uid}/{victim.status.attempt}" == copy:
                 found[name].append(key(one))
     return found
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from remit.commitment.books import Books, generation_of
+from remit.commitment.holding import copy_of
 from remit.commitment.ledgers import DEVICE
 from remit.law.lifecycle import HOLDS
 from remit.model.kinds import Tenant
@@ -46,7 +47,7 @@ def _sums(books: Books) -> tuple[Sums, Sums]:
     holding = _holding(books)
     for replica, needs, charge in holding.values():
         victims = replica.status.victims if replica.status.phase is Phase.RESERVED else {}
-        theirs = [holding[v] for v, attempt in victims.items() if v in holding and holding[v][0].status.attempt == attempt]
+        theirs = [holding[v] for v, copy in victims.items() if v in holding and copy_of(holding[v][0]) == copy]
         for name, count in needs.items():
             freed = sum(one[1].get(name, 0) for one in theirs)
             nodes[replica.status.node][name] += max(0, count - freed)

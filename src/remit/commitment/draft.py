@@ -352,12 +352,12 @@ class Draft:
                 self._count_reserved(name, replica, sign)
 
     def _count_reserved(self, name: str, replica: Replica, sign: int) -> None:
-        for victim, attempt in replica.status.victims.items():
+        for victim, copy in replica.status.victims.items():
             found = self.replica(victim)
             if sign < 0 and self.patron(victim) == name:
                 self.patrons[victim] = None
-            elif sign > 0 and found is not None and held_by(found[0], attempt):
-                # Else it is in a later attempt, which may have another patron by now.
+            elif sign > 0 and found is not None and held_by(found[0], copy):
+                # Else it is in a later attempt, or another of that name, which may have another patron by now.
                 self.patrons[victim] = name
 
     def _post(self, name: str, replica: Replica, sign: int) -> None:
@@ -389,10 +389,10 @@ class Draft:
         if status.phase is not Phase.RESERVED or not status.victims:
             return on_node, [ask.charge.pairs] * len(status.grants)
         wanted, charges = dict(on_node), [dict(ask.charge.pairs) for _ in status.grants]
-        for victim, attempt in status.victims.items():
+        for victim, copy in status.victims.items():
             found = self.replica(victim)
             shape = self.ask(generation_of(found[0])) if found is not None else None
-            if found is None or shape is None or not held_by(found[0], attempt):
+            if found is None or shape is None or not held_by(found[0], copy):
                 continue
             theirs, their_charges = self.needs(found[0], shape)
             lessen(wanted, theirs)

@@ -11,9 +11,14 @@ UNSETTLED = HOLDS - {Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Ph
 """Phases that hold room, but in which a replica is not, or no longer, one that works."""
 
 
-def held_by(replica: Replica, attempt: int) -> bool:
-    """Does this attempt still hold its room?"""
-    return replica.status.attempt == attempt and replica.status.phase in HOLDS
+def copy_of(replica: Replica) -> str:
+    """Which attempt of which replica: a name is given again once its replica was forgotten, and attempts count anew."""
+    return f"{replica.metadata.uid}/{replica.status.attempt}"
+
+
+def held_by(replica: Replica, copy: str) -> bool:
+    """Does this very copy still hold its room?"""
+    return replica.status.phase in HOLDS and copy_of(replica) == copy
 
 
 def same_hold(old: Replica, new: Replica) -> bool:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE, decode_replica, generation_of
 from remit.commitment.draft import Draft
-from remit.commitment.holding import held_by
+from remit.commitment.holding import copy_of, held_by
 from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger
 from remit.commitment.recognising import forgetful, lenders
 from remit.commitment.rulings import Coordination, refuse, ruling
@@ -105,8 +105,8 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
         return placed
     for victim, (before, after) in leaving.items():
         draft.put_replica(victim, before, after)
-    attempts = {victim: after.status.attempt for victim, (_, after) in leaving.items()}
-    draft.put_replica(claim.replica, found, _moved(placed, phase=Phase.RESERVED, victims=attempts))
+    copies = {victim: copy_of(after) for victim, (_, after) in leaving.items()}
+    draft.put_replica(claim.replica, found, _moved(placed, phase=Phase.RESERVED, victims=copies))
     return 0
 
 
@@ -204,9 +204,9 @@ def _open_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> 
     status = replica.status
     if (claim.node, claim.devices, claim.grant) != (status.node, status.devices, status.grants[0]):
         return refuse(Code.INVALID, f"{claim.replica} is reserved on {status.node}; bind it as reserved, or unreserve it first")
-    for victim, attempt in status.victims.items():
+    for victim, copy in status.victims.items():
         found = draft.replica(victim)
-        if found is not None and held_by(found[0], attempt):
+        if found is not None and held_by(found[0], copy):
             return refuse(Code.VICTIMS, f"{victim} is {found[0].status.phase} and has not gone yet")
     without = draft.fork()
     pending = Replica(

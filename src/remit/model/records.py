@@ -41,7 +41,7 @@ class ReplicaSpec(Record, frozen=True):
 
 class ReplicaStatus(Record, frozen=True):
     """`devices` are thousandths by device name; `grants` are all the ledgers that carry its charge, the one that the claim
-    drew on first; `victims`, with the attempt of each, must be gone before a reservation is bound; `before` is the phase
+    drew on first; `victims`, each with its uid and attempt, must be gone before a reservation is bound; `before` is the phase
     that `unknown` interrupted.
     """
 
@@ -51,7 +51,7 @@ class ReplicaStatus(Record, frozen=True):
     devices: dict[str, int] = field(default_factory=dict)
     grants: tuple[str, ...] = ()
     policy: int = 0
-    victims: dict[str, int] = field(default_factory=dict)
+    victims: dict[str, str] = field(default_factory=dict)
     result: str = ""
     reason: str = ""
     before: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remit.model.claims import Accepted, Apply, Bind, Code, Ganged, Move, Refused, Reserve
+from remit.model.claims import Accepted, Apply, Bind, Code, Forget, Ganged, Move, Refused, Reserve, Spawn
 from remit.model.kinds import Affinity, DeviceAsk, Placement
 from tests.properties.machines import OPERATOR, Scope, node, story, tenant
 from tests.unit.commitment.desk import T1, bind, held, move, moving, spawned
@@ -47,6 +47,25 @@ async def test_victims_that_free_more_than_is_needed_leave_the_rest_to_others(sc
     assert held(scope, "n1") == 3000, "2 still held by a victim, 1 by the reservation"
     await move(scope, weak[1], "stop", "stopped")
     assert held(scope, "n1") == 3000
+
+
+@story
+async def test_a_victim_that_comes_again_under_its_name_is_no_victim(scope: Scope) -> None:
+    """F24: forgotten, and spawned anew, it is in its first attempt again; but nobody waits for that one."""
+    workloads = scope.actors["workloads"]
+    (weak,) = await spawned(scope, "weak", cpu="3")
+    (strong,) = await spawned(scope, "strong", cpu="4", priority="high")
+    await bind(scope, weak)
+    await scope.must(scope.actors["scheduler"], reserve(scope, strong, weak))
+    await move(scope, weak, "stop", "stopped")
+    await scope.must(workloads, Forget(weak, scope.at(weak)))
+    await scope.must(workloads, Spawn("t1", "weak", 1, 0, 1))
+    await bind(scope, weak, "n2")
+    assert (held(scope, "n1"), held(scope, "n2")) == (4000, 3000)
+    await bind(scope, strong)
+    assert (held(scope, "n1"), held(scope, "n2")) == (4000, 3000)
+    await move(scope, weak, "remove", "stop", "stopped")
+    assert (held(scope, "n1"), held(scope, "n2")) == (4000, 0)
 
 
 @story

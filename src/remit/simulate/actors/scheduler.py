@@ -314,7 +314,7 @@ class Scheduler(Player):
                 continue
             if self.chance.below(150) == 0:
                 yield Move(key, seen.revision, "unreserve", reason="thought better of it")
-            elif not any(self._holds(victim, attempt) for victim, attempt in status.victims.items()):
+            elif not any(self._holds(victim, copy) for victim, copy in status.victims.items()):
                 yield Bind(key, seen.revision, status.node, status.grants[0], status.devices)
         for phase in _RUNS:
             for key in self.view.by_phase[phase]:
@@ -329,9 +329,10 @@ class Scheduler(Player):
             self._slow[key] = at, now_ms + slow_ms
         return self._slow[key][1] > now_ms and not self.seat.pace.quiet
 
-    def _holds(self, victim: str, attempt: int) -> bool:
-        replica = self.view.get(victim)
-        return replica is not None and replica.status.attempt == attempt and replica.status.phase in HOLDS
+    def _holds(self, victim: str, copy: str) -> bool:
+        replica: Replica | None = self.view.get(victim)
+        same = replica is not None and f"{replica.metadata.uid}/{replica.status.attempt}" == copy
+        return replica is not None and same and replica.status.phase in HOLDS
 
 
 def _take(free: dict[str, int], needs: dict[str, int]) -> None:

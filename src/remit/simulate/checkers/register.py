@@ -19,6 +19,8 @@ BESIDE: Final[dict[str, str]] = {
     "intervals_are_disjoint": "S8",
     "observers_never_go_back": "S10",
     "runs_only_what_was_ordered": "S14",
+    "cited_evidence_was_true": "S16",
+    "what_is_ordered_is_not_stopped": "S20",
     "views_show_what_stands": "S23",
     "work_is_bound_soon": "L1",
     "writes_cease": "L10",
@@ -29,7 +31,6 @@ BESIDE: Final[dict[str, str]] = {
 NOT_YET: Final[dict[str, str]] = {
     "S11": "schedules",
     "S19": "two versions of the format side by side",
-    "S20": "a record of when a store refused writes",
     "S21": "identities",
     "L2": "a scheduler that tells when it tries",
     "L9": "schedules",

@@ -10,7 +10,7 @@ from remit.simulate.checkers.rows import (
     SCOPE,
     WHOLE,
     Json,
-    attempt_of,
+    copy_of,
     group_of,
     health_of,
     holds,
@@ -199,7 +199,7 @@ def reservations_are_committed_once_or_released(step: Step) -> Found:
             a = old["status"]
             if any(a.get(name) != status.get(name) for name in ("node", "devices", "grants", "attempt")):
                 yield key, f"reserved as {a}, bound as {status}"
-            left = [victim for victim, attempt in a.get("victims", {}).items() if _stood(step, victim, attempt)]
+            left = [victim for victim, copy in a.get("victims", {}).items() if _stood(step, victim, copy)]
             if left:
                 yield key, f"bound before its victims {left} were gone"
         if not holds(new) and any(status.get(name) for name in ("devices", "grants", "victims")):
@@ -208,10 +208,10 @@ def reservations_are_committed_once_or_released(step: Step) -> Found:
             yield key, f"has victims, but no reservation: {status}"
 
 
-def _stood(step: Step, victim: str, attempt: int) -> bool:
-    """Before the batch and after it, in that attempt, it held its room."""
+def _stood(step: Step, victim: str, copy: str) -> bool:
+    """Before the batch and after it that very copy held its room."""
     both = step.was(victim), step.history.row(victim)
-    return all(row is not None and holds(row) and attempt_of(row) == attempt for row in both)
+    return all(row is not None and holds(row) and copy_of(row) == copy for row in both)
 
 
 @promise("S5")

@@ -96,6 +96,11 @@ def attempt_of(replica: Json) -> int:
     return int(replica.get("status", {}).get("attempt", 1))
 
 
+def copy_of(replica: Json) -> str:
+    """Which attempt of which replica, as reservations name their victims."""
+    return f"{replica['metadata']['uid']}/{attempt_of(replica)}"
+
+
 def holds(replica: Json) -> bool:
     return phase_of(replica) in HOLDING
 

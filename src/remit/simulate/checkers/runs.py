@@ -43,10 +43,9 @@ class Runs:
         self.copies: dict[tuple[str, str, str], dict[tuple[str, int], Process]] = {}
         """What runs, by scope, replica and uid."""
         self.past: list[Lived] = []
-        self.frozen: set[str] = set()
         self.waived: dict[str, int] = {}
-        """How often a promise did not apply, by why: `eager` work may run twice, a machine frozen whole cannot keep time, and
-        what was `restored` may have lost an order to stop.
+        """How often a promise did not apply, by why: `eager` work may run twice, and what was `restored` may have lost an
+        order to stop.
         """
         self.told: dict[tuple[str, int], list[Asked]] = {}
         """Processes that were asked to end."""
@@ -125,8 +124,6 @@ class Runs:
         for other in others:
             if not self._fenced(process):
                 self._waive("eager")
-            elif other.node in self.frozen:
-                self._waive("frozen")
             else:
                 again = " (the scope was restored)" if len(self.histories[process.scope].incarnations) > 1 else ""
                 yield key, f"attempt {attempt} runs on {process.node} while attempt {other.run[2]} runs on {other.node}{again}"
@@ -169,8 +166,6 @@ class Runs:
                     continue
                 if (phase_of(old) == "unknown" or process.run in step.history.given_up) and not self._fenced(process):
                     self._waive("eager")
-                elif process.node in self.frozen:
-                    self._waive("frozen")
                 else:
                     yield key, f"attempt {process.run[2]} is {now}, and process {process.pid} on {process.node} still runs"
 
@@ -182,7 +177,7 @@ class Runs:
         now = self.now_ms()
         lived = [*self.past, *(Lived(process, now + 1) for process in self.alive.values())]
         for process, ended_ms in lived:
-            if process.scope == scope and self._fenced(process) and process.node not in self.frozen:
+            if process.scope == scope and self._fenced(process):
                 by_replica.setdefault(process.run[:2], []).append((process.began_ms, ended_ms, process))
         for (key, _), intervals in by_replica.items():
             intervals.sort(key=lambda one: one[:2])

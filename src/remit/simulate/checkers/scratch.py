@@ -11,7 +11,7 @@ from remit.simulate.checkers.rows import (
     Rows,
     Shape,
     amount,
-    attempt_of,
+    copy_of,
     generation_key,
     holds,
     of_kind,
@@ -32,12 +32,12 @@ def needs(rows: Rows, replica: Json) -> tuple[Counted, Counted]:
 
 
 def victims_left(rows: Rows, replica: Json) -> list[Json]:
-    """Victims of a reservation that still hold their room in the attempt that was preempted."""
+    """Victims of a reservation that still hold their room, in the copy that was preempted: not another of that name."""
     if phase_of(replica) != "reserved":
         return []
     left = []
-    for victim, attempt in replica["status"].get("victims", {}).items():
-        if victim in rows and holds(rows[victim][1]) and attempt_of(rows[victim][1]) == attempt:
+    for victim, copy in replica["status"].get("victims", {}).items():
+        if victim in rows and holds(rows[victim][1]) and copy_of(rows[victim][1]) == copy:
             left.append(rows[victim][1])
     return left
 

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from remit.simulate.checkers.judge import Judge, Stand
+from remit.simulate.checkers.rows import copy_of
 
 Json = Any
 ROLES = (
@@ -155,6 +156,9 @@ class Pen:
         rows = {f"replica/t1/{workload}-{i}": replica(workload, i, uid=f"u{workload}{i}", **more) for i in indices}
         self.commit(rows, [self.entry("spawn", workload, "workloads")])
         return list(rows)
+
+    def copy(self, key: str) -> str:
+        return copy_of(self.rows[key])
 
     def status(self, key: str, **changes: Any) -> Json:
         """The row of a replica with its status changed; what is None is left out."""

@@ -82,7 +82,7 @@ def test_victims_are_seen_too(wrong: int, found: list[str]) -> None:
     spawned = pen.revision
     pen.run(a)
     ran = pen.revision
-    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: 1})
+    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: pen.copy(a)})
     decide(pen, {a: pen.status(a, phase="draining"), b: held}, "reserve", b, "scheduler")
     ask(pen, {"do": "reserve", "replica": b, "at": spawned, "node": "n1", "grant": "t1", "victims": {a: ran - wrong}})
     assert pen.found == found

@@ -50,7 +50,7 @@ def test_a_lawful_life_breaks_nothing() -> None:
     pen.move(b, "released", "repair", grants=None)
     pen.requeue(b)
     victim = pen.status(a, phase="draining")
-    held = pen.status(c, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: 1})
+    held = pen.status(c, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: pen.copy(a)})
     pen.commit({a: victim, c: held}, [pen.entry("reserve", c, "scheduler")])
     pen.move(a, "stopping", "agent/n1")
     pen.move(a, "released", "agent/n1", grants=None, result="ok")
@@ -68,7 +68,7 @@ def test_a_reservation_holds_only_what_its_victims_will_not_free() -> None:
     a, b, c = pen.spawn(0, 1, 2)
     pen.run(a)
     victim = pen.status(a, phase="draining")
-    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: 1})
+    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: pen.copy(a)})
     pen.commit({a: victim, b: held}, [pen.entry("reserve", b, "scheduler")])
     assert pen.found == [] and pen.world.judge.history("r1").sums.nodes["n1", "cpu"] == 3000
     pen.bind(c, "n1")
@@ -614,7 +614,7 @@ def one_of_a_gang(pen: Pen) -> None:
 def bound_before_the_victims_went(pen: Pen) -> None:
     a, b = pen.spawn(0, 1)
     pen.run(a)
-    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: 1})
+    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: pen.copy(a)})
     pen.commit({a: pen.status(a, phase="draining"), b: held}, [pen.entry("reserve", b, "scheduler")])
     pen.bind(b, victims=None)
 
@@ -629,7 +629,7 @@ def bound_elsewhere_than_reserved(pen: Pen) -> None:
 @breaks("reservations_are_committed_once_or_released")
 def bound_and_still_waiting_for_victims(pen: Pen) -> None:
     a, b = pen.spawn(0, 1)
-    pen.bind(a, victims={b: 1})
+    pen.bind(a, victims={b: pen.copy(b)})
 
 
 @breaks("reservations_are_committed_once_or_released")

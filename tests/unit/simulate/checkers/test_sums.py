@@ -26,7 +26,7 @@ def row_of(index: int, phase: str, at: int, generation: int, victim: int) -> Any
         return replica("w", index, uid=f"u{index}", generation=generation, phase=phase)
     more: dict[str, Any] = {"devices": {f"gpu-{at}": 500}} if at else {}
     if phase == "reserved":
-        more["victims"] = {f"replica/t1/w-{victim}": 1}
+        more["victims"] = {f"replica/t1/w-{victim}": f"u{victim}/1"}
     grants = ["tenant/t1", "g"][: at + 1] if at < 2 else ["g"]
     return replica(
         "w", index, uid=f"u{index}", generation=generation, phase=phase, node=f"n{at % 2 + 1}", grants=grants, **more

@@ -75,7 +75,7 @@ def test_a_reservation_does_not_end_it__but_for_victims_it_waits_with_reason() -
     pen.run(b)
     pen.spawn(2)
     c = "replica/t1/w-2"
-    held = pen.status(c, phase="reserved", node="n1", grants=["tenant/t1"], victims={b: 1})
+    held = pen.status(c, phase="reserved", node="n1", grants=["tenant/t1"], victims={b: pen.copy(b)})
     pen.commit({c: held}, [pen.entry("reserve", c, "scheduler")])
     assert waits.ended == [Wait(2_000, a), Wait(2_000, b)] and waits.since == {}
 
