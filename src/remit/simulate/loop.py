@@ -134,6 +134,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._hash = sha256()
         self._unhashed: list[bytes] = []
         self._buried: list[CountedTask] = []
+        self._spawned: dict[CountedTask, None] = {}
         self._units: list[Unit] = []
         self.root = self.unit("world")
 
@@ -263,6 +264,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         for task in left:
             _close(task.get_coro())
         self._buried.clear()
+        self._spawned.clear()
         self._closed = True
 
     # -- the record ------------------------------------------------------------------------------------------------------
@@ -340,7 +342,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     def spawn(self, coro: Coroutine[Any, Any, Any], *, name: str, unit: Unit | None = None) -> None:
         """A task that nobody waits for; what it fails with is told by its process. In `unit`, or where this is called."""
         context = contextvars.copy_context() if unit is None else unit.context.copy()
-        self.create_task(coro, name=name, context=context).add_done_callback(_told, context=context)
+        task = self.create_task(coro, name=name, context=context)
+        self._spawned[cast(CountedTask, task)] = None  # else it may be collected as garbage while it waits
+        task.add_done_callback(self._told, context=context)
+
+    def _told(self, task: asyncio.Task[Any]) -> None:
+        self._spawned.pop(cast(CountedTask, task), None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.call_exception_handler({"message": f"{task.get_name()} failed", "exception": error, "task": task})
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         task = context.get("future") or context.get("task")
@@ -378,11 +387,6 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's own name
         return
-
-
-def _told(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error, "task": task})
 
 
 def _close(coroutine: Any) -> None:
