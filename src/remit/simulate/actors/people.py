@@ -132,7 +132,7 @@ class People:
             await self._delete(standing)
         elif drawn < 10 and standing:
             await self._change(self.chance.choice(standing))
-        elif drawn < 10 + self.load.operations:
+        elif self.load.operations and drawn < 10 + self.load.operations:
             await self._operate()
         else:
             await self.insist(Apply(self._workload()))

@@ -165,6 +165,8 @@ class Scheduler(Player):
                 freed = True
                 if key.startswith("tenant/"):
                     spared[key.removeprefix("tenant/")] = None
+                elif key.startswith("grant/"):
+                    spared.update(dict.fromkeys(poor.split("/")[1] for poor in self._poor))
                 elif key.startswith("policyrevision/"):
                     self._refused.clear()
         for key in [key for key in self._poor if key.split("/")[1] in spared]:
@@ -310,7 +312,7 @@ class Scheduler(Player):
         for key in self.view.by_phase[Phase.RESERVED]:
             seen = self.view.rows[key]
             status = seen.thing.status
-            if self._sits_on(key):
+            if status.victims and self._sits_on(key):
                 continue
             if self.chance.below(150) == 0:
                 yield Move(key, seen.revision, "unreserve", reason="thought better of it")
