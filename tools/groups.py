@@ -20,8 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MINUTES_MAX = 12
 PYTEST_NOTHING_COLLECTED = 5
-GROUPED = ("integration", "simulation")
-"""Groups with files that must stay on one worker."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,8 @@ def tool(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def tests(name: str, *folders: str, workers: bool = True) -> Step:
-    # worksteal: property tests differ in length by far more than a fixed split could even out. Files that must stay on one
-    # worker say so with `pytest.mark.xdist_group`, which loadgroup heeds.
-    spread = ("-n", "2", "--dist", "loadgroup" if name in GROUPED else "worksteal") if workers else ()
+    # worksteal: property tests differ in length by far more than a fixed split could even out.
+    spread = ("-n", "2", "--dist", "worksteal") if workers else ()
     return Step(name, tool("python", "-m", "pytest", "--color=auto", *spread), folders)
 
 
@@ -75,7 +72,8 @@ GROUPS: dict[str, tuple[Step, ...]] = {
     "unit": (tests("unit", "tests/unit", "tests/properties"),),
     "contracts": (tests("contracts", "tests/contracts"),),
     "integration": (tests("integration", "tests/integration"),),
-    "simulation": (tests("simulation", "tests/scenarios", "tests/planted", "tests/determinism"),),
+    # The standing runs are made once, on two processes of their own, for both of these folders.
+    "simulation": (tests("standing", "tests/scenarios", "tests/determinism", workers=False), tests("planted", "tests/planted")),
 }
 
 

@@ -22,7 +22,6 @@ from remit.simulate.simulation import Run
 from tests.scenarios.standing import standing
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("standing")  # with those whose runs are compared
 HASH_SEED = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
 BEGINNING_S = 20.0
 

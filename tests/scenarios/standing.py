@@ -1,6 +1,6 @@
 """Where do the standing runs come from? Each scenario once and whole, over two processes, for all tests that look at them.
 
-Those tests are of one xdist group (`standing`), so one worker makes the runs, and makes them once.
+Those tests are run in one process, without workers, so the runs are made once.
 """
 
 from __future__ import annotations

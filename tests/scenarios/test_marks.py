@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from remit.law.lifecycle import TABLE
 from remit.simulate import marks
 from remit.simulate.scenarios import names
@@ -15,13 +13,11 @@ UNREACHABLE_MAX = 2
 """As many as there are. It only shrinks."""
 
 
-@pytest.mark.xdist_group("standing")
 def test_every_refusal_fault_and_transition_is_reached() -> None:
     missed = marks.unreached(runs())
     assert not missed, "no standing run reaches: " + "; ".join(missed)
 
 
-@pytest.mark.xdist_group("standing")
 def test_what_is_said_to_be_unreachable_is_not_reached() -> None:
     assert marks.UNREACHABLE.keys() <= set(marks.wanted())
     assert len(marks.UNREACHABLE) <= UNREACHABLE_MAX
@@ -29,7 +25,6 @@ def test_what_is_said_to_be_unreachable_is_not_reached() -> None:
     assert not wrong, f"they are reached, so take them off the list: {wrong}"
 
 
-@pytest.mark.xdist_group("standing")
 def test_every_standing_run_holds() -> None:
     broken = [f"remit simulate {run.scenario} --seed {run.seed}: {run.violations[0]}" for run in runs() if run.violations]
     assert not broken, "\n".join(broken)

@@ -12,7 +12,6 @@ CPU_S_MAX = 10.0
 ROWS = range(1, 45)
 
 
-@pytest.mark.xdist_group("standing")
 @pytest.mark.parametrize("name", names())
 def test_the_scenario_holds_under_every_fault_that_it_names(name: str) -> None:
     scenario, (run, cpu_s) = load(name), standing()[name]
