@@ -13,7 +13,7 @@ import signal  # noqa: TID251 - workers are real processes, beside the simulated
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from multiprocessing import connection, get_context  # noqa: TID251 - see above
+from multiprocessing import connection, get_context, resource_tracker  # noqa: TID251 - see above
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
@@ -98,6 +98,7 @@ class Worker:
         context = get_context("spawn")
         self.pipe, far = context.Pipe()
         self._process = context.Process(target=_work, args=(far, perform, place), daemon=True)
+        resource_tracker.ensure_running()  # it would be begun by the start below, and unblock what is blocked here
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits what is blocked
         try:
             self._process.start()
