@@ -45,6 +45,7 @@ class Standby:
         self.term_ms = term_ms
         self.leading: Authority | None = None
         self._patience = 1
+        self._deposed = False
         self._known: Head | None = None
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
@@ -85,8 +86,10 @@ class Standby:
                 return
 
     def _led_well(self, head: Head) -> bool:
-        """Was it this name that led, and wrote rows? One that ends at every takeover must let the others have their turn."""
-        return head.holder == self.name and head.count > 0
+        """Was it this name that led, and wrote rows? One that ends at every takeover must let the others have their turn. And
+        one that was deposed waits like anybody: should two live under one name, they would else depose each other for ever.
+        """
+        return head.holder == self.name and head.count > 0 and not self._deposed
 
     def _learn(self, before: Head, now: Head) -> None:
         """A new leader must first read all there is, which may take longer than a term: with every takeover that no batch has
@@ -121,7 +124,8 @@ class Standby:
             try:
                 self.leading = await self.take_over()
                 await self.leading.run(beat_ms=beat_ms)
-            except (Deposed, Silence, Unavailable, Compacted):
+            except (Deposed, Silence, Unavailable, Compacted) as error:
+                self._deposed = self._deposed or isinstance(error, Deposed)
                 # A store that fails just now must not leave the scope without anybody who waits to lead it; nor must a
                 # reading so slow that somebody else has led, and let go of that history, before it came to its end.
                 continue

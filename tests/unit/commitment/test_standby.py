@@ -101,6 +101,25 @@ async def test_a_leader_that_was_restarted_leads_again_at_once(scope: Scope) -> 
 
 
 @story
+async def test_one_that_was_deposed_waits_like_the_others__whatever_its_name(scope: Scope) -> None:
+    waiting = standby(scope)
+    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    leading = await led_by(waiting)
+    again = await Authority.take_over(scope.store, scope="r1", holder="s", clock=scope.clock, ids=CountedIds("t"))
+    running = asyncio.create_task(again.run())
+    operation = await scope.operation(USER, Apply(workload("w")))
+    assert isinstance((await again.ask([operation]))[0], Accepted)
+    waiting.clock = clock = SteppedClock()
+    with pytest.raises(Turned):
+        await leading.ask([operation])
+    for _ in range(4):
+        await clock.step()
+        assert waiting.leading is None, "its own name stands in the head, with rows"
+    await ended(running)
+    await ended(serving)
+
+
+@story
 async def test_one_that_wrote_nothing_when_it_led_waits_like_the_others(scope: Scope) -> None:
     """F15: it may end at every takeover, and nobody else would ever come to lead."""
     leader = (await scope.take_over()).authority
