@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from remit.client.client import Client
 from remit.commitment import auditing, batching, decide, leasing, loading, moving, placing
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.books import Moment
@@ -287,6 +288,28 @@ def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
 
     for room in (placing, moving):
         patch.setattr(room, "find", whatever)
+
+
+@bug(4, scenario="crowd", expects=("what_was_seen_is_on_record",))
+def what_was_seen_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """The record of an operation does not say on which revision it was decided."""
+    entry_of = auditing.entry_of
+
+    def forgetful(*args: Any, **more: Any) -> Entry:
+        return replace(entry_of(*args, **more), seen=0)
+
+    patch.setattr(batching, "entry_of", forgetful)
+
+
+@bug(1, 37, scenario="crowd", expects=TOLD)
+def verdicts_change_places_on_the_way_to_their_caller(patch: pytest.MonkeyPatch) -> None:
+    """A client hands the verdicts on several claims to its caller in another order."""
+    ask_once = Client._ask_once
+
+    async def mixed(self: Client, endpoint: Any, course: Any) -> list[Verdict]:
+        return list(reversed(await ask_once(self, endpoint, course)))
+
+    patch.setattr(Client, "_ask_once", mixed)
 
 
 # ------------------------------------------------------------------------------------------------------------ the chain

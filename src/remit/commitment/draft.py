@@ -296,9 +296,11 @@ class Draft:
         self.notes[key(thing)] = thing
 
     def uid(self) -> str:
-        """A name that no other object of this incarnation has or had: the batch, and a count within it."""
+        """A name that no other object of this scope has or had: the incarnation, the batch, and a count within it. A backup
+        does not know what was made after it, so without the incarnation one name could be given to two.
+        """
         self.born += 1
-        return f"{self.moment.sequence:x}-{self.born:x}"
+        return f"{self.moment.incarnation}-{self.moment.sequence:x}-{self.born:x}"
 
     def _reshape(self) -> None:
         self.reshaped = True

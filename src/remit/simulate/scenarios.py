@@ -22,9 +22,12 @@ HERE: Final = "remit.simulate"
 FOLDER: Final = "files"
 
 BEAT_MS_MIN: Final = 100
+EVERY_MS_MIN: Final = 100
 COVERS_MAX: Final = 44
 """The last row of the table of faults."""
 SIZE_MAX: Final = 1_000_000
+SCOPE_MAX: Final = 32
+"""Nodes, policies and leases have the scope in their names."""
 
 _BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "swarm": (0, 100),
@@ -248,6 +251,10 @@ def _bad_times(scenario: Scenario) -> Iterator[str]:
             continue
         if name == "cluster.beat" and parse_duration(text) < BEAT_MS_MIN:
             yield f"{name}: at least {BEAT_MS_MIN}ms"
+        if name == "duration" and not parse_duration(text):
+            yield f"{name}: nothing happens in no time; write a duration such as 5m"
+        if name.endswith(".every") and parse_duration(text) < EVERY_MS_MIN:
+            yield f"{name}: at least {EVERY_MS_MIN}ms"
 
 
 def _bad_numbers(scenario: Scenario) -> Iterator[str]:
@@ -268,8 +275,8 @@ def _bad_names(scenario: Scenario) -> Iterator[str]:
     scopes, kinds = scenario.cluster.scopes, scenario.load.kinds
     if not scopes or len(set(scopes)) != len(scopes):
         yield "cluster.scopes: at least one, each once"
-    if not all(scope.isascii() and scope.isalnum() for scope in scopes):
-        yield "cluster.scopes: names of letters and digits only"
+    if not all(scope.isascii() and scope.isalnum() and len(scope) <= SCOPE_MAX for scope in scopes):
+        yield f"cluster.scopes: names of letters and digits only, at most {SCOPE_MAX} of them"
     if not kinds:
         yield f"load.kinds: at least one of {', '.join(WORK)}"
     for kind in kinds:

@@ -375,12 +375,14 @@ class Simulation(Record):
 
     def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self._waiting.get(asker, {}).pop((scope, operation.id), None)
+        seen = operation.evidence.revision
         if isinstance(verdict, Accepted):
             asked = payload(operation)
-            self.judge.answered(scope, operation.id, "", verdict.number, verdict.revision, _taken(asked), asked)
+            said = operation.id, "", verdict.number, verdict.revision
+            self.judge.answered(scope, *said, _taken(asked), asked, seen)
         else:
             taken = "" if verdict.code is Code.INVALID else _taken(payload(operation))
-            self.judge.answered(scope, operation.id, verdict.code.value, 0, verdict.revision, taken)
+            self.judge.answered(scope, operation.id, verdict.code.value, 0, verdict.revision, taken, seen=seen)
 
     def gave_up(self, asker: str, scope: str, operation: str) -> None:
         self._waiting.get(asker, {}).pop((scope, operation), None)

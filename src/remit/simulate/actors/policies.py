@@ -113,6 +113,8 @@ class Policies(Settler):
 
     async def turn(self, tenure: Tenure) -> None:
         now_ms = self.world.clock.now_ms()
+        if self.seat.pace.quiet:  # what was let lapse on purpose is taken up again
+            self._next_ms = min(self._next_ms, now_ms + RENEW_BEATS * self.seat.pace.beat_ms // 2)
         if self._upper is None or now_ms < self._next_ms:
             self.changes.take()
             return

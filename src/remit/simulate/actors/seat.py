@@ -7,7 +7,7 @@ together. It acts only while its tenure lasts, and whatever went unanswered show
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from remit.client.client import Client, NoAnswer
@@ -81,6 +81,20 @@ class Heard:
         return held
 
 
+class Asker(Client):
+    """A client whose answers are written down once more as its caller gets them: they must be the ones that arrived."""
+
+    def __init__(self, seat: Seat, endpoints: Mapping[str, Endpoint], actor: Actor) -> None:
+        super().__init__(endpoints, actor, seat.world, shape=seat.pace.shape)
+        self._seat = seat
+
+    async def _send(self, course: Any) -> list[Verdict]:
+        verdicts = await super()._send(course)
+        for operation, verdict in zip(course.operations, verdicts, strict=True):
+            self._seat.ear.answered(self._seat.process.name, self._seat.scope, operation, verdict)
+        return verdicts
+
+
 class Seat:
     """One process in one scope."""
 
@@ -107,7 +121,7 @@ class Seat:
         chance = self.world.chance
         names = chance.shuffled(self.servers)
         endpoints = {name: Heard(Remote(self.world.link, name), self.process, self.scope, self.ear) for name in names}
-        return Client(endpoints, actor, self.world, shape=self.pace.shape)
+        return Asker(self, endpoints, actor)
 
 
 class Player:

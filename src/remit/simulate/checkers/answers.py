@@ -36,6 +36,15 @@ def one_answer_per_operation(history: History, operation: str, code: str, number
         yield operation, f"it was answered {before}, and then {(code, number)}"
 
 
+def what_was_seen_is_on_record(history: History, operation: str, code: str, seen: int | None) -> Found:
+    """S22: beside each outcome stands the revision that its asker had decided on."""
+    said = history.outcomes.get(operation)
+    if seen is None or said is None or code in (*NOT_OUTCOMES, "abandoned", "invalid"):
+        return
+    if said.seen != seen:
+        yield operation, f"it was asked on revision {seen}, and {said.seen} is on record"
+
+
 def an_id_stands_for_one_payload(history: History, operation: str, code: str, taken: str) -> Found:
     """S2: an outcome answers whoever asked for that, and nobody who asks for something else under its id."""
     said = history.outcomes.get(operation)

@@ -186,7 +186,7 @@ def one_outcome_per_operation(step: Step) -> Found:
     for entry in step.entries:
         if entry.code in NOT_OUTCOMES:
             continue
-        outcome = Outcome(entry.digest, entry.number, entry.code, revision)
+        outcome = Outcome(entry.digest, entry.number, entry.code, revision, entry.seen)
         before = outcomes.setdefault(entry.id, outcome)
         if before is not outcome and before != outcome and entry.code != "invalid":
             yield "head", f"operation {entry.id} came to {before}, and then to {outcome}"

@@ -62,6 +62,7 @@ class Outcome(NamedTuple):
     number: int
     code: str
     revision: int
+    seen: int
 
 
 class Revisions:
@@ -355,7 +356,7 @@ class History:
             if key.startswith("batch/"):
                 for entry in (Entry(*one) for one in content["entries"]):
                     if entry.code not in NOT_OUTCOMES:
-                        self.outcomes[entry.id] = Outcome(entry.digest, entry.number, entry.code, at)
+                        self.outcomes[entry.id] = Outcome(entry.digest, entry.number, entry.code, at, entry.seen)
             elif key != "head":
                 self.revisions.add(key, at, True)
                 self.stories.setdefault(key, []).append(Told(revision, at_ms, (), {"restored": content}))

@@ -118,10 +118,18 @@ class Judge:
         self.liveness.asked(scope, operation)
 
     def answered(
-        self, scope: str, operation: str, code: str, number: int, revision: int, taken: str = "", payload: bytes = b""
+        self,
+        scope: str,
+        operation: str,
+        code: str,
+        number: int,
+        revision: int,
+        taken: str = "",
+        payload: bytes = b"",
+        seen: int | None = None,
     ) -> None:
-        """A client heard a verdict; an empty code means accepted. `payload` is what it had asked, and `taken` the digest of
-        that, if known.
+        """A client heard a verdict; an empty code means accepted. `payload` is what it had asked, `taken` the digest of that,
+        and `seen` the revision that it had decided on, if known.
         """
         history = self.history(scope)
         said = operation, code, number, revision
@@ -129,6 +137,9 @@ class Judge:
         self._note("one_answer_per_operation", "S2", scope, answers.one_answer_per_operation(history, *said))
         self._note(
             "an_id_stands_for_one_payload", "S2", scope, answers.an_id_stands_for_one_payload(history, operation, code, taken)
+        )
+        self._note(
+            "what_was_seen_is_on_record", "S22", scope, answers.what_was_seen_is_on_record(history, operation, code, seen)
         )
         found = evidence.cited_evidence_was_true(history, operation, code, number, payload)
         self._note("cited_evidence_was_true", "S16", scope, found)

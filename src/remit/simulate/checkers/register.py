@@ -21,6 +21,7 @@ BESIDE: Final[dict[str, str]] = {
     "runs_only_what_was_ordered": "S14",
     "cited_evidence_was_true": "S16",
     "what_is_ordered_is_not_stopped": "S20",
+    "what_was_seen_is_on_record": "S22",
     "views_show_what_stands": "S23",
     "work_is_bound_soon": "L1",
     "writes_cease": "L10",
