@@ -10,6 +10,7 @@ from remit.client.client import Client, NoAnswer, Renewal
 from remit.client.tenure import Tenure
 from remit.commitment import moving, restoring
 from remit.commitment.authority import Authority
+from remit.commitment.draft import Draft
 from remit.model.claims import Actor, AnyClaim, Move
 from remit.model.records import Phase, Replica
 from remit.simulate.actors.agents import Agent, Copy, Keeper
@@ -152,6 +153,17 @@ def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- restores
+
+
+@bug(10, scenario="restores", seeds=2, expects=("uids_are_given_once",))
+def uids_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """A uid is the number of its batch and a count, and says nothing of the incarnation."""
+
+    def short(self: Draft) -> str:
+        self.born += 1
+        return f"{self.moment.sequence:x}-{self.born:x}"
+
+    patch.setattr(Draft, "uid", short)
 
 
 @bug(10, scenario="restores", seeds=2, expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))

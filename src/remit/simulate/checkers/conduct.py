@@ -296,6 +296,19 @@ def node_health_moves_by_its_owner(step: Step) -> Found:
 
 
 @promise("S16")
+def uids_are_given_once(step: Step) -> Found:
+    """Also across restores: whoever holds on to a uid that was lost must not find another under it."""
+    given = step.history.uids
+    for key, (old, new) in step.changed.items():
+        uid = new["metadata"].get("uid") if old is None and isinstance(new, dict) and "metadata" in new else None
+        if uid is None:
+            continue
+        if uid in given:
+            yield key, f"uid {uid} was given to {given[uid]} before"
+        given[uid] = key
+
+
+@promise("S16")
 def nothing_goes_while_something_depends_on_it(step: Step) -> Found:
     history = step.history
     for key in history.sums.homeless:

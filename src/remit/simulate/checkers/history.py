@@ -136,6 +136,8 @@ class History:
         self.commits = self.revision = self.serial = 0
         """How many commits; the latest revision; and a count that no restore sets back."""
         self.incarnations: list[str] = []
+        self.uids: dict[str, str] = {}
+        """Whose each is that was ever given; no restore takes one back."""
         self.revisions = Revisions()
         self.revisions_before: dict[str, Revisions] = {}
         """By incarnation, of those that a restore has ended."""

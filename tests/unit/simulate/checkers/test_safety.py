@@ -610,6 +610,12 @@ def one_of_a_gang(pen: Pen) -> None:
     pen.bind(a)
 
 
+@breaks("uids_are_given_once")
+def one_uid_for_two(pen: Pen) -> None:
+    pen.commit({"replica/t1/w-0": replica("w", 0, uid="same")}, [pen.entry("spawn", "w", "workloads")])
+    pen.commit({"replica/t1/w-1": replica("w", 1, uid="same")}, [pen.entry("spawn", "w", "workloads")])
+
+
 @breaks("reservations_are_committed_once_or_released")
 def bound_before_the_victims_went(pen: Pen) -> None:
     a, b = pen.spawn(0, 1)
