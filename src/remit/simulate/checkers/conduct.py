@@ -24,6 +24,9 @@ from remit.simulate.checkers.rows import Json, attempt_of, group_of, health_of, 
 
 ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
 
+NAMED: Final = ("replica/", "workload/", "node/", "grant/", "tenant/")
+"""What has a uid of its own."""
+
 LEASE_TTL: Final = "15s"
 
 _encode = msgspec.json.Encoder().encode
@@ -300,12 +303,13 @@ def uids_are_given_once(step: Step) -> Found:
     """Also across restores: whoever holds on to a uid that was lost must not find another under it."""
     given = step.history.uids
     for key, (old, new) in step.changed.items():
-        uid = new["metadata"].get("uid") if old is None and isinstance(new, dict) and "metadata" in new else None
-        if uid is None:
+        if old is not None or new is None or not key.startswith(NAMED):
             continue
+        uid = new.get("metadata", {}).get("uid", "")
         if uid in given:
             yield key, f"uid {uid} was given to {given[uid]} before"
-        given[uid] = key
+        elif uid:
+            given[uid] = key
 
 
 @promise("S16")
