@@ -102,8 +102,7 @@ class Settler(Player):
             if error.silent:
                 self._unsettled, self._asked_ms = error.operations, error.asked_ms
             return None
-        for claim, verdict in zip(claims, verdicts, strict=True):
-            self.heard(claim, verdict)
+        self.learn(claims, verdicts)
         return verdicts
 
     async def _settle(self) -> bool:

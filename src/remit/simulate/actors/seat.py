@@ -15,7 +15,7 @@ from remit.client.endpoint import Endpoint, Status
 from remit.client.remote import Remote
 from remit.client.retry import RetryShape
 from remit.client.tenure import Tenure, acquire
-from remit.model.claims import Accepted, Actor, AnyClaim, Evidence, Operation, Role, Verdict
+from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Role, Verdict
 from remit.model.resources import Duration
 from remit.simulate.actors.view import View
 from remit.simulate.processes import Process
@@ -230,9 +230,16 @@ class Player:
         except NoAnswer as error:
             self.seat.give_up(error)
             return None
+        self.learn(claims, verdicts)
+        return verdicts
+
+    def learn(self, claims: Sequence[AnyClaim], verdicts: Sequence[Verdict]) -> None:
         for claim, verdict in zip(claims, verdicts, strict=True):
             self.heard(claim, verdict)
-        return verdicts
+        if any(isinstance(verdict, Refused) and verdict.code is Code.STALE_EVIDENCE for verdict in verdicts):
+            # The scope has been quiet for longer than a claim may be old: once more, as soon as it is heard of.
+            self.changes.keys.update(dict.fromkeys(self.view.rows))
+            self.view.remind(self.changes)
 
 
 def accepted(verdict: Verdict) -> bool:

@@ -73,6 +73,10 @@ class View:
         (self._nodes.setdefault(node, []) if node else self._subscribers).append(changes)
         return changes
 
+    def remind(self, changes: Changes) -> None:
+        """Wake it at the next word from the scope: then what is seen is fresh."""
+        self._told[changes] = None
+
     def get(self, key: str) -> Any:
         seen = self.rows.get(key)
         return None if seen is None else seen.thing
