@@ -19,6 +19,7 @@ from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
 from remit.world.promises import Clock, Ids
 
 PATIENCE_MAX: Final = 64
+FAILED_MAX: Final = 3
 _NOBODY: Final = Head("", 0, 0, "", 0, "")
 
 
@@ -46,6 +47,8 @@ class Standby:
         self.leading: Authority | None = None
         self._patience = 1
         self._deposed = False
+        self._failed = 0
+        """How many takeovers of its own have failed in a row."""
         self._known: Head | None = None
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
@@ -82,8 +85,14 @@ class Standby:
             now = await self._head()
             if now is None or now != seen:
                 seen, since_ms = now, self.clock.now_ms()
-            elif self.clock.now_ms() - since_ms >= self.term_ms * self._patience:
+            elif self.clock.now_ms() - since_ms >= self.term_ms * self._terms(now):
                 return
+
+    def _terms(self, head: Head) -> int:
+        """How long to be patient. A takeover of its own that failed needs no patience: nobody is reading. But not again and
+        again, or nobody else would have a turn.
+        """
+        return 1 if head.holder == self.name and 0 < self._failed <= FAILED_MAX else self._patience
 
     def _led_well(self, head: Head) -> bool:
         """Was it this name that led, and wrote rows? One that ends at every takeover must let the others have their turn. And
@@ -122,7 +131,9 @@ class Standby:
         while True:
             await self.wait_for_silence()
             try:
+                self._failed += 1
                 self.leading = await self.take_over()
+                self._failed = 0
                 await self.leading.run(beat_ms=beat_ms)
             except (Deposed, Silence, Unavailable, Compacted) as error:
                 self._deposed = self._deposed or isinstance(error, Deposed)

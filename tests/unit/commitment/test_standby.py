@@ -14,7 +14,7 @@ from remit.commitment.authority import Authority
 from remit.commitment.standby import PATIENCE_MAX, Standby
 from remit.model.claims import Accepted, Apply
 from remit.store import chain
-from remit.store.protocol import Compacted, Corrupt, Page
+from remit.store.protocol import Compacted, Corrupt, Page, Unavailable
 from tests.properties.machines import USER, CountedIds, FakeClock, Scope, story, workload
 
 
@@ -116,6 +116,27 @@ async def test_one_that_was_deposed_waits_like_the_others__whatever_its_name(sco
         await clock.step()
         assert waiting.leading is None, "its own name stands in the head, with rows"
     await ended(running)
+    await ended(serving)
+
+
+@story
+async def test_a_takeover_of_its_own_that_failed_needs_no_patience(scope: Scope) -> None:
+    """F09, L8: whoever sees an epoch that nothing has followed waits longer and longer; the one that failed knows better."""
+    waiting, clock = standby(scope), SteppedClock()
+    waiting.clock = clock
+    failing = iter([True, True, False])
+
+    async def take_over() -> Authority:
+        await chain.seize(scope.store, "s", "unused")
+        if next(failing):
+            raise Unavailable("the store is gone")
+        return await Authority.take_over(scope.store, scope="r1", holder="s", clock=scope.clock, ids=CountedIds("t"))
+
+    with mock.patch.object(waiting, "take_over", take_over):
+        serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+        for _ in range(3 * 4 + 2):  # four looks a term, and three takeovers
+            await clock.step()
+        assert await led_by(waiting)
     await ended(serving)
 
 
