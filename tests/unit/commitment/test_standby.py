@@ -136,7 +136,7 @@ async def test_a_takeover_of_its_own_that_failed_needs_no_patience(scope: Scope)
         serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
         for _ in range(3 * 4 + 2):  # four looks a term, and three takeovers
             await clock.step()
-        assert await led_by(waiting)
+        assert (await led_by(waiting)).head.holder == "s"
     await ended(serving)
 
 
