@@ -117,7 +117,9 @@ class Client:
         self._names = tuple(self._endpoints)
         self._current = self._names[0]
         self._strayed = True
+        """Has it turned from an endpoint since it last learned who leads?"""
         self._left = ("", 0)
+        """Which endpoint it turned from last, and when."""
         self._world = world
         self._shape = shape
         self._budget = RetryBudget() if budget is None else budget

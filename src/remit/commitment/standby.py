@@ -20,6 +20,8 @@ from remit.world.promises import Clock, Ids
 
 PATIENCE_MAX: Final = 64
 FAILED_MAX: Final = 3
+"""So often in a row a standby tries again after one term, when its own takeover has failed."""
+
 _NOBODY: Final = Head("", 0, 0, "", 0, "")
 
 
@@ -136,10 +138,9 @@ class Standby:
                 self._failed = 0
                 await self.leading.run(beat_ms=beat_ms)
             except (Deposed, Silence, Unavailable, Compacted) as error:
-                self._deposed = self._deposed or isinstance(error, Deposed)
                 # A store that fails just now must not leave the scope without anybody who waits to lead it; nor must a
                 # reading so slow that somebody else has led, and let go of that history, before it came to its end.
-                continue
+                self._deposed = self._deposed or isinstance(error, Deposed)
             finally:
                 self.leading = None
 

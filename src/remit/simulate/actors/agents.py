@@ -108,8 +108,8 @@ class Agent(Player):
         self.node = node
         self.keeper = keeper
         self.machinery = keeper.machine.machinery
-        self._started: dict[Copy, int] = {}
-        """Attempts whose own `start` was committed, and their fence."""
+        self._known: set[Copy] = set()
+        """What was found running, and is waited for since."""
         self._asked: dict[Copy, int] = {}
         """When the `start` of each was asked for."""
         self._renewals: list[int] = []
@@ -118,7 +118,6 @@ class Agent(Player):
         self._stopping: set[int] = set()
         self._reported = ""
         self._not_before: dict[tuple[Copy, Phase], int] = {}
-        self._kick = asyncio.Event()
 
     # -- being there -----------------------------------------------------------------------------------------------------
 
@@ -316,8 +315,8 @@ class Agent(Player):
         for copy, run in runs.items():
             if not self._ordered(copy):
                 self._stop(run)
-            elif copy not in self._started:
-                self._started[copy] = 0
+            elif copy not in self._known:
+                self._known.add(copy)
                 self._watch(copy, run)
 
     def _ordered(self, copy: Copy) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from remit.commitment.holding import held_by
 from remit.law.lifecycle import HOLDS
 from remit.model.claims import AnyClaim, Bind, Code, Ganged, Move, Refused, Reserve, Role, Verdict
 from remit.model.kinds import Node, NodeHealth, WorkloadSpec
@@ -333,8 +334,7 @@ class Scheduler(Player):
 
     def _holds(self, victim: str, copy: str) -> bool:
         replica: Replica | None = self.view.get(victim)
-        same = replica is not None and f"{replica.metadata.uid}/{replica.status.attempt}" == copy
-        return replica is not None and same and replica.status.phase in HOLDS
+        return replica is not None and held_by(replica, copy)
 
 
 def _take(free: dict[str, int], needs: dict[str, int]) -> None:
