@@ -10,8 +10,10 @@ from remit.client.client import Client, NoAnswer, Renewal
 from remit.client.tenure import Tenure
 from remit.commitment import moving, restoring
 from remit.commitment.authority import Authority
+from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.model.claims import Actor, AnyClaim, Move
+from remit.model.objects import key_of
 from remit.model.records import Phase, Replica
 from remit.simulate.actors.agents import Agent, Copy, Keeper
 from remit.simulate.runners import Run
@@ -31,6 +33,12 @@ def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
 def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What a silent node runs is given up at once."""
     patch.setitem(moving.GUARDED, "fence_passed", lambda *args: None)
+
+
+@bug(34, scenario="cut-nodes", expects=("lost_only_after_its_fence",))
+def a_part_of_the_fence_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """What a silent node runs is given up when its fence has passed, and its end was not waited for."""
+    patch.setattr(moving, "lost_after_ms", lambda fence_ms: fence_ms * 9 // 10)
 
 
 @bug(12, 18, scenario="late-renewals", expects=APART)
@@ -170,3 +178,28 @@ def uids_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
 def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope leaves its leases as the backup has them."""
     patch.setattr(restoring, "vacate", lambda *args, **more: None)
+
+
+@bug(10, scenario="restores", seeds=2, expects=("a_restored_scope_doubts_what_may_run",))
+def a_backup_is_believed_about_what_runs(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope leaves its replicas as the backup has them."""
+    patch.setattr(restoring, "doubt", lambda *args: None)
+
+
+@bug(10, scenario="restores", seeds=2, expects=("a_restored_scope_doubts_what_may_run",))
+def a_backup_is_believed_about_nodes(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope leaves its nodes as the backup has them."""
+    patch.setattr(restoring, "await_nodes", lambda draft: None)
+
+
+@bug(10, scenario="restores", seeds=2, expects=("nothing_fenced_is_placed_before_all_nodes_reported",))
+def nodes_are_not_waited_for_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """What must never run twice is placed as soon as one node is ready again."""
+
+    def note_nothing(draft: Draft) -> None:
+        await_nodes(draft)
+        for key in draft.keys(key_of("Summary", AWAITED_NODE)):
+            draft.drop(key)
+
+    await_nodes = restoring.await_nodes
+    patch.setattr(restoring, "await_nodes", note_nothing)

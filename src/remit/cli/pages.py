@@ -286,7 +286,9 @@ def _length(type_: inspect.VarTupleType) -> str:
 def scenarios() -> str:
     known = [scenario.load(name) for name in scenario.names()]
     covered: dict[int, list[str]] = {}
+    answers: dict[str, list[str]] = {}
     for one in known:
+        answers.setdefault(one.matrix, []).append(one.name)
         for row in one.covers:
             covered.setdefault(row, []).append(one.name)
     return page(
@@ -301,14 +303,16 @@ def scenarios() -> str:
         "## By row",
         table(("row", "scenarios"), ((f"F{row:02}", codes(found)) for row, found in sorted(covered.items()))),
         "## The failure matrix",
-        "Questions that a design review asks of a control plane, and the scenario that answers each. Two more, about an "
-        "autoscaler and about a person's override, have no component yet, and so no scenario.",
-        table(("what happens", "scenario"), ((one.matrix, code(one.name)) for one in known if one.matrix)),
+        "What a design review asks a control plane about, and the scenario that answers; none where the component is to come.",
+        table(("what happens", "scenario"), ((row, codes(answers.get(row, ())) or "-") for row in scenario.MATRIX)),
         "## Kinds of fault",
         "*Drawn* ones may be chosen by lot in a scenario with `swarm`.",
         table(
-            ("kind", "what it does", "rows", "drawn"),
-            ((code(kind.name), kind.summary, _rows(kind.rows), _yes(kind.swarms)) for _, kind in sorted(FAULTS.items())),
+            ("kind", "what it does", "rows", "size", "drawn"),
+            (
+                (code(kind.name), kind.summary, _rows(kind.rows), kind.size or "-", _yes(kind.swarms))
+                for _, kind in sorted(FAULTS.items())
+            ),
         ),
         "## Kinds of work",
         table(("kind", "what it is"), ((code(name), what) for name, what in WORK.items())),

@@ -199,7 +199,8 @@ def _replayed(path: Path, seed: int | None, seeds: str | None, until: str | None
     except BadScenario as error:
         raise click.UsageError(f"--replay: {escaped(str(error))}") from None
     except OSError as error:
-        raise click.UsageError(f"--replay: {escaped(str(path))}: {escaped(error.strerror or str(error))}") from None
+        why = escaped(error.strerror or str(error))
+        raise click.UsageError(f"--replay: {escaped(str(path))}: {why}; name a file that a failed run has saved") from None
     seeds_one = range(replay.seed, replay.seed + 1)
     return Asked(replay.scenario, seeds_one, replay.until_s, replay.plan, replay.violation, replay.revision)
 

@@ -27,7 +27,7 @@ class Hand(Protocol):
 
     def processes(self, sort: str, where: str) -> list[Process]: ...
 
-    def everyone(self) -> list[Process]: ...
+    def everyone(self, where: str) -> list[Process]: ...
 
     def leader(self, scope: str) -> Process | None: ...
 
@@ -63,8 +63,14 @@ def _nothing_left() -> None:
 Deed = Callable[[Hand, Lots, Injection], Heal | None]
 
 
+SECONDS: Final = "seconds"
+SHARE: Final = "a share, up to 1"
+
+
 class Kind(NamedTuple):
-    """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random? `store`: which it needs."""
+    """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random? `store`: which it needs.
+    `size`: what its size is, if it has one. `anywhere`: it happens to the network as a whole, and so in no scope of its own.
+    """
 
     name: str
     summary: str
@@ -73,6 +79,8 @@ class Kind(NamedTuple):
     swarms: bool = True
     scopes_min: int = 1
     store: str = ""
+    size: str = ""
+    anywhere: bool = False
 
     def lacks(self, scenario: Scenario) -> str:
         """What it takes that this scenario does not have; empty if nothing."""
@@ -90,10 +98,17 @@ KINDS: Final[dict[str, Kind]] = {}
 
 
 def fault(
-    name: str, summary: str, *rows: int, swarms: bool = True, scopes_min: int = 1, store: str = ""
+    name: str,
+    summary: str,
+    *rows: int,
+    swarms: bool = True,
+    scopes_min: int = 1,
+    store: str = "",
+    size: str = "",
+    anywhere: bool = False,
 ) -> Callable[[Deed], Deed]:
     def register(deed: Deed) -> Deed:
-        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min, store)
+        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min, store, size, anywhere)
         return deed
 
     return register
@@ -142,7 +157,7 @@ def freeze_leader(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("freeze", "a process stands still, and wakes", 15, 18)
 def freeze(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = _living(lots, [process for process in hand.everyone() if not process.name.startswith("keeper-")])
+    victim = _living(lots, [process for process in hand.everyone(one.where) if not process.name.startswith("keeper-")])
     return None if victim is None else _freeze(victim)
 
 
@@ -164,7 +179,7 @@ def power_cut(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
         return None
     victim = lots.choice(able)
     hand.power_cut(victim)
-    others = [process for process in hand.everyone() if process.machine is victim.machine]
+    others = [process for process in hand.everyone("") if process.machine is victim.machine]
 
     def heal() -> None:
         for process in others:
@@ -193,7 +208,7 @@ def _both(one: str, others: Sequence[str]) -> list[tuple[str, str]]:
 
 @fault("isolate", "a process is cut off from everybody", 9, 16, 34)
 def isolate(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = lots.choice(hand.everyone())
+    victim = lots.choice(hand.everyone(one.where))
     return _cutting(hand, _both(victim.name, hand.peers(victim)))
 
 
@@ -223,7 +238,7 @@ def all_silent(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("cut-one-way", "messages between two processes get through in one direction only", 16)
 def cut_one_way(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = lots.choice(hand.everyone())
+    victim = lots.choice(hand.everyone(one.where))
     other = lots.choice(hand.peers(victim))
     return _cutting(hand, [(victim.name, other) if lots.random() < 0.5 else (other, victim.name)])
 
@@ -238,16 +253,16 @@ def cut_store(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 @fault("cut-scopes", "scopes cannot reach each other", 34, scopes_min=2)
 def cut_scopes(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     stores = hand.stores("")
-    apart = lots.choice(stores[1:]).scope
-    inside = [process.name for process in hand.everyone() if f"-{apart}-" in process.name] + [f"store/{apart}"]
-    outside = [process.name for process in hand.everyone() if process.name not in inside]
+    apart = one.where or lots.choice(stores[1:]).scope
+    inside = [process.name for process in hand.everyone("") if f"-{apart}-" in process.name] + [f"store/{apart}"]
+    outside = [process.name for process in hand.everyone("") if process.name not in inside]
     outside += [store.name for store in stores if store.scope != apart]
     return _cutting(hand, [way for name in inside for way in _both(name, outside)])
 
 
 @fault("swizzle-clog", "links are clogged one by one, and opened in another order", 43)
 def swizzle_clog(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    ways = [(process.name, other) for process in hand.everyone() for other in hand.peers(process)]
+    ways = [(process.name, other) for process in hand.everyone(one.where) for other in hand.peers(process)]
     chosen = lots.sample(ways, min(len(ways), 3 + lots.randrange(12)))
     step_s = one.lasts_s / (2 * len(chosen))
     waiting, clogged = dict.fromkeys(chosen), dict[tuple[str, str], None]()
@@ -276,9 +291,9 @@ def swizzle_clog(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("slow-links", "the ways of one process are slow", 12, 29)
+@fault("slow-links", "the ways of one process are slow", 12, 29, size=SECONDS)
 def slow_links(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = lots.choice(hand.everyone())
+    victim = lots.choice(hand.everyone(one.where))
     # Replies more than requests: whoever counts a term from the reply counts too long.
     others, by_s = hand.peers(victim), one.size or 0.2 + 3.0 * lots.random()
     ways = [(other, victim.name) for other in others] + (
@@ -294,17 +309,17 @@ def slow_links(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("loss", "messages are lost", 1, 32)
+@fault("loss", "messages are lost", 1, 32, size=SHARE, anywhere=True)
 def loss(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(loss=one.size or 0.01 + 0.2 * lots.random())
 
 
-@fault("repeats", "messages arrive twice", 37)
+@fault("repeats", "messages arrive twice", 37, size=SHARE, anywhere=True)
 def repeats(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(repeat=one.size or 0.05 + 0.4 * lots.random())
 
 
-@fault("delays", "messages overtake each other", 2, 6)
+@fault("delays", "messages overtake each other", 2, 6, size=SECONDS, anywhere=True)
 def delays(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(tail_chance=0.05 + 0.3 * lots.random(), tail_s=one.size or 0.1 + 2.0 * lots.random())
 
@@ -314,14 +329,14 @@ def delays(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("drift", "a clock runs fast or slow, within what the fence allows for", 17)
 def drift(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    clock = lots.choice(hand.everyone()).machine.clock
+    clock = lots.choice(hand.everyone(one.where)).machine.clock
     clock.drift(1.0 + 0.004 * (2 * lots.random() - 1))
     return _nothing_left
 
 
 @fault("wall-jump", "a wall clock jumps by up to an hour", 17)
 def wall_jump(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    lots.choice(hand.everyone()).machine.clock.wall_offset_ms += lots.randrange(-3_600_000, 3_600_000)
+    lots.choice(hand.everyone(one.where)).machine.clock.wall_offset_ms += lots.randrange(-3_600_000, 3_600_000)
     return _nothing_left
 
 
@@ -340,16 +355,18 @@ def _trouble(**changes: float | bool) -> Deed:
     return deed
 
 
-fault("answers-lost", "commits are applied, and their answers lost", 1)(_trouble(lost_after=0.5))
-fault("applied-late", "commits are told to be lost, and applied after the look that followed", 1)(_trouble(applied_late=0.5))
-fault("commits-lost", "commits are lost", 1, 32)(_trouble(lost_before=0.5))
-fault("slow-store", "every request to the store takes its time", 12)(_trouble(slow_s=4.5))
+fault("answers-lost", "commits are applied, and their answers lost", 1, size=SHARE)(_trouble(lost_after=0.5))
+fault("applied-late", "commits are called lost, and applied after the look that followed", 1, size=SHARE)(
+    _trouble(applied_late=0.5)
+)
+fault("commits-lost", "commits are lost", 1, 32, size=SHARE)(_trouble(lost_before=0.5))
+fault("slow-store", "every request to the store takes its time", 12, size=SECONDS)(_trouble(slow_s=4.5))
 fault("no-space", "the store has no room to write", 11)(_trouble(no_space=True))
 fault("quorum-lost", "the store serves nobody", 9)(_trouble(away=True))
-fault("stale-reads", "observers read from a member that lags, also after a restart", 4, 30)(_trouble(lag_s=20.0))
-fault("events-lost", "watch events are lost", 5, 22)(_trouble(events_lost=0.4))
-fault("events-late", "watch events are late", 21, 22)(_trouble(events_late=0.6))
-fault("events-repeated", "watch events come again", 6)(_trouble(events_repeated=0.6))
+fault("stale-reads", "observers read from a member that lags, also after a restart", 4, 30, size=SECONDS)(_trouble(lag_s=20.0))
+fault("events-lost", "watch events are lost", 5, 22, size=SHARE)(_trouble(events_lost=0.4))
+fault("events-late", "watch events are late", 21, 22, size=SHARE)(_trouble(events_late=0.6))
+fault("events-repeated", "watch events come again", 6, size=SHARE)(_trouble(events_repeated=0.6))
 
 
 @fault("leader-change", "the store elects a new leader", 8)
@@ -359,7 +376,7 @@ def leader_change(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return _nothing_left
 
 
-@fault("lagging-member", "observers fail over to a member that lags, in the middle of a watch", 6)
+@fault("lagging-member", "observers fail over to a member that lags, in the middle of a watch", 6, size=SECONDS)
 def lagging_member(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     heal = store.worsen({"lag_s": one.size or 15.0 * (0.2 + 0.8 * lots.random())})
@@ -424,7 +441,7 @@ def torn_write(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("disk-full", "a machine's disk is full", 11, 14)
 def disk_full(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    disk = lots.choice(hand.everyone()).machine.disk
+    disk = lots.choice(hand.everyone(one.where)).machine.disk
     disk.full = True
 
     def heal() -> None:
@@ -435,7 +452,7 @@ def disk_full(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("disk-failing", "a machine's disk answers with errors", 14)
 def disk_failing(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    disk = lots.choice(hand.everyone()).machine.disk
+    disk = lots.choice(hand.everyone(one.where)).machine.disk
     disk.failing = True
 
     def heal() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, field
@@ -28,6 +28,20 @@ COVERS_MAX: Final = 44
 SIZE_MAX: Final = 1_000_000
 SCOPE_MAX: Final = 32
 """Nodes, policies and leases have the scope in their names."""
+
+STORES: Final = ("memory", "sqlite")
+
+MATRIX: Final = (
+    "API write commits but client times out",
+    "Scheduler cache is stale",
+    "Autoscaler sees low readiness",
+    "Region loses capacity",
+    "Policy rollback happens mid-recovery",
+    "Human override is applied",
+    "Two schedulers act concurrently",
+    "Repair loop runs during incident",
+)
+"""What a design review asks a control plane about."""
 
 _BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "swarm": (0, 100),
@@ -65,7 +79,7 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     rivals: bool = False
     """Does each scheduler, and each of those who spawn and repair, hold a lease of its own, so that all act at once?"""
     beat: str = "2s"
-    store: Literal["memory", "sqlite"] = "memory"
+    store: str = STORES[0]
     """Where truth is kept: in memory, or in real files on a disk that tears when the power goes."""
     meddlers: int = 0
 
@@ -121,7 +135,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     summary: str
     covers: tuple[int, ...] = ()
     matrix: str = ""
-    """The question of the failure matrix that it answers."""
+    """The row of the failure matrix that it answers."""
     duration: str = "5m"
     heal: str = "3m"
     cluster: Cluster = Cluster()
@@ -272,6 +286,10 @@ def _bad_numbers(scenario: Scenario) -> Iterator[str]:
 def _bad_names(scenario: Scenario) -> Iterator[str]:
     from remit.simulate.actors.people import WORK  # the actors know the cluster, which knows scenarios
 
+    if scenario.matrix not in ("", *MATRIX):
+        yield f"matrix: there is no such row; there are: {'; '.join(MATRIX)}"
+    if scenario.cluster.store not in STORES:
+        yield f"cluster.store: there is no store {scenario.cluster.store!r}; there are {', '.join(STORES)}"
     scopes, kinds = scenario.cluster.scopes, scenario.load.kinds
     if not scopes or len(set(scopes)) != len(scopes):
         yield "cluster.scopes: at least one, each once"
@@ -285,18 +303,26 @@ def _bad_names(scenario: Scenario) -> Iterator[str]:
 
 
 def _bad_fault(scenario: Scenario, name: str, line: FaultLine) -> Iterator[str]:
-    from remit.simulate.faults import KINDS  # the kinds know the simulation, which knows scenarios
+    from remit.simulate.faults import KINDS, SHARE  # the kinds know the simulation, which knows scenarios
 
-    if line.kind not in KINDS:
-        yield f"{name}.kind: there is no fault {line.kind!r}; there are {', '.join(sorted(KINDS))}"
-    elif lacks := KINDS[line.kind].lacks(scenario):
-        yield f"{name}.kind: {line.kind} needs {lacks}"
     if bool(line.at) == bool(line.every):
         yield f"{name}: say either at or every"
     if not 0 <= line.size <= SIZE_MAX:
         yield f"{name}.size: a number, 0 or more (0: drawn), at most {SIZE_MAX}"
     if line.where not in ("", *scenario.cluster.scopes):
         yield f"{name}.where: there is no scope {line.where!r}; there are {', '.join(scenario.cluster.scopes)}"
+    kind = KINDS.get(line.kind)
+    if kind is None:
+        yield f"{name}.kind: there is no fault {line.kind!r}; there are {', '.join(sorted(KINDS))}"
+        return
+    if lacks := kind.lacks(scenario):
+        yield f"{name}.kind: {line.kind} needs {lacks}"
+    if line.size and not kind.size:
+        yield f"{name}.size: {line.kind} has none; leave it out"
+    if line.size > 1 and kind.size == SHARE:
+        yield f"{name}.size: {SHARE}, and not {line.size:g}"
+    if line.where and kind.anywhere:
+        yield f"{name}.where: {line.kind} is in all scopes at once; leave it out"
 
 
 def _late_faults(scenario: Scenario) -> Iterator[str]:

@@ -242,8 +242,8 @@ class Simulation(Record):
     def processes(self, sort: str, where: str) -> list[Process]:
         return self.cluster.named(sort, where)
 
-    def everyone(self) -> list[Process]:
-        return list(self.cluster.processes.values())
+    def everyone(self, where: str) -> list[Process]:
+        return [process for process in self.cluster.processes.values() if where in ("", process.name.split("-")[1])]
 
     def leader(self, scope: str) -> Process | None:
         return self.cluster.processes.get(self._leaders.get(scope, ""))
@@ -288,7 +288,7 @@ class Simulation(Record):
     def power_cut(self, process: Process) -> None:
         """All processes of its machine die, all work there with them, and its clock begins anew."""
         machine = process.machine
-        for other in self.everyone():
+        for other in self.everyone(""):
             if other.machine is machine:
                 other.kill()
         machine.machinery.power_cut()

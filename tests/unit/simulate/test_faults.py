@@ -202,17 +202,17 @@ def test_whom_another_fault_has_killed_changes_no_victim_but_itself(kind: str, e
     for seed in range(10):
         trial = Trial(scopes='["local"]')
         ended.append(trial)
-        processes = trial.sim.everyone()
+        processes = trial.sim.everyone("")
         one = Injection(0, 0.0, kind, 1.0)
 
         def victim(dead: str = "", one: Injection = one, trial: Trial = trial, seed: int = seed) -> str:
-            for process in trial.sim.everyone():
+            for process in trial.sim.everyone(""):
                 process.kill()
                 process.come_to_life()
                 if process.name == dead:
                     process.kill()
             KINDS[kind].deed(trial.sim, stream(f"{seed}"), one)
-            hit = [each for each in trial.sim.everyone() if (each.unit.frozen or not each.alive) and each.name != dead]
+            hit = [each for each in trial.sim.everyone("") if (each.unit.frozen or not each.alive) and each.name != dead]
             assert len(hit) == 1
             return hit[0].name
 

@@ -36,6 +36,17 @@ BAD = {
     "empty-lasts": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nlasts = ""', ["faults[0].lasts", "30s"]),
     "bad-size": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nsize = -1', ["faults[0].size"]),
     "no-number-for-size": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nsize = nan', ["faults[0].size"]),
+    "more-than-all": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nsize = 1.5', ["faults[0].size", "up to 1"]),
+    "size-where-there-is-none": (
+        GOOD + '[[faults]]\nkind = "drift"\nat = "1s"\nsize = 0.5',
+        ["faults[0].size", "leave it out"],
+    ),
+    "where-of-what-is-everywhere": (
+        GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nwhere = "local"',
+        ["faults[0].where", "leave it out"],
+    ),
+    "unknown-store": (GOOD + '[cluster]\nstore = "tape"', ["cluster.store", "'tape'", "memory, sqlite"]),
+    "unknown-row-of-the-matrix": (GOOD + 'matrix = "it rains"', ["matrix", "Scheduler cache is stale"]),
     "nowhere": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nwhere = "mars"', ["faults[0].where", "'mars'", "local"]),
     "too-few-scopes": (GOOD + '[[faults]]\nkind = "cut-scopes"\nat = "1s"', ["faults[0].kind", "cut-scopes", "cluster.scopes"]),
     "wrong-store": (
@@ -55,7 +66,6 @@ BAD = {
     "a-scope-twice": (GOOD + '[cluster]\nscopes = ["a", "a"]', ["cluster.scopes", "each once"]),
     "a-scope-without-a-name": (GOOD + '[cluster]\nscopes = [""]', ["cluster.scopes", "letters and digits"]),
     "a-scope-with-a-hyphen": (GOOD + '[cluster]\nscopes = ["eu-west"]', ["cluster.scopes", "letters and digits"]),
-    "unknown-store": (GOOD + '[cluster]\nstore = "paper"', ["cluster.store", "paper"]),
     "unknown-work": (GOOD + '[load]\nkinds = ["nap"]', ["load.kinds", "'nap'", "service"]),
     "no-work": (GOOD + "[load]\nkinds = []", ["load.kinds", "at least one"]),
     "no-size": (GOOD + "[load]\nsize = 0", ["load.size", "at least 1"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from hashlib import sha256
 from typing import Final
 
@@ -20,7 +21,7 @@ from remit.simulate.checkers.lifecycle import (
     UNLEASED,
 )
 from remit.simulate.checkers.promise import Found, promise
-from remit.simulate.checkers.rows import Json, attempt_of, group_of, health_of, milliseconds, most_of, phase_of
+from remit.simulate.checkers.rows import MARKER, Json, attempt_of, group_of, health_of, milliseconds, most_of, phase_of
 
 ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
 
@@ -113,6 +114,19 @@ def phases_move_along_edges_by_their_owners(step: Step) -> Found:
             yield key, f"from {was} to {now} by {[(e.did, e.role, e.subject) for e in named]}"
         if was == "unknown" and now in ON_NODE and old["status"].get("before") != now:
             yield key, f"unknown since {old['status'].get('before')}, resumed as {now}"
+
+
+@promise("S16")
+def a_restored_scope_doubts_what_may_run(step: Step) -> Found:
+    """What a backup says of nodes is a memory: before anybody acts on it, all that may have run there is unknown."""
+    if not step.doubting or step.history.row(MARKER) != step.history.incarnations[-1]:
+        return
+    for key, replica in step.history.kind("replica").items():
+        if phase_of(replica) in ON_NODE:
+            yield key, f"it is {phase_of(replica)} by a backup's word alone"
+    for key, node in step.history.kind("node").items():
+        if health_of(node) != "unknown":
+            yield key, f"it is {health_of(node)} by a backup's word alone"
 
 
 @promise("S7")
@@ -231,10 +245,11 @@ def a_new_attempt_waits_for_the_end_of_the_last(step: Step) -> Found:
 
 @promise("S9")
 def lost_only_after_its_fence(step: Step) -> Found:
-    """A node's copy is given up only once its agent was silent for the whole fence; judged by when its lease was acquired, and
-    by the takeover, which begins every lease's term anew. Renewals are in no row, so this is the least that must have passed.
+    """A node's copy is given up only once its agent was silent for the whole fence; judged by when its lease was acquired, by
+    the takeover, which begins every lease's term anew, and by what its agent was told: renewals are in no row.
     """
     history, stand = step.history, step.stand
+    at_ms = 0 if history.latest is None else history.latest[0]
     for key, old, new in step.moves:
         if (phase_of(old), phase_of(new)) != ("unknown", "failed") or history.seized is None:
             continue
@@ -246,6 +261,9 @@ def lost_only_after_its_fence(step: Step) -> Found:
             continue
         if stand.sent_ms - since < shape.lost_after_ms:
             yield key, f"given up {stand.sent_ms - since} ms after its agent was heard, of {shape.lost_after_ms}"
+        _, told_ms = history.terms.get(lease, (0, -math.inf))
+        if at_ms - told_ms < shape.lost_after_ms / CLOCKS_DIFFER:
+            yield key, f"given up {at_ms - told_ms:.0f} ms after its agent asked and was told that {lease} goes on"
     for entry in step.accepted:
         if entry.did == "acquire":
             history.heard[entry.subject] = stand

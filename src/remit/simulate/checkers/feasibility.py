@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from remit.simulate.checkers.history import History
 from remit.simulate.checkers.placement import barred, towards_others
 from remit.simulate.checkers.room import grant_is_dead
-from remit.simulate.checkers.rows import AWAITED_NODE, SCOPE, WHOLE, Counted, Json, Shape, health_of, is_open
+from remit.simulate.checkers.rows import SCOPE, WHOLE, Counted, Json, Shape, health_of, is_open
 
 
 def held_back(history: History, replica: Json, now_ms: int) -> str:
@@ -16,7 +16,7 @@ def held_back(history: History, replica: Json, now_ms: int) -> str:
     owner = history.row(f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}")
     if shape is None or owner is None or owner["metadata"].get("deleting"):
         return "its workload is gone or going"
-    if shape.fenced and any(key.startswith(AWAITED_NODE) for key in history.kind("summary")):
+    if shape.fenced and history.unheard:
         return "nodes have not reported since a restore"
     if any(peer["spec"].get("standing") == "awaited" for peer in history.kind("peer").values()):
         return "scopes have not vouched since a restore"

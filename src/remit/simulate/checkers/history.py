@@ -21,6 +21,7 @@ from remit.simulate.checkers.rows import (
     attempt_of,
     generation_key,
     group_of,
+    health_of,
     phase_of,
     read,
 )
@@ -143,6 +144,8 @@ class History:
         """By incarnation, of those that a restore has ended."""
         self.restored_ms: int | None = None
         """When it was last restored, in virtual time."""
+        self.unheard: set[str] = set()
+        """Nodes of the backup that nobody has called ready, or lost, since it was restored."""
         self.sums = Sums(self.shape)
         self.shapes: dict[str, Shape] = {}
         self.sites: dict[str, Site] = {}
@@ -291,6 +294,8 @@ class History:
         self.sums.name_victims(key, old, new)
 
     def _absorb_node(self, step: Step, name: str, old: Json, new: Json) -> None:
+        if new is None or (health_of(new) in ("ready", "lost") and old is not None and health_of(old) != health_of(new)):
+            self.unheard.discard(name)
         step.nodes_before[name] = self.capacity.pop(name, {})
         site = self.sites.pop(name, None)
         if new is not None:
@@ -354,6 +359,7 @@ class History:
         step = Step(self, (), (), revision, nobody)
         step.changed = {key: (None, content) for key, (_, content) in self.rows.items()}
         self._absorb(step)
+        self.unheard = set(self.sites)
         for key, (at, content) in sorted(self.rows.items()):
             if key.startswith("batch/"):
                 for entry in (Entry(*one) for one in content["entries"]):

@@ -6,7 +6,6 @@ from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.placement import barred, towards_others
 from remit.simulate.checkers.promise import UNDECIDED, Found, promise
 from remit.simulate.checkers.rows import (
-    AWAITED_NODE,
     SCOPE,
     WHOLE,
     Json,
@@ -164,13 +163,15 @@ def _in_force(policy: Json, boot: str, now_ms: int) -> bool:
 @promise("S18")
 def nothing_fenced_is_placed_before_all_nodes_reported(step: Step) -> Found:
     """After a restore: what was pending in the backup may be running on a node that has not been heard since."""
-    awaited = [key for key in step.history.kind("summary") if key.startswith(AWAITED_NODE)]
-    if not awaited:
+    unheard = step.history.unheard
+    if not unheard:
         return
     for key, new in step.placed("bound"):
-        shape = step.history.shape(new)
-        if shape is not None and shape.fenced and all(step.was(one) is not None for one in awaited):
-            yield key, f"it must never run twice, and was bound while {awaited} have not reported since a restore"
+        shape, node = step.history.shape(new), new["status"]["node"]
+        if node in unheard:
+            yield key, f"it was bound to {node}, which has not reported since a restore"
+        elif shape is not None and shape.fenced:
+            yield key, f"it must never run twice, and was bound while {sorted(unheard)} have not reported since a restore"
 
 
 @promise("S12")

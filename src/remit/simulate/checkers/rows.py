@@ -20,7 +20,6 @@ Counted = dict[str, int]
 
 WHOLE: Final = 1000
 SCOPE: Final = "scope/"
-AWAITED_NODE: Final = "summary/awaited/node/"
 MARKER: Final = "incarnation"
 
 _BYTES = ("memory", "storage", "ephemeral-storage")

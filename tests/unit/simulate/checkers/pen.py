@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 from remit.simulate.checkers.judge import Judge, Stand
+from remit.simulate.checkers.lifecycle import ON_NODE
 from remit.simulate.checkers.rows import copy_of
 
 Json = Any
@@ -115,6 +117,17 @@ class Pen:
         written = [(key, self._bytes(key, content), 1) for key, content in self.rows.items()]
         written.append(("head", json.dumps(self.head).encode(), self.revision))
         self.world.judge.restored(self.scope, written, self.revision)
+
+    def doubt(self, more: Mapping[str, Json] = MappingProxyType({})) -> None:
+        """The first words of a new incarnation: nothing is known of nodes, nor of what runs there."""
+        self.seize("a2")
+        rows: dict[str, Json] = {"incarnation": self.head["incarnation"], **more}
+        for key, row in self.rows.items():
+            if key.startswith("node/"):
+                rows[key] = {**row, "status": {"health": "unknown"}}
+            elif key.startswith("replica/") and (phase := row.get("status", {}).get("phase")) in ON_NODE:
+                rows[key] = self.status(key, phase="unknown", before=phase)
+        self.commit(rows, [])
 
     # -- who did what ------------------------------------------------------------------------------------------------
 

@@ -80,9 +80,8 @@ def test_a_restored_issuer_is_judged_once_its_holder_has_vouched() -> None:
     accept(region)
     backup = {key: row for key, row in home.rows.items() if key != "grant/s"}
     home.restore(backup, incarnation="global-i2")
-    home.seize("a2")
     awaited = {"metadata": {"name": "scope/r1"}, "spec": {"standing": "awaited"}}
-    home.commit({"incarnation": "global-i2", "peer/scope/r1": awaited}, [])
+    home.doubt({"peer/scope/r1": awaited})
     accept(region)
     assert home.found == []
     vouched = {**awaited, "spec": {"standing": "vouched"}}

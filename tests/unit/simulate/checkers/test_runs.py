@@ -156,8 +156,10 @@ def test_what_a_restore_forgot_may_be_started_again_but_not_twice_at_once() -> N
     pen.run(a)
     pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
     pen.restore(backup, incarnation="r1-i2")
-    pen.seize("a2")
-    pen.commit({"incarnation": "r1-i2"}, [])
+    pen.doubt()
+    pen.mark("joining", "n2")
+    pen.mark("ready", "n2")
+    pen.mark("lost", "n1")
     pen.bind(a, "n2")
     pen.move(a, "starting", "agent/n2")
     assert pen.found == []
@@ -240,8 +242,7 @@ def test_a_fence_that_nobody_knows_the_beginning_of_is_not_judged() -> None:
 def test_an_order_to_stop_may_have_been_lost_by_a_restore() -> None:
     pen, a = started()
     pen.restore(pen.rows, incarnation="r1-i2")
-    pen.seize("a2")
-    pen.commit({"incarnation": "r1-i2"}, [])
+    pen.doubt()
     stop(pen)
     assert pen.found == [] and pen.world.judge.waived == {"restored": 1}
     pen.world.judge.ended("n1", 1)

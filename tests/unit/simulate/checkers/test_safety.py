@@ -136,9 +136,7 @@ def test_a_restore_is_no_breach_and_what_it_lost_is_listed() -> None:
     operation = f"{pen.head['incarnation']}.1.n{pen.count}"
     pen.world.judge.answered("r1", operation, "", 0, pen.revision)
     pen.restore({key: row for key, row in backup.items() if key != "head"}, incarnation="r1-i2")
-    pen.seize("a2")
-    nodes = {name: {**pen.rows[name], "status": {"health": "unknown"}} for name in ("node/n1", "node/n2")}
-    pen.commit({**nodes, "incarnation": "r1-i2"}, [])
+    pen.doubt()
     pen.mark("joining", "n1", "n2")
     pen.mark("ready", "n1", "n2")
     pen.bind(a, "n1")
@@ -385,6 +383,17 @@ def given_up_too_early(pen: Pen) -> None:
 
 
 @breaks("lost_only_after_its_fence")
+def given_up_too_early_after_a_renewal(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.world.now_ms += 60_000
+    pen.world.judge.renewed("r1", "agent/n1", 1, pen.world.now_ms)
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    pen.world.now_ms += 25_000
+    pen.move(a, "failed", "node-lifecycle", result="lost")
+
+
+@breaks("lost_only_after_its_fence")
 def given_up_too_early_after_a_takeover(pen: Pen) -> None:
     (a,) = pen.spawn(0)
     pen.run(a)
@@ -599,8 +608,35 @@ def past_the_policys_lease(pen: Pen) -> None:
 def bound_while_a_node_is_awaited(pen: Pen) -> None:
     pen.declare("f", **FENCED)
     (a,) = pen.spawn(0, workload="f")
-    pen.commit({"summary/awaited/node/n2": {"spec": {}}}, [pen.entry("report", "x", "budgets")])
+    pen.restore(pen.rows, incarnation="r1-i2")
+    pen.doubt()
+    pen.mark("joining", "n1")
+    pen.mark("ready", "n1")
     pen.bind(a)
+
+
+@breaks("nothing_fenced_is_placed_before_all_nodes_reported")
+def bound_to_a_node_that_is_awaited(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.restore(pen.rows, incarnation="r1-i2")
+    pen.doubt()
+    pen.bind(a)
+
+
+@breaks("a_restored_scope_doubts_what_may_run")
+def a_backup_is_believed_about_a_node(pen: Pen) -> None:
+    pen.restore(pen.rows, incarnation="r1-i2")
+    pen.seize("a2")
+    pen.commit({"incarnation": "r1-i2"}, [])
+
+
+@breaks("a_restored_scope_doubts_what_may_run")
+def a_backup_is_believed_about_a_replica(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.restore(pen.rows, incarnation="r1-i2")
+    pen.seize("a2")
+    pen.commit({"incarnation": "r1-i2"}, [])
 
 
 @breaks("gangs_are_bound_together")
