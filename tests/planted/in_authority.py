@@ -260,6 +260,43 @@ def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "judge", execute)
 
 
+@bug(10, scenario="restores", expects=("ids_are_executed_in_their_time",))
+def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
+    """Whoever asks again after a restore, under an id that was issued before it, is heard."""
+    judge = Outcomes.judge
+
+    def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        issued = window_of(operation_id)
+        if issued is not None and issued[0] != self.incarnation and operation_id not in self._kept:
+            return None
+        return judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", execute)
+
+
+@bug(1, scenario="meddlers", expects=("abandoned_is_never_done",))
+def what_is_abandoned_may_happen_all_the_same(patch: pytest.MonkeyPatch) -> None:
+    """Whoever abandons something is told so, and nothing is kept of it."""
+    abandon = batching._abandon
+
+    def forget(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
+        return abandon(ground, draft, operation, target, dict(entries))
+
+    patch.setattr(batching, "_abandon", forget)
+
+
+@bug(1, scenario="lost-answers", expects=("abandoned_is_never_done", *TOLD))
+def what_has_happened_is_called_abandoned(patch: pytest.MonkeyPatch) -> None:
+    """Whoever abandons something that was accepted is told that it will never happen."""
+    abandon = batching._abandon
+
+    def deny(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
+        ruled = abandon(ground, draft, operation, target, entries)
+        return ruled if isinstance(ruled, Refused) else Refused(Code.ABANDONED, f"operation {target} was abandoned")
+
+    patch.setattr(batching, "_abandon", deny)
+
+
 @bug(8, 20, scenario="takeovers", expects=TOLD)
 def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """A successor does not read what was answered before it."""

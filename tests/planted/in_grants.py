@@ -14,12 +14,13 @@ from remit.commitment.ledgers import GrantLedger
 from remit.model.claims import Accept, AnyClaim, Close, Credit, Issue, Operation, Refused, Yield
 from remit.model.objects import key_of
 from remit.model.records import Grant
-from remit.model.resources import Duration
+from remit.model.resources import Amount, Duration
 from remit.simulate.actors.budgets import Budgets, Lender
 from tests.planted.bug import bug, overrule
 
 HANDS = ("grants_are_in_one_hand",)
 DRAWN = ("draws_are_on_living_grants",)
+GIVEN = ("what_is_given_back_is_not_drawn",)
 SUMS = ("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota")
 
 
@@ -70,6 +71,30 @@ def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) ->
 
     overrule(patch, Close, take_back)
     patch.setattr(Lender, "_tend", impatient)
+
+
+@bug(37, scenario="two-scopes", expects=GIVEN)
+def what_is_drawn_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    """A scope returns a part of what it holds without asking whether that is drawn."""
+    covers = granting._covers
+
+    def blindly(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
+        return covers(draft, ledger, amount) if drawing else None
+
+    patch.setattr(granting, "_covers", blindly)
+
+
+@bug(37, scenario="two-scopes", expects=GIVEN)
+def a_grant_is_closed_as_if_nothing_were_drawn(patch: pytest.MonkeyPatch) -> None:
+    """A scope that closes what it holds reports that it kept nothing."""
+    close, taken = granting.close, GrantLedger.taken
+
+    def empty(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(GrantLedger, "taken", lambda self: Amount() if self.grant.spec.issuer else taken(self))
+            return close(draft, operation, claim)
+
+    overrule(patch, Close, empty)
 
 
 @bug(10, scenario="two-scopes-restored", seeds=4, expects=(*HANDS, *SUMS))

@@ -229,3 +229,43 @@ def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
     """A workload is deleted although replicas of it are left."""
     patch.setattr(Draft, "alike", lambda self, generation: 0)
     patch.setattr(Workloads, "_clear", lambda self, tenant, name, workload, replicas: iter(()))
+
+
+# -------------------------------------------------------------------------------------------------------------- preemption
+
+
+@bug(23, scenario="meddlers", expects=("victims_rank_lower",))
+def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
+    """Whose turn it is to make room is not asked."""
+    victim = placing._victim
+
+    def anybody(held: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:
+        return victim(held, claim, replace(preemptor, spec=replace(preemptor.spec, priority=1 << 30)), name, at)
+
+    patch.setattr(placing, "_victim", anybody)
+
+
+@bug(24, scenario="crowd", expects=("nothing_is_placed_for_what_goes",))
+def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
+    """Whether a workload is on its way out is not asked."""
+    place = placing.place
+
+    def unasked(held: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
+        return place(held, operation, claim, replica, None if ask is None else ask._replace(open=True))
+
+    patch.setattr(placing, "place", unasked)
+
+
+# ---------------------------------------------------------------------------------------------------------------- evidence
+
+
+@bug(33, 37, scenario="meddlers", expects=("cited_evidence_was_true",))
+def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
+    """A report about one attempt is taken for one about another."""
+    patch.setitem(moving.GUARDED, "attempt", lambda *args: None)
+
+
+@bug(4, 21, scenario="meddlers", expects=("accepted_evidence_was_fresh",))
+def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
+    """How long ago it was that a scheduler saw what it decides on is not asked."""
+    patch.setattr(placing, "SNAPSHOT_FRESH_MS", 1 << 40)

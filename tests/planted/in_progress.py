@@ -23,6 +23,12 @@ MISSED = ("eligible_work_is_bound", "one_gang_runs", "deletion_completes", "unkn
 STUCK = ("eligible_work_is_bound", "one_gang_runs")
 
 
+@bug(15, 18, scenario="services", expects=("leaders_stay",))
+def standbys_are_impatient(patch: pytest.MonkeyPatch) -> None:
+    """Whoever does not see the chain advance between two looks takes over."""
+    patch.setattr(Standby, "_terms", lambda self, head: 0)
+
+
 # ------------------------------------------------------------------------------------------------------------ observers
 
 

@@ -21,6 +21,9 @@ def acknowledged_is_in_history(history: History, operation: str, code: str, numb
         return
     # To abandon something is answered with that thing's own outcome, which may be older.
     older = operation in history.abandons and revision < said.revision
+    if older:
+        said = history.outcomes.get(history.abandons[operation], said)
+        older = said.revision > revision  # or that is forgotten
     if (number, code) != (said.number, said.code) and not older:
         yield operation, f"it was answered {(number, code, revision)}, and came to {said}"
     elif revision != said.revision and not older:

@@ -16,12 +16,14 @@ from remit.simulate.checkers.lifecycle import (
     MASS_SILENCE,
     NODE_EDGES,
     ON_NODE,
+    REPORT_FRESH_MS,
     RESULT_BY,
     SILENT,
+    SNAPSHOT_FRESH_MS,
     UNLEASED,
 )
 from remit.simulate.checkers.promise import Found, promise
-from remit.simulate.checkers.rows import MARKER, Json, attempt_of, group_of, health_of, milliseconds, most_of, phase_of
+from remit.simulate.checkers.rows import MARKER, Entry, Json, attempt_of, group_of, health_of, milliseconds, most_of, phase_of
 
 ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
 
@@ -76,6 +78,18 @@ def entries_say_who_and_what(step: Step) -> Found:
             yield "head", f"nobody did it, or nothing: {entry}"
         if not entry.code and entry.seen > step.revision and entry.did.partition(" ")[0] in ABOUT_WORK:
             yield "head", f"{entry.id} was decided on what was seen at {entry.seen}, at revision {step.revision}"
+
+
+@promise("S16")
+def accepted_evidence_was_fresh(step: Step) -> Found:
+    """What was decided on had not aged past what the deed allows."""
+    for entry in step.accepted:
+        did = entry.did.partition(" ")[0]
+        if did not in ("bind", "reserve", "gang", "move"):
+            continue
+        most_ms = REPORT_FRESH_MS if entry.role == "agent" else SNAPSHOT_FRESH_MS
+        if entry.age_ms > most_ms:
+            yield entry.subject, f"{entry.did} {entry.id} was decided on what was {entry.age_ms} ms old, of {most_ms}"
 
 
 @promise("S7")
@@ -207,6 +221,40 @@ def one_outcome_per_operation(step: Step) -> Found:
         before = outcomes.setdefault(entry.id, outcome)
         if before is not outcome and before != outcome and entry.code != "invalid":
             yield "head", f"operation {entry.id} came to {before}, and then to {outcome}"
+
+
+@promise("S2")
+def abandoned_is_never_done(step: Step) -> Found:
+    """Whoever was told that something was abandoned may rely on it: it has not happened, and never will."""
+    history, here = step.history, {entry.id: entry for entry in step.entries if entry.code not in NOT_OUTCOMES}
+    for entry in step.entries:
+        if entry.did != "abandon" or entry.code != "abandoned":
+            continue
+        target, said = entry.subject, history.outcomes.get(entry.subject) or here.get(entry.subject)
+        if said is not None and said.code != "abandoned":
+            yield "head", f"operation {target} was abandoned by {entry.id}, and had come to {said}"
+        history.abandoned.add(target)
+    for operation, entry in here.items():
+        if operation in history.abandoned and entry.code != "abandoned":
+            yield "head", f"operation {operation} was abandoned, and came to {entry.code or 'be accepted'} all the same"
+
+
+@promise("S2")
+def ids_are_executed_in_their_time(step: Step) -> Found:
+    """An id is good in the incarnation that issued it, from its window on, until outcomes of that window are kept no more."""
+    head = step.history.head or {}
+    for key, (_, batch) in step.changed.items():
+        if not key.startswith("batch/") or batch is None:
+            continue
+        for entry in (Entry(*one) for one in batch["entries"]):
+            if entry.code:
+                continue
+            incarnation, _, rest = entry.id.partition(".")
+            window = rest.partition(".")[0]
+            if incarnation != head.get("incarnation"):
+                yield "head", f"{entry.id} was executed in {head.get('incarnation')}"
+            elif not window.isdigit() or not step.horizon_before <= int(window) <= batch["window"]:
+                yield "head", f"{entry.id} was executed when {step.horizon_before} to {batch['window']} were kept"
 
 
 @promise("S15")

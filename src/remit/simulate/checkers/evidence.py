@@ -1,4 +1,4 @@
-"""Was it true, what a claim names as its reason? Revisions of objects, against when each had last changed; ages are not asked.
+"""Was it true, what a claim names as its reason? Revisions of objects, against when each had last changed; ages: conduct.py.
 
 Which revision a claim names stands in no row: a batch tells who did what, and not what was seen before. It is in what was
 asked, and that is known of everything that was answered.
@@ -13,7 +13,7 @@ import msgspec
 
 from remit.simulate.checkers.history import History
 from remit.simulate.checkers.promise import UNDECIDED, Found
-from remit.simulate.checkers.rows import Json
+from remit.simulate.checkers.rows import Json, attempt_of
 
 TENANTED: Final = ("Workload", "Secret", "Config", "Allotment")
 """What is declared under the name of its tenant."""
@@ -25,8 +25,10 @@ _decode: Callable[[bytes], Json] = msgspec.json.Decoder().decode
 
 
 def cited_evidence_was_true(history: History, operation: str, code: str, number: int, payload: bytes) -> Found:
-    """S16: what is accepted names the last change of each object that it decides on, as of just before its commit."""
-    claim = _decode(payload)[2] if payload and not code else {}
+    """S16: what is accepted names the last change of each object that it decides on, as of just before its commit; and an
+    agent the attempt that it speaks of.
+    """
+    _, role, claim = _decode(payload) if payload and not code else ("", "", {})
     cited = list(cited_by(claim))
     if not cited:
         return
@@ -40,6 +42,10 @@ def cited_evidence_was_true(history: History, operation: str, code: str, number:
         last = revisions.last_before(key, said.revision)
         if last != at:
             wrong.append((key, f"{claim['do']} {operation}, of {said.revision}, saw it at {at}; it last changed at {last}"))
+    if role == "agent" and claim["do"] == "move":
+        seen = history.version(claim["replica"], claim["at"])
+        if seen is not None and attempt_of(seen) != claim.get("attempt", 0):
+            wrong.append((claim["replica"], f"{operation} is about attempt {claim.get('attempt', 0)}, not {attempt_of(seen)}"))
     # Of a gang those are left out that have changed since they were seen; the answer is how many were bound.
     if claim["do"] != "gang" or number > len(cited) - len(wrong):
         yield from wrong

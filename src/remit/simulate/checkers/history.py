@@ -87,8 +87,8 @@ class Step:
     """One commit: what changed from what to what, and what the batch row says of it."""
 
     __slots__ = (
-        "accepted", "changed", "deletes", "doubting", "entries", "history", "ledgers_before", "moves", "nodes_before",
-        "policy_before", "puts", "revision", "stand",
+        "accepted", "changed", "deletes", "doubting", "entries", "history", "horizon_before", "ledgers_before", "moves",
+        "nodes_before", "policy_before", "puts", "revision", "stand",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +100,7 @@ class Step:
         self.accepted: list[Entry] = []
         self.doubting = False
         """The first batches of a new incarnation."""
+        self.horizon_before = history.horizon
         self.moves: list[tuple[str, Json, Json]] = []
         """Replicas that changed, with what they were and are. One forgotten and spawned anew in one batch is two."""
         self.nodes_before: dict[str, Counted] = {}
@@ -161,7 +162,11 @@ class History:
         self.outcomes: dict[str, Outcome] = {}
         self.former: dict[str, Outcome] = {}
         """Outcomes that a restore has lost."""
-        self.abandons: set[str] = set()
+        self.abandons: dict[str, str] = {}
+        """Operations that abandon another, and which."""
+        self.abandoned: set[str] = set()
+        self.horizon = 0
+        """Ids of earlier windows are executed no more."""
         self.acknowledged: dict[str, tuple[str, int]] = {}
         self.lost: list[str] = []
         """Acknowledged, and not in the backup that was restored since."""
@@ -181,6 +186,8 @@ class History:
         """When each lease was last acquired in this reign."""
         self.terms: dict[str, tuple[int, float]] = {}
         """By lease: its epoch, and since when its holder may count its term at the least, in virtual time."""
+        self.takeovers: list[int] = []
+        """When each was, in virtual time."""
         self.seized: Stand | None = None
         self.seized_at = 0
         self.first: Stand | None = None
@@ -210,6 +217,10 @@ class History:
         current = self.incarnations and self.incarnations[-1] == incarnation
         return self.revisions if current else self.revisions_before.get(incarnation)
 
+    def version(self, key: str, revision: int) -> Json:
+        """What stood there since that revision; None if that is not remembered."""
+        return next((told.content for told in reversed(self.stories.get(key, ())) if told.revision == revision), None)
+
     @property
     def head(self) -> Json:
         return self.row("head")
@@ -237,6 +248,7 @@ class History:
         for key, (_, new) in step.changed.items():
             if new is not None and key.startswith("batch/"):
                 entries += [Entry(*entry) for entry in new["entries"]]
+                self.horizon = max(self.horizon, new["horizon"])
         step.entries = tuple(entries)
         step.accepted = [entry for entry in entries if not entry.code]
         self._absorb(step)
@@ -326,6 +338,7 @@ class History:
         """Who leads since when, and whether this incarnation still doubts."""
         head, old = self.head or {}, (step.changed.get("head") or (None, None))[0]
         if old is None or head.get("epoch", 0) > old["epoch"]:
+            self.takeovers.append(at_ms)
             self.seized, self.seized_at, self.first = step.stand, step.revision, None
             self.heard.clear()
         elif self.first is None:
@@ -345,6 +358,7 @@ class History:
     def restore(self, rows: Sequence[tuple[str, bytes, int]], revision: int, at_ms: int) -> None:
         """The store was replaced by a backup: what was acknowledged since is lost, and listed."""
         self.former.update(self.outcomes)
+        self.abandoned, self.horizon = set(), 0
         if self.incarnations:
             self.revisions_before[self.incarnations[-1]] = self.revisions
         self.revisions, self.restored_ms = Revisions(), at_ms

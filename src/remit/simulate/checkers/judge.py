@@ -89,7 +89,7 @@ class Judge:
             code = entry.code or "accepted"
             self.codes_seen[code] = self.codes_seen.get(code, 0) + 1
             if entry.did == "abandon":
-                step.history.abandons.add(entry.id)
+                step.history.abandons[entry.id] = entry.subject
         roles: dict[str, str] = {}
         for entry in step.accepted:
             self.marks[entry.did] = self.marks.get(entry.did, 0) + 1

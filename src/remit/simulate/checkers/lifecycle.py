@@ -91,6 +91,10 @@ CLOCKS_DIFFER: Final = 1 + DRIFT_MAX
 
 EAGER_FENCE_MS: Final = 30_000
 
+SNAPSHOT_FRESH_MS: Final = 60_000
+REPORT_FRESH_MS: Final = 15_000
+"""How old may be what somebody decides on: in general, and what an agent reports."""
+
 
 def lost_after_ms(fenced: bool, fence_ms: int) -> int:
     """For how long a node must be silent before its copy may be replaced (DESIGN section 6)."""

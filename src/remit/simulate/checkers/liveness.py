@@ -488,3 +488,11 @@ def somebody_leads(live: Liveness, history: History, core: Core) -> Iterator[Wai
     last = core.since_ms if history.latest is None else max(core.since_ms, history.latest[0])
     if now - last > may * bounds.pace:
         yield Waiting(history.scope, "head", -1, f"nobody has advanced the chain for {now - last} ms")
+
+
+@look("L8")
+def leaders_stay(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
+    """Where nothing is broken any more nobody is deposed; the last to be broken may lead, and be followed by another."""
+    since = core.since_ms + (2 * live.bounds.leader_ttl_ms + live.bounds.leader_ms) * live.bounds.pace
+    if len(late := [at for at in history.takeovers[-9:] if at > since]) > 1:
+        yield Waiting(history.scope, "head", -1, f"{len(late)} takeovers or more since all is well, the last at {late[-1]} ms")

@@ -67,6 +67,20 @@ def ledgers_never_rise_above_amount(step: Step) -> Found:
             yield ledger, f"it went while {left} of it are drawn"
 
 
+@promise("S4")
+def what_is_given_back_is_not_drawn(step: Step) -> Found:
+    """Whoever is told that it has less than others draw may draw on; but nobody gives back, or closes, what is drawn."""
+    history = step.history
+    for entry in step.accepted:
+        if entry.did not in ("yield", "close"):
+            continue
+        before, now = step.ledgers_before.get(entry.subject, {}), history.limits.get(entry.subject, {})
+        for name, had in before.items():
+            has, taken = now.get(name, 0), history.sums.taken(entry.subject, name)
+            if has < had and taken > has:
+                yield f"grant/{entry.subject}", f"{entry.did} left {has} {name} of {had}, and {taken} of it are drawn"
+
+
 @promise("S5")
 def quota_comes_from_quota(step: Step) -> Found:
     """Draws on a slice are charged to nothing else, so it must be of its tenant's own quota, all the way up."""
@@ -139,6 +153,31 @@ def devices_are_those_that_were_asked_for(step: Step) -> Found:
         ]
         if held != charged or odd:
             yield key, f"asked for {shape.asks}, and was given {given} of {sorted(known)}"
+
+
+@promise("S18")
+def nothing_is_placed_for_what_goes(step: Step) -> Found:
+    """A workload that is being deleted, before the batch and after it, is given no more room."""
+    for key, new in step.placed("bound", "reserved"):
+        if holds(step.was(key)):
+            continue
+        owner = f"workload/{new['metadata']['tenant']}/{new['spec']['workload']}"
+        both = step.was(owner), step.history.row(owner)
+        if all(row is not None and row["metadata"].get("deleting") for row in both):
+            yield key, f"it was placed, and {owner} is being deleted"
+
+
+@promise("S18")
+def victims_rank_lower(step: Step) -> Found:
+    """Room is taken from those who rank below, on the node where it is needed, and by those who may."""
+    for key, new in step.placed("reserved"):
+        rank = new["spec"].get("priority", 0)
+        for victim in new["status"].get("victims", {}):
+            found = step.was(victim) or step.history.row(victim)
+            if found is None or found["spec"].get("priority", 0) >= rank:
+                yield key, f"{victim} ranks {found and found['spec'].get('priority', 0)}, not below {rank}"
+            elif found["status"].get("node") != new["status"]["node"]:
+                yield key, f"{victim} is on {found['status'].get('node')}, and room is needed on {new['status']['node']}"
 
 
 @promise("S18")

@@ -225,9 +225,10 @@ def tenant(name: str, cpu: str = "16") -> Json:
 
 
 def replica(workload: str, index: int, *, uid: str, generation: int = 1, **status: Any) -> Json:
+    """The later ones rank higher."""
     made = {
         "metadata": {"name": f"{workload}-{index}", "tenant": "t1", "uid": uid},
-        "spec": {"workload": workload, "generation": generation, "index": index},
+        "spec": {"workload": workload, "generation": generation, "index": index, "priority": index},
     }
     return {**made, "status": status} if status else made
 

@@ -155,6 +155,20 @@ def test_after_a_restore_an_object_has_the_revision_that_it_has_in_the_backup() 
         assert pen.found == found
 
 
+@pytest.mark.parametrize(("attempt", "found"), [(1, []), (2, [CHECK])])
+def test_an_agent_speaks_of_the_attempt_that_it_saw(attempt: int, found: list[str]) -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    seen = pen.revision
+    operation = "r1-i1.1.y"
+    pen.commit({a: pen.status(a, phase="starting")}, [pen.entry("move start", a, "agent/n1", id=operation)])
+    claim = {**move(a, seen), "transition": "start", "attempt": attempt}
+    payload = json.dumps(["agent/n1!", "agent", claim]).encode()
+    pen.world.judge.answered("r1", operation, "", 0, pen.revision, payload=payload)
+    assert pen.found == found
+
+
 def test_what_no_batch_tells_of_is_not_decided_here() -> None:
     pen = Pen().furnish()
     (a,) = pen.spawn(0)
@@ -168,4 +182,4 @@ def test_what_an_unknown_incarnation_did_is_not_decided() -> None:
     pen.commit({}, [pen.entry("note", "e", "user", id="other.1.x")])
     payload = json.dumps(["somebody", "scheduler", move(a, 1)]).encode()
     pen.world.judge.answered("r1", "other.1.x", "", 0, pen.revision, payload=payload)
-    assert pen.found == [] and any("no incarnation" in why for why in pen.world.judge.unknown)
+    assert CHECK not in pen.found and any("no incarnation" in why for why in pen.world.judge.unknown)

@@ -251,8 +251,22 @@ def test_a_chain_that_stands_still_has_no_leader() -> None:
     assert pen.found == ["somebody_leads"]
 
 
+def test_leaders_who_depose_each_other_where_all_is_well_are_noticed() -> None:
+    pen = Pen().furnish()
+    healed(pen)
+    pen.seize("a2")
+    pen.seize("a1")
+    pass_time(pen, 20)
+    pen.seize("a2")
+    pass_time(pen, 1)
+    assert pen.found == [], "they may settle who leads, and the last to come back may be followed by one more"
+    pen.seize("a1")
+    pass_time(pen, 1)
+    assert pen.found == ["leaders_stay"]
+
+
 def test_every_look_finds_something_in_some_history() -> None:
-    assert {check for check, _, _ in STANDS} | {"somebody_leads"} == set(LOOKS)
+    assert {check for check, _, _ in STANDS} | {"somebody_leads", "leaders_stay"} == set(LOOKS)
 
 
 def test_a_scenario_with_a_longer_beat_has_longer_bounds() -> None:

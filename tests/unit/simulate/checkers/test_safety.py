@@ -191,7 +191,7 @@ def an_incarnation_from_nowhere(pen: Pen) -> None:
 @breaks("chain_is_unbroken")
 def a_takeover_that_decided_something(pen: Pen) -> None:
     """Its count and digest are those of its rows, so that nothing else is wrong with it."""
-    batch = {"epoch": 2, "entries": [pen.entry("note", "e", "user", code="role")]}
+    batch = {"epoch": 2, "window": 1, "horizon": 1, "entries": [pen.entry("note", "e", "user", code="role")]}
     table = [f"{pen.head['digest']} 2 a2", [["batch/x", len(json.dumps(batch))]], []]
     hashed = sha256(json.dumps(table, separators=(",", ":")).encode() + json.dumps(batch).encode()).hexdigest()[:32]
     pen.commit({"batch/x": batch}, [], head={"epoch": 2, "holder": "a2", "digest": hashed})
@@ -637,6 +637,86 @@ def a_backup_is_believed_about_a_replica(pen: Pen) -> None:
     pen.restore(pen.rows, incarnation="r1-i2")
     pen.seize("a2")
     pen.commit({"incarnation": "r1-i2"}, [])
+
+
+@breaks("what_is_given_back_is_not_drawn")
+def what_is_drawn_was_given_back(pen: Pen) -> None:
+    pen.grant("s")
+    (a,) = pen.spawn(0)
+    pen.bind(a, grants=["s"])
+    row = pen.rows["grant/s"]
+    less = {**row, "spec": {**row["spec"], "amount": {"cpu": "500m"}}}
+    pen.commit({"grant/s": less}, [pen.entry("yield", "s", "budgets")])
+
+
+@breaks("nothing_is_placed_for_what_goes")
+def bound_for_what_goes(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    work = pen.rows["workload/t1/w"]
+    going = {**work, "metadata": {**work["metadata"], "deleting": True}}
+    pen.commit({"workload/t1/w": going}, [pen.entry("delete", "workload/t1/w", "user")])
+    pen.bind(a)
+
+
+def reserved(pen: Pen, key: str, victim: str, at: str = "n1") -> None:
+    held = pen.status(key, phase="reserved", node=at, grants=["tenant/t1"], victims={victim: pen.copy(victim)})
+    pen.commit({victim: pen.status(victim, phase="draining"), key: held}, [pen.entry("reserve", key, "scheduler")])
+
+
+@breaks("victims_rank_lower")
+def one_above_makes_room(pen: Pen) -> None:
+    a, b = pen.spawn(0, 1)
+    pen.run(b)
+    reserved(pen, a, b)
+
+
+@breaks("victims_rank_lower")
+def room_is_made_elsewhere(pen: Pen) -> None:
+    a, b = pen.spawn(0, 1)
+    pen.run(a)
+    reserved(pen, b, a, "n2")
+
+
+@breaks("accepted_evidence_was_fresh")
+def bound_on_an_old_view(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    bound = pen.status(a, phase="bound", node="n1", grants=["tenant/t1"])
+    pen.commit({a: bound}, [pen.entry("bind", a, "scheduler", age_ms=60_001)])
+
+
+@breaks("accepted_evidence_was_fresh")
+def an_old_report(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.bind(a)
+    entry = pen.entry("move start", a, "agent/n1", age_ms=15_001)
+    pen.commit({a: pen.status(a, phase="starting")}, [entry])
+
+
+@breaks("abandoned_is_never_done")
+def done_after_it_was_abandoned(pen: Pen) -> None:
+    pen.commit({}, [pen.entry("abandon", "r1-i1.1.x", "user", code="abandoned")])
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.1.x")])
+
+
+@breaks("abandoned_is_never_done")
+def abandoned_after_it_was_done(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.1.x")])
+    pen.commit({}, [pen.entry("abandon", "r1-i1.1.x", "user", code="abandoned")])
+
+
+@breaks("ids_are_executed_in_their_time")
+def an_id_of_another_incarnation(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i0.1.x")])
+
+
+@breaks("ids_are_executed_in_their_time")
+def an_id_of_a_window_to_come(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.2.x")])
+
+
+@breaks("ids_are_executed_in_their_time")
+def an_id_of_a_window_that_is_kept_no_more(pen: Pen) -> None:
+    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.0.x")])
 
 
 @breaks("gangs_are_bound_together")
