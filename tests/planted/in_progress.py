@@ -23,6 +23,12 @@ MISSED = ("eligible_work_is_bound", "one_gang_runs", "deletion_completes", "unkn
 STUCK = ("eligible_work_is_bound", "one_gang_runs")
 
 
+@bug(32, scenario="poor", expects=("refusals_back_off",))
+def what_is_refused_is_asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler lets no time pass between a refusal and its next try."""
+    patch.setattr(Scheduler, "_backoff_ms", lambda self: 20)
+
+
 @bug(15, 18, scenario="services", expects=("leaders_stay",))
 def standbys_are_impatient(patch: pytest.MonkeyPatch) -> None:
     """Whoever does not see the chain advance between two looks takes over."""

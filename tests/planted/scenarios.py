@@ -277,6 +277,19 @@ kinds = ["job", "job", "urgent"]
 size = 3
 operations = 0
 """,
+    "poor": """
+summary = "tenants who want much more than their quota; then nobody wants anything new"
+duration = "1m"
+heal = "2m"
+[cluster]
+nodes = 4
+[load]
+per_minute = 30.0
+kinds = ["job", "service"]
+quota = 5
+deletes = 0
+operations = 0
+""",
     "much-is-asked": """
 summary = "room enough, and much that is asked for: most of what waits waits for the scheduler alone"
 duration = "5m"

@@ -20,19 +20,12 @@ from remit.simulate.checkers.feasibility import (
 )
 from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE
+from remit.simulate.checkers.quiet import LIFE_WRITES, Quiet
 from remit.simulate.checkers.room import grant_is_dead
 from remit.simulate.checkers.rows import Json, Shape, attempt_of, group_of, health_of, phase_of
 from remit.simulate.checkers.runs import Runs
 from remit.simulate.checkers.scratch import victims_left
 from remit.simulate.checkers.waits import WAITS_MIN, Waits
-
-QUIET_KINDS: Final = ("head", "batch", "summary", "event", "decision")
-"""What may be written while nothing is going on: beats, reports and notes."""
-
-
-LIFE_WRITES: Final = 12
-"""What one process that ends may lead to: its replica's moves to its next attempt, and from there to where that runs."""
-
 
 HEALTH_CHANGES: Final = 6
 """How often a node that is well may be called something else within `health_window_ms`."""
@@ -83,7 +76,8 @@ class Bounds(NamedTuple):
     view_ms: int = 60_000
     beat_ms: int = 2_000
     call_ms: int = 10_000
-    client_deadline_ms: int = 10_000
+    call_slack_ms: int = 1_000
+    """The asker's clock may be slow, and what it gives up it says a turn later."""
 
 
 class Waiting(NamedTuple):
@@ -117,7 +111,7 @@ class Liveness:
         self.told: set[tuple[str, str, str]] = set()
         self.undecided: dict[str, None] = {}
         self.looked_ms: int | None = None
-        self.writes: dict[str, list[int]] = {}
+        self.quiet: dict[str, Quiet] = {}
         self.calls: dict[tuple[str, str], int] = {}
         self.healths: dict[tuple[str, str], list[int]] = {}
         """By scope and node: when its health changed."""
@@ -157,9 +151,9 @@ class Liveness:
         self.since = {mark: since for mark, since in self.since.items() if mark in seen}
 
     def absorb(self, step: Step, at_ms: int) -> None:
-        """Remember when rows were written that say that something goes on."""
-        if self.core is not None and any(key.partition("/")[0] not in QUIET_KINDS for key in step.changed):
-            self.writes.setdefault(step.history.scope, []).append(at_ms)
+        """Remember when something went on that a look at rows does not tell."""
+        if self.core is not None:
+            self.quiet.setdefault(step.history.scope, Quiet()).absorb(step, at_ms)
         if self.core is not None and not self.core.calm and step.history.scope in self.waits:
             self.waits[step.history.scope].absorb(step, at_ms)
         for key, old, new in step.of_kind("node") if self.core is not None else ():
@@ -178,7 +172,7 @@ class Liveness:
             if (check, scope, key) not in self.told:
                 self.undecided[f"{check} in {scope}: {key} has waited for {now - since} ms when the run ended"] = None
         if self.core is not None:
-            yield from self._writes_cease(self.core, now)
+            yield from self._is_quiet(self.core, now)
         self._close_waits()
         for scope, waits in self.waits.items():
             yield from self._is_bound_soon(scope, waits)
@@ -193,22 +187,24 @@ class Liveness:
             why = f"it waited for {late.ms} ms of {may:.0f}, and so did {slow} of {len(waits.ended)} that could be placed"
             yield "work_is_bound_soon", "L1", Waiting(scope, late.key, 0, why)
 
-    def _writes_cease(self, core: Core, now: int) -> Iterator[tuple[str, str, Waiting]]:
-        """L10: with a fixed desire, writes fall to the rate of beats."""
+    def _is_quiet(self, core: Core, now: int) -> Iterator[tuple[str, str, Waiting]]:
+        """L10: nobody wants anything new, and nobody goes on as if somebody did."""
         bounds = self.bounds
         window = bounds.quiet_window_ms * bounds.pace
-        for scope in sorted(core.scopes):
+        for scope, quiet in sorted(self.quiet.items()):
+            if scope not in core.scopes:
+                continue
             if not core.calm:
                 self.undecided[f"writes_cease in {scope}: work was still being asked for"] = None
             elif now - core.since_ms < bounds.quiet_ms * bounds.pace + window:
                 self.undecided[f"writes_cease in {scope}: the run ended {now - core.since_ms} ms after it was healed"] = None
             else:
-                late = [at for at in self.writes.get(scope, ()) if at > now - window]
                 ended = sum(one.process.scope == scope and one.ended_ms > now - window for one in self.runs.past)
-                may = window / bounds.beat_ms + ended * LIFE_WRITES
-                if len(late) > may:
-                    why = f"{len(late)} commits changed something in the last {window:.0f} ms, of {may:.0f}"
-                    yield "writes_cease", "L10", Waiting(scope, "head", 0, why)
+                may = bounds.quiet_window_ms / bounds.beat_ms
+                for key, why in quiet.writes_cease(now - window, may + ended * LIFE_WRITES):
+                    yield "writes_cease", "L10", Waiting(scope, key, 0, why)
+                for key, why in quiet.refusals_back_off(now - window, may):
+                    yield "refusals_back_off", "L10", Waiting(scope, key, 0, why)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -226,7 +222,7 @@ class Liveness:
             yield from self._slow(scope, operation, since)
 
     def _slow(self, scope: str, operation: str, since: int) -> Iterator[Waiting]:
-        may = self.bounds.call_ms * self.bounds.pace + self.bounds.client_deadline_ms
+        may = self.bounds.call_ms * self.bounds.pace + self.bounds.call_slack_ms
         if self.now_ms() - since > may:
             yield Waiting(scope, operation, may, f"neither answered nor given up for {self.now_ms() - since} ms of {may:.0f}")
 

@@ -25,6 +25,7 @@ BESIDE: Final[dict[str, str]] = {
     "views_show_what_stands": "S23",
     "work_is_bound_soon": "L1",
     "writes_cease": "L10",
+    "refusals_back_off": "L10",
     "calls_are_answered": "L14",
 }
 """What is asked neither of every commit nor at every look: of answers, of processes, of views, and as a run ends."""

@@ -379,6 +379,20 @@ def test_writes_that_do_not_cease_are_found_at_the_end() -> None:
     assert pen.found == ["writes_cease"]
 
 
+@pytest.mark.parametrize(("every", "found"), [(1, ["refusals_back_off"]), (3, [])])
+def test_what_is_refused_is_not_asked_faster_than_beats(every: int, found: list[str]) -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.run(a, until="ready")
+    healed(pen, calm=True)
+    for second in range(100):
+        pass_time(pen, 1)
+        if second % every == 0:
+            pen.commit({}, [pen.entry("note", "e", "user", code="role")])
+    pen.world.judge.conclude()
+    assert [check for check in pen.found if check == "refusals_back_off"] == found
+
+
 def test_a_run_that_ends_too_soon_says_nothing_of_its_writes() -> None:
     pen = Pen().furnish()
     healed(pen, calm=True)
