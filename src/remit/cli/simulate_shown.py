@@ -30,6 +30,7 @@ STORY_LINES_MAX: Final = 40
 VIOLATIONS_SHOWN_MAX: Final = 3
 UNKNOWN_SHOWN_MAX: Final = 10
 PLAN_SHOWN_MAX: Final = 12
+NAME_WIDTH: Final = 10
 NOTE_EVERY_S: Final = 10.0
 
 
@@ -174,13 +175,15 @@ class Shown:
     # -- parts -----------------------------------------------------------------------------------------------------------
 
     def _facts(self, facts: Mapping[str, str]) -> None:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True, min_width=10)
-        table.add_column()
+        """Each a table of its own: in one table all would be filled up with blanks to the longest."""
+        width = max([NAME_WIDTH, *(len(name) + 2 for name in facts)])
         for name, value in facts.items():
             if value:
+                table = Table.grid(padding=(0, 2))
+                table.add_column(no_wrap=True, min_width=width)
+                table.add_column()
                 table.add_row(Text(f"  {name}", "bold"), _text(value))
-        self._told.print(table)
+                self._told.print(table)
 
     def _faults(self, faults: Mapping[str, int]) -> None:
         if not faults:
