@@ -268,6 +268,7 @@ def simulated(totals: Totals, minutes: float) -> list[tuple[str, str]]:
     return [
         ("simulated", so_far(totals)),
         ("counted hours", f"{totals.counted_hours:,.1f}, aim {HOURS_AIM * aimed:,.0f} in {minutes:.1f} minutes"),
+        ("beat", f"{load(str(ROOT / SOAKED)).cluster.beat} in {SOAKED_SHARE:.0%} of the runs, 2s or less in the others"),
         ("faults", f"{totals.faults_all:,}, aim {FAULTS_AIM * aimed:,.0f}: {kinds}"),
         ("commits", f"{totals.commits:,}, {totals.decided:,} of them with decisions; {totals.events:,} events"),
         ("cost", f"{totals.cpu_s:,.0f} CPU-s, {totals.events / totals.cpu_s if totals.cpu_s else 0:,.0f} events a CPU-s"),
