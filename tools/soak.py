@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from remit.cli.bench import revision
 from remit.simulate.scenarios import load, names
 from remit.simulate.shrink import NotRepeated, save, shrink
 from remit.simulate.simulation import Run
@@ -267,6 +268,7 @@ def simulated(totals: Totals, minutes: float) -> list[tuple[str, str]]:
     return [
         ("simulated", so_far(totals)),
         ("counted hours", f"{totals.counted_hours:,.1f}, aim {HOURS_AIM * aimed:,.0f} in {minutes:.1f} minutes"),
+        ("beat", f"{load(str(ROOT / SOAKED)).cluster.beat} in {SOAKED_SHARE:.0%} of the runs, 2s or less in the others"),
         ("faults", f"{totals.faults_all:,}, aim {FAULTS_AIM * aimed:,.0f}: {kinds}"),
         ("commits", f"{totals.commits:,}, {totals.decided:,} of them with decisions; {totals.events:,} events"),
         ("cost", f"{totals.cpu_s:,.0f} CPU-s, {totals.events / totals.cpu_s if totals.cpu_s else 0:,.0f} events a CPU-s"),
@@ -278,20 +280,11 @@ def simulated(totals: Totals, minutes: float) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------------------------- the soak
 
 
-def revision() -> str:
-    """The commit that is soaked, with a mark if the tree differs from it."""
-    asks = (["git", "rev-parse", "--short=12", "HEAD"], ["git", "status", "--porcelain"])
-    answers = [subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False) for ask in asks]
-    if any(answer.returncode for answer in answers):
-        return "unknown"
-    return answers[0].stdout.strip() + ("+changes" if answers[1].stdout.strip() else "")
-
-
 def summary(soak: Soak, asked: float) -> None:
     counts = soak.counts
     rows = (
         ("minutes", f"{(time.monotonic() - soak.began) / 60:.1f} of {asked:g} asked"),
-        ("revision", revision()),
+        ("revision", revision(ROOT)),
         ("first seed", str(soak.seed)),
         *((f"{name} seeds", f"{len(seeds)}: {' '.join(map(str, seeds))}") for name, seeds in sorted(soak.seeds.items())),
         ("kills", f"{counts['kills']:,}"),
@@ -348,7 +341,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="remit-soak-") as scratch:
         end_s = time.monotonic() + options.minutes * 60
         soak = Soak(seed, time.monotonic() + options.minutes * 60 * (1 - options.lanes), Path(scratch))
-        soak.say(f"{options.minutes:g} minutes from seed {seed}, {options.lanes:.0%} of it in lanes, revision {revision()}")
+        soak.say(f"{options.minutes:g} minutes from seed {seed}, {options.lanes:.0%} of it in lanes, revision {revision(ROOT)}")
         try:
             if options.lanes < 1:
                 run_simulation(soak)

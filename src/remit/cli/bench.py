@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import platform
 import subprocess  # noqa: TID251 - it asks git which commit is measured, before anything is
-import sys
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import click
 import msgspec
 
 from remit import __version__
+
+PACKAGE: Final = Path(__file__).resolve().parents[1]
+CHANGED: Final = "+changes"
+"""Ends a revision whose code is not all in its commit."""
 
 
 class Aim(NamedTuple):
@@ -43,17 +47,21 @@ class Report(NamedTuple):
         return msgspec.json.encode(whole).decode()
 
 
-def revision() -> str:
-    """The commit that is checked out here, else the version."""
-    here = Path(__file__).resolve().parent
+@cache
+def revision(below: Path = PACKAGE) -> str:
+    """The commit that is checked out here, marked if what lies `below` differs from it; else the version."""
+    asked = (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--", "."))
     try:
-        found = subprocess.run(  # noqa: S603  (fixed words, no shell)
-            ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],  # noqa: S607
-            capture_output=True, text=True, timeout=5, check=True,
+        commit, changes = (
+            subprocess.run(  # noqa: S603  (fixed words, no shell)
+                ["git", "--no-optional-locks", "-C", str(below), *words],  # noqa: S607
+                capture_output=True, text=True, timeout=5, check=True,
+            ).stdout.strip()
+            for words in asked
         )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return __version__
-    return found.stdout.strip() or __version__
+    return f"{commit}{CHANGED if changes else ''}" if commit else __version__
 
 
 def machine() -> dict[str, Any]:
@@ -79,35 +87,39 @@ def say(text: str) -> None:
 
 def finish(report: Report, as_json: bool) -> None:
     """Print for people or for programs; the exit code tells whether every aim was met."""
-    if as_json:
-        click.echo(report.line())
-    else:
-        _table(report)
-    sys.stdout.flush()
+    from remit.cli.told import until_nobody_reads
+
+    with until_nobody_reads():
+        if as_json:
+            click.echo(report.line())
+        else:
+            _table(report)
     if not all(aim.met for aim in report.aims):
         raise SystemExit(1)
 
 
 def _table(report: Report) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console()
+    from remit.cli.told import console
+
+    shown = console()
     rows = Table(title=f"remit bench {report.bench}")
     names = list(dict.fromkeys(name for row in report.rows for name in row))
     for name in names:
         rows.add_column(name.replace("_", " "), justify="right")
     for row in report.rows:
         rows.add_row(*(_shown(row.get(name, "")) for name in names))
-    console.print(rows)
+    shown.print(rows)
     aims = Table(title="aims")
     for name in ("aim", "wanted", "seen", ""):
         aims.add_column(name, justify="left" if name == "aim" else "right")
     for aim in report.aims:
         sign = "≥" if aim.better == "higher" else "≤"
-        mark = "[green]met[/]" if aim.met else "[red]missed[/]"
+        mark = Text("met", "green") if aim.met else Text("missed", "red")
         aims.add_row(aim.name, f"{sign} {_shown(aim.aim)} {aim.unit}", f"{_shown(aim.value)} {aim.unit}", mark)
-    console.print(aims)
+    shown.print(aims)
 
 
 def _shown(value: object) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal  # noqa: TID251 - the program's own end, when it is interrupted
 import sys
 from contextlib import suppress
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from remit import __version__
+from remit.cli.__main__ import INTERRUPTED, leave_interrupted
 from remit.model.problems import did_you_mean, escaped, meant, shown
+
+STDERR = 2
+AGAIN_S = 0.001
 
 
 class Lazy(NamedTuple):
@@ -62,6 +67,15 @@ class Commands(click.Group):
             ctx.fail(f"there is no command {shown(args[0])}; {cure}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Interrupted from its loading on, every command ends with 130: click would say 1, which has meanings of its own."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            with suppress(OSError):
+                click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+
 
 def examples(*lines: str) -> str:
     """An epilog that keeps its line breaks."""
@@ -86,16 +100,27 @@ def remit() -> None:
 
 
 def main() -> None:
+    if sys.stderr is None:
+        _silent_stderr()
+    if sys.stdout is None:  # `>&-`: known now, and not after an hour whose result goes nowhere
+        with suppress(OSError):
+            click.echo("remit: stdout is closed; write >/dev/null to be told nothing", err=True)
+        sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a terminal that cannot show a letter gets its number, not a crash
             reconfigure(errors="backslashreplace")
+    sys.unraisablehook = _hear_interrupts
     try:
         try:
             remit(prog_name="remit")
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, and not after the last line of Python, where nobody could say what went wrong
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            leave_interrupted()
+        raise
     except BrokenPipeError:
         drop_output()
         sys.exit(1)  # the reader has seen enough, as in `remit schema Workload | head`
@@ -105,6 +130,25 @@ def main() -> None:
         with suppress(OSError):  # stderr may be on the same full disk
             click.echo(f"remit: {where}{escaped(error.strerror or str(error))}", err=True)
         sys.exit(2)
+
+
+def _hear_interrupts(lost: sys.UnraisableHookArgs) -> None:
+    """What is raised while Python drops an object goes nowhere, even an interrupt. That one comes again, a moment later."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _silent_stderr() -> None:
+    """`2>&-`: nobody wants to hear. Its number is taken all the same, or the next file opened would get what is said."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != STDERR:
+        os.dup2(nowhere, STDERR)
+        os.close(nowhere)
+    os.set_inheritable(STDERR, True)
+    sys.stderr = open(STDERR, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115 - a number, for good
 
 
 def drop_output() -> None:

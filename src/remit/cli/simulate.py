@@ -7,13 +7,12 @@ import shlex
 import signal  # noqa: TID251 - the program's own end: interrupted, it leaves no process behind
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from remit.cli.main import drop_output, examples
+from remit.cli.main import examples
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -21,12 +20,15 @@ if TYPE_CHECKING:
     from remit.simulate.scenarios import Injection, Replay, Scenario
     from remit.simulate.simulation import Run, Simulation
 
-HELD, BROKEN = 0, 1
-"""Misuse is 2: click's own."""
+HELD, BROKEN, MISUSED = 0, 1, 2
+"""The last is click's own. A story of nothing is misuse that only the run could tell."""
 
 SEED_MAX: Final = 2**63 - 1
 SHRUNK_MAX: Final = 5
 """So many failing seeds of one command are shrunk, each by a check of its own: the hundredth says no more than the first."""
+
+NEAREST: Final = 3
+"""So many names are offered for one that never was."""
 
 
 class Asked(NamedTuple):
@@ -107,10 +109,11 @@ def simulate(
     if sum((scenario is not None, lists, replay is not None)) != 1:
         raise click.UsageError("name one of: a SCENARIO, --list, --replay FILE; `remit simulate --list` shows what there is")
     from remit.cli.simulate_shown import Shown  # after --help: these load all that is simulated
+    from remit.cli.told import until_nobody_reads
 
     shown = Shown(as_json)
     if lists:
-        with _until_nobody_reads():
+        with until_nobody_reads():
             shown.scenarios()
         return
     asked = _replayed(replay, seed, seeds, until) if replay is not None else _asked(str(scenario), seed, seeds, until)
@@ -118,24 +121,9 @@ def simulate(
         raise click.UsageError("--trace and --story tell people about one run: leave out --json, and name one --seed")
     manner = Manner(jobs, as_json, trace, story, not no_shrink and replay is None, save or Path())
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with _until_nobody_reads():
-            broken = _many(shown, asked, manner) if len(asked.seeds) > 1 else _one(shown, asked, manner)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(128 + signal.SIGINT)
-    sys.exit(BROKEN if broken else HELD)
-
-
-@contextmanager
-def _until_nobody_reads() -> Iterator[None]:
-    """Nobody reads on, as in `| head`: nothing is broken by that, so it must not end as if a promise were."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop_output()
-        sys.exit(128 + signal.SIGPIPE)
+    with until_nobody_reads():
+        code = _many(shown, asked, manner) if len(asked.seeds) > 1 else _one(shown, asked, manner)
+    sys.exit(code)
 
 
 # ---------------------------------------------------------------------------------------------------------- what was asked
@@ -208,12 +196,12 @@ def _replayed(path: Path, seed: int | None, seeds: str | None, until: str | None
 # ----------------------------------------------------------------------------------------------------------------- running
 
 
-def _one(shown: Shown, asked: Asked, manner: Manner) -> bool:
-    from remit.cli.bench import revision
+def _one(shown: Shown, asked: Asked, manner: Manner) -> int:
+    from remit.cli.bench import CHANGED, revision
     from remit.simulate.simulation import Simulation
 
-    if asked.revision and asked.revision != (this := revision()):
-        shown.other_revision(asked.revision, this)
+    if asked.revision and (asked.revision != (this := revision()) or asked.revision.endswith(CHANGED)):
+        shown.other_revision(asked.revision, this, changed=asked.revision.endswith(CHANGED))
     simulation = Simulation(asked.scenario, asked.seeds[0], plan=asked.plan, until_s=asked.until_s, trace=manner.trace)
     with shown.waiting(f"{asked.scenario.name}, seed {asked.seeds[0]}"):
         run = simulation.run()
@@ -223,18 +211,18 @@ def _one(shown: Shown, asked: Asked, manner: Manner) -> bool:
         for line in run.trace:
             click.echo(escaped(line))
         shown.run(asked.scenario, run)
-    if manner.story:
-        _tell_story(simulation, manner.story)
+    told = not manner.story or _tell_story(simulation, manner.story)
     if asked.expected:
         shown.expected(asked.expected, run)
     if run.violations:
         shown.broken(run)
         if _shrink_and_save(shown, asked, manner, run):
             raise KeyboardInterrupt
-    return bool(run.violations)
+        return BROKEN
+    return HELD if told else MISUSED
 
 
-def _many(shown: Shown, asked: Asked, manner: Manner) -> bool:
+def _many(shown: Shown, asked: Asked, manner: Manner) -> int:
     from remit.simulate.swarm import Task, Totals, swarm
 
     def tasks() -> Iterator[Task]:
@@ -258,7 +246,7 @@ def _many(shown: Shown, asked: Asked, manner: Manner) -> bool:
             note()
     shown.totals(asked.scenario, totals)
     _tell_failing(shown, asked, manner, sorted(failing, key=lambda run: run.seed))
-    return bool(failing)
+    return BROKEN if failing else HELD
 
 
 def _tell_failing(shown: Shown, asked: Asked, manner: Manner, failing: list[Run]) -> None:
@@ -274,22 +262,25 @@ def _tell_failing(shown: Shown, asked: Asked, manner: Manner, failing: list[Run]
         raise KeyboardInterrupt
 
 
-def _tell_story(simulation: Simulation, key: str) -> None:
-    """An object may be known in several scopes; each tells its own."""
-    known = [scope for scope, history in simulation.judge.histories.items() if key in history.stories]
+def _tell_story(simulation: Simulation, key: str) -> bool:
+    """Was there such an object? It may be known in several scopes; each tells its own."""
+    histories = simulation.judge.histories
+    known = [scope for scope, history in histories.items() if key in history.stories]
     for scope in known:
         click.echo(escaped_lines(simulation.judge.story(scope, key)))
     if not known:
-        keys = sorted({key for history in simulation.judge.histories.values() for key in history.stories})
-        click.echo(f"--story: no {escaped(key)} was ever there; there were {len(keys)} objects, such as", err=True)
-        for near in _nearest(key, keys):
-            click.echo(f"  {escaped(near)}", err=True)
+        keys = sorted({key for history in histories.values() for key in history.stories})
+        click.echo(f"--story: nothing named {escaped(key)} ever was in this run; {_nearest(key, keys)}", err=True)
+    return bool(known)
 
 
-def _nearest(key: str, keys: list[str], count: int = 8) -> list[str]:
+def _nearest(key: str, keys: list[str]) -> str:
     from difflib import get_close_matches
 
-    return get_close_matches(key, keys, n=count, cutoff=0.3) or keys[:count]
+    if not keys:
+        return "there was nothing at all"
+    near = get_close_matches(key, keys, n=NEAREST, cutoff=0.0)
+    return f"the nearest of {len(keys):,} names there were: {', '.join(map(escaped, near))}"
 
 
 def escaped_lines(text: str) -> str:

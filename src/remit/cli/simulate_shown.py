@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from remit.cli.told import console
 from remit.model.problems import escaped
 from remit.model.quantity import format_duration
 from remit.simulate.checkers import judge  # noqa: F401 - with it every check is in its register
@@ -26,11 +26,11 @@ from remit.simulate.simulation import Run
 from remit.simulate.swarm import Totals
 from remit.world.clock import BootClock
 
-WIDTH_MAX: Final = 128
 STORY_LINES_MAX: Final = 40
 VIOLATIONS_SHOWN_MAX: Final = 3
 UNKNOWN_SHOWN_MAX: Final = 10
 PLAN_SHOWN_MAX: Final = 12
+NAME_WIDTH: Final = 10
 NOTE_EVERY_S: Final = 10.0
 
 
@@ -67,8 +67,8 @@ class Shown:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self._errors = _console(stderr=True)
-        self._told = self._errors if as_json else _console(stderr=False)
+        self._errors = console(stderr=True)
+        self._told = self._errors if as_json else console()
         self._clock = BootClock()
 
     # -- what is told ----------------------------------------------------------------------------------------------------
@@ -159,8 +159,9 @@ class Shown:
         said = "it breaks as it did when it was saved" if check in seen else f"when it was saved {check} was broken: not so now"
         self._facts({"replay": said})
 
-    def other_revision(self, saved: str, this: str) -> None:
-        self._errors.print(_text(f"saved at revision {saved}, this is {this}: it may go otherwise"), soft_wrap=True)
+    def other_revision(self, saved: str, this: str, *, changed: bool) -> None:
+        why = "by code that is in no commit, and may have been another: " if changed else ""
+        self._errors.print(_text(f"saved at revision {saved}, this is {this}: {why}it may go otherwise"), soft_wrap=True)
 
     def unsaved(self, why: str) -> None:
         self._facts({"unsaved": f"{why}: the replay could not be saved; --save DIR names a directory that can be written"})
@@ -174,13 +175,15 @@ class Shown:
     # -- parts -----------------------------------------------------------------------------------------------------------
 
     def _facts(self, facts: Mapping[str, str]) -> None:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True, min_width=10)
-        table.add_column()
+        """Each a table of its own: in one table all would be filled up with blanks to the longest."""
+        width = max([NAME_WIDTH, *(len(name) + 2 for name in facts)])
         for name, value in facts.items():
             if value:
+                table = Table.grid(padding=(0, 2))
+                table.add_column(no_wrap=True, min_width=width)
+                table.add_column()
                 table.add_row(Text(f"  {name}", "bold"), _text(value))
-        self._told.print(table)
+                self._told.print(table)
 
     def _faults(self, faults: Mapping[str, int]) -> None:
         if not faults:
@@ -262,23 +265,9 @@ class Shown:
         )
 
 
-class _Told(Console):
-    """A console that leaves a reader who is gone to whoever runs the command."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
 def _text(text: str, style: str = "") -> Text:
     """For whatever may be from a file: it cannot steer the terminal."""
     return Text(escaped(text), style)
-
-
-def _console(*, stderr: bool) -> Console:
-    console = _Told(stderr=stderr, highlight=False, emoji=False, markup=False)
-    if console.width > WIDTH_MAX:
-        console.width = WIDTH_MAX
-    return console
 
 
 def _amounts(one: Run | Totals) -> str:

@@ -303,26 +303,31 @@ def _bad_names(scenario: Scenario) -> Iterator[str]:
 
 
 def _bad_fault(scenario: Scenario, name: str, line: FaultLine) -> Iterator[str]:
-    from remit.simulate.faults import KINDS, SHARE  # the kinds know the simulation, which knows scenarios
-
     if bool(line.at) == bool(line.every):
         yield f"{name}: say either at or every"
-    if not 0 <= line.size <= SIZE_MAX:
-        yield f"{name}.size: a number, 0 or more (0: drawn), at most {SIZE_MAX}"
-    if line.where not in ("", *scenario.cluster.scopes):
-        yield f"{name}.where: there is no scope {line.where!r}; there are {', '.join(scenario.cluster.scopes)}"
-    kind = KINDS.get(line.kind)
+    yield from (f"{name}.{problem}" for problem in bad_sort(scenario, line))
+
+
+def bad_sort(scenario: Scenario, one: FaultLine | Injection) -> Iterator[str]:
+    """Kind, size and place, asked alike of a line and of what was drawn from it."""
+    from remit.simulate.faults import KINDS, SHARE  # the kinds know the simulation, which knows scenarios
+
+    if not 0 <= one.size <= SIZE_MAX:
+        yield f"size: a number, 0 or more (0: drawn), at most {SIZE_MAX}"
+    if one.where not in ("", *scenario.cluster.scopes):
+        yield f"where: there is no scope {one.where!r}; there are {', '.join(scenario.cluster.scopes)}"
+    kind = KINDS.get(one.kind)
     if kind is None:
-        yield f"{name}.kind: there is no fault {line.kind!r}; there are {', '.join(sorted(KINDS))}"
+        yield f"kind: there is no fault {one.kind!r}; there are {', '.join(sorted(KINDS))}"
         return
     if lacks := kind.lacks(scenario):
-        yield f"{name}.kind: {line.kind} needs {lacks}"
-    if line.size and not kind.size:
-        yield f"{name}.size: {line.kind} has none; leave it out"
-    if line.size > 1 and kind.size == SHARE:
-        yield f"{name}.size: {SHARE}, and not {line.size:g}"
-    if line.where and kind.anywhere:
-        yield f"{name}.where: {line.kind} is in all scopes at once; leave it out"
+        yield f"kind: {one.kind} needs {lacks}"
+    if one.size and not kind.size:
+        yield f"size: {one.kind} has none; leave it out"
+    if one.size > 1 and kind.size == SHARE:
+        yield f"size: {SHARE}, and not {one.size:g}"
+    if one.where and kind.anywhere:
+        yield f"where: {one.kind} is in all scopes at once; leave it out"
 
 
 def _late_faults(scenario: Scenario) -> Iterator[str]:

@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -19,15 +21,16 @@ from msgspec.structs import replace
 
 from remit.model.quantity import format_duration
 from remit.simulate.checkers.promise import Violation
-from remit.simulate.faults import KINDS
-from remit.simulate.scenarios import SIZE_MAX, BadScenario, Injection, Replay, Scenario, problems
-from remit.simulate.simulation import Run, simulate
+from remit.simulate.checkers.register import judged
+from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, bad_sort, problems
+from remit.simulate.simulation import CRASHED, Run, simulate
 from remit.simulate.swarm import cpu_s
 
 RUNS_MAX: Final = 300
 CPU_S_MAX: Final = 60.0
 FILE_BYTES_MAX: Final = 16 << 20
 SEED_MAX: Final = 2**63 - 1
+NUMBER_MAX: Final = 1_000_000
 
 _AFTER_S: Final = 0.002
 """A run that ends this much after the violation has it still: its moment is known to the millisecond."""
@@ -215,19 +218,26 @@ def _problems(replay: Replay) -> Iterator[str]:
     end_s = replay.scenario.duration_s + replay.scenario.heal_s
     if not 0 < replay.until_s <= end_s + _AFTER_S:
         yield f"until_s: more than 0, at most {end_s:g}, where the scenario ends"
+    seen: set[int] = set()
     for index, one in enumerate(replay.plan):
         yield from (f"plan[{index}].{problem}" for problem in _bad_injection(replay.scenario, one))
+        if one.number in seen:
+            yield f"plan[{index}].number: {one.number} is there already; each fault has its own, by which its lots are drawn"
+        seen.add(one.number)
+    yield from _bad_violation(replay.violation)
 
 
 def _bad_injection(scenario: Scenario, one: Injection) -> Iterator[str]:
-    if one.kind not in KINDS:
-        yield f"kind: there is no fault {one.kind!r}; there are {', '.join(sorted(KINDS))}"
-    elif lacks := KINDS[one.kind].lacks(scenario):
-        yield f"kind: {one.kind} needs {lacks}"
-    if one.where not in ("", *scenario.cluster.scopes):
-        yield f"where: there is no scope {one.where!r}; there are {', '.join(scenario.cluster.scopes)}"
-    bounds = {"number": one.number, "at_s": one.at_s, "lasts_s": one.lasts_s, "size": one.size}
-    for name, value in bounds.items():
-        high = scenario.duration_s if name.endswith("_s") else SIZE_MAX
+    yield from bad_sort(scenario, one)
+    for name, value in {"number": one.number, "at_s": one.at_s, "lasts_s": one.lasts_s}.items():
+        high = scenario.duration_s if name.endswith("_s") else NUMBER_MAX
         if not 0 <= value <= high:
             yield f"{name}: at least 0, at most {high:.15g}"
+
+
+def _bad_violation(check: str) -> Iterator[str]:
+    """A name that no check has would be said to hold, whatever breaks."""
+    known = sorted({CRASHED, *chain.from_iterable(judged().values())})
+    if check and check not in known:
+        near = get_close_matches(check, known, n=1, cutoff=0.0)[0]
+        yield f"violation: there is no check {check!r}, the nearest is {near}; leave it empty to have only the run"

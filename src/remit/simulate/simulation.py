@@ -39,6 +39,9 @@ BACKUPS_KEPT: Final = 4
 FOUNDED_BEATS: Final = 10
 """By then a scope that nothing befalls has a leader, its nodes and its tenants."""
 
+CRASHED: Final = "processes_do_not_end_by_themselves"
+"""What is told as broken when a process of the run ended: no check finds that, the loop does."""
+
 TICKS_A_BEAT: Final = 2
 """How often what is promised about progress is looked at."""
 
@@ -432,7 +435,7 @@ class Simulation(Record):
         self._crashed(unit.name, f"{unit.name}: {message}: {error!r}")
 
     def _crashed(self, name: str, why: str) -> None:
-        self.judge.violations.append(Violation("processes_do_not_end_by_themselves", "crash", "", "", why, self.judge.now_ms()))
+        self.judge.violations.append(Violation(CRASHED, "crash", "", "", why, self.judge.now_ms()))
         self.loop.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -37,6 +38,16 @@ def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pyte
     assert list(found) == ["bench", "revision", "machine", "rows", "aims"]
     assert [aim["aim"] for aim in found["aims"]] == [100, 30_000]
     (row,) = found["rows"]
-    assert (row["nodes"], row["seeds"]) == (4, 2)
+    assert (row["nodes"], row["beat"], row["seeds"]) == (4, "20s", 2)
+    assert found["aims"][0]["name"] == "simulated hours a minute, 4 nodes at a beat of 20s"
     assert row["events_a_cpu_s"] == pytest.approx(row["ratio"] * row["bare_events_a_cpu_s"])
     assert row["hours"] == pytest.approx(2 / 60)
+
+
+def test_the_table_names_every_beat_and_is_not_broken_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_simulate, "QUICK", (Size(4, 2, "20s", 60.0, 0.0),))
+    result = CliRunner().invoke(remit, ["bench", "simulate", "--quick"], prog_name="remit")
+    cells = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in result.stdout.splitlines()]
+    assert ["nodes", "beat", "seeds"] in [row[:3] for row in cells]
+    assert ["4", "20s", "2"] in [row[:3] for row in cells]
+    assert "4 nodes at a beat of 20s" in result.stdout

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,44 @@ def test_a_reader_that_has_seen_enough_is_no_mistake() -> None:
     done = subprocess.run(program, stdout=write_end, stderr=subprocess.PIPE, check=False)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["schema", "--all"], ["bench", "simulate", "--quick", "--json"]])
+def test_a_closed_stdout_is_told_in_one_line(arguments: list[str]) -> None:
+    command = f"{shlex.join([sys.executable, '-m', 'remit.cli', *arguments])} >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=20)
+    assert (done.returncode, done.stderr) == (2, b"remit: stdout is closed; write >/dev/null to be told nothing\n")
+
+
+def test_every_command_that_is_interrupted_ends_with_130() -> None:
+    program = [sys.executable, "-m", "remit.cli", "validate", "-"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(0.7)  # it waits for manifests
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
+    assert (process.returncode, out, errors) == (130, b"", b"interrupted\n")
+
+
+def test_an_interrupt_that_python_drops_comes_again() -> None:
+    code = """
+import weakref
+from remit.cli import main
+class Thing: pass
+def dropped(_):
+    raise KeyboardInterrupt
+def body(*_):
+    thing = Thing()
+    seen = weakref.ref(thing, dropped)
+    del thing
+    while True: pass
+main.COMMANDS["hang"] = main.Lazy("__main__", "hang", "")
+import click, sys
+hang = click.Command("hang", callback=body)
+sys.argv = ["remit", "hang"]
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_a_benchmark_is_told_where_it_cannot_write() -> None:

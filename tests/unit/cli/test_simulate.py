@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from remit.simulate.swarm import Done, Task
 from tests.unit.simulate.pretended import pretended
 
 SHORT = ("--until", "20s")
+SOME = "exclusive_device_has_one_owner"
 KEYS = ["scenario", "seed", "digest", "simulated_s", "events", "commits", "faults", "violations", "unknown"]
 
 
@@ -116,10 +118,41 @@ def test_the_trace_and_a_story_are_told() -> None:
     assert " commit " in trace.output
     story = simulate("calm", "--story", "node/local-n1", *SHORT)
     assert "the story of node/local-n1 in local:" in story.output
-    unknown = simulate("calm", "--story", "node/local-n", *SHORT)
-    assert unknown.exit_code == 0
-    assert "no node/local-n was ever there" in unknown.output
-    assert "  node/local-n1" in unknown.output
+
+
+def test_the_story_of_what_never_was_is_misuse_and_names_the_nearest() -> None:
+    result = simulate("calm", "--story", "node/local-n", *SHORT)
+    assert result.exit_code == 2, result.output
+    assert re.search(
+        r"^--story: nothing named node/local-n ever was in this run; the nearest of \d+ names there were:"
+        r" node/local-n\d, node/local-n\d, node/local-n\d$",
+        result.stderr,
+        re.M,
+    )
+    assert "held" in result.stdout
+    nothing = simulate("calm", "--story", "x", "--until", "1ms")
+    assert nothing.exit_code == 2
+    assert "--story: nothing named x ever was in this run; there was nothing at all" in nothing.stderr
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_broken_promise_weighs_more_than_a_story_of_nothing(tmp_path: Path) -> None:
+    result = simulate("calm", "--story", "x", "--no-shrink", "--save", str(tmp_path))
+    assert result.exit_code == 1, result.output
+    assert "--story: nothing named x ever was in this run" in result.stderr
+
+
+@pytest.mark.usefixtures("planted")
+def test_what_goes_to_no_terminal_is_not_broken_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # colours may be for a pager: they make no terminal of a pipe
+    told = re.sub(r"\x1b\[[0-9;]*m", "", simulate("calm", "--no-shrink").stdout).splitlines()
+    first = next(number for number, line in enumerate(told) if line.startswith("  the story of replica/"))
+    story = told[first + 1 : -1]
+    assert story
+    assert all(re.match(r"    \d+ ms, ", line) for line in story)
+    assert max(map(len, story)) > 128
+    assert any("a beat every 2s" in line and "servers" in line for line in told)
 
 
 # ---------------------------------------------------------------------------------------------------------- what is broken
@@ -158,11 +191,11 @@ def test_without_shrinking_nothing_is_saved(tmp_path: Path) -> None:
 
 def test_a_replay_that_breaks_no_more_says_so(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PROMISES, "never", Promise("S1", lambda step: iter([("head", "there is a head")])))
+        patch.setitem(PROMISES, SOME, Promise("S1", lambda step: iter([("head", "there is a head")])))
         assert simulate("calm", "--save", str(tmp_path)).exit_code == 1
     result = simulate("--replay", str(tmp_path / "remit-replay-calm-1.json"))
     assert result.exit_code == 0
-    assert "when it was saved never was broken: not so now" in " ".join(result.output.split())
+    assert f"when it was saved {SOME} was broken: not so now" in result.output
 
 
 @pytest.mark.usefixtures("planted")
@@ -209,13 +242,28 @@ def test_shrinking_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(result.stdout.splitlines()) == 1
 
 
-def test_a_replay_of_another_revision_says_so(tmp_path: Path) -> None:
-    path = save(Replay(Scenario("x", "y", heal="1s"), 1, 2.0, (), revision="0ld\x1b"), tmp_path)
-    result = simulate("--replay", str(path))
+def replayed(revision: str, directory: Path) -> Result:
+    result = simulate("--replay", str(save(Replay(Scenario("x", "y", heal="1s"), 1, 2.0, (), revision=revision), directory)))
     assert result.exit_code == 0, result.output
-    assert f"saved at revision 0ld\\x1b, this is {revision()}: it may go otherwise" in result.stderr.splitlines()
-    path = save(Replay(Scenario("x", "y", heal="1s"), 1, 2.0, (), revision=revision()), tmp_path)
-    assert "saved at revision" not in simulate("--replay", str(path)).output
+    return result
+
+
+def test_a_replay_of_another_revision_says_so(tmp_path: Path) -> None:
+    this = revision()
+    told = replayed("0ld\x1b", tmp_path).stderr.splitlines()
+    assert f"saved at revision 0ld\\x1b, this is {this}: it may go otherwise" in told
+    assert "saved at revision" not in replayed("", tmp_path).output
+
+
+def test_a_replay_of_code_that_is_in_no_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remit.cli.bench.revision", lambda: "abc+changes")
+    told = replayed("abc+changes", tmp_path).stderr
+    assert (
+        "saved at revision abc+changes, this is abc+changes: by code that is in no commit, and may have been another:" in told
+    )
+    assert "saved at revision abc, this is abc+changes: it may go otherwise" in replayed("abc", tmp_path).stderr
+    monkeypatch.setattr("remit.cli.bench.revision", lambda: "abc")
+    assert "saved at revision" not in replayed("abc", tmp_path).output
 
 
 # -------------------------------------------------------------------------------------------------- terminals and readers
@@ -232,14 +280,17 @@ def test_what_is_in_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
         broken = [simulate(str(path), "--save", str(tmp_path), *more) for more in ways]
     (saved,) = tmp_path.glob("*.json")
     replay = msgspec.json.decode(saved.read_bytes(), type=Replay)
-    save(msgspec.structs.replace(replay, violation=f"never{ESCAPE}", revision=ESCAPE), tmp_path)
+    save(msgspec.structs.replace(replay, violation=SOME, revision=ESCAPE), tmp_path)
     again = [simulate("--replay", str(saved)), simulate(str(path), "--story", ESCAPE), simulate(str(path), "--seeds", "1-2")]
+    save(msgspec.structs.replace(replay, violation=f"never{ESCAPE}"), tmp_path)
+    again.append(simulate("--replay", str(saved)))
     assert [result.exit_code for result in broken] == [1, 1, 1], broken[0].output
-    assert [result.exit_code for result in again] == [0, 0, 0]
+    assert [result.exit_code for result in again] == [0, 2, 0, 2]
     for result in (*broken, *again):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.output)
     assert "\\x1b]0;mine\\x07" in again[0].output
-    assert f"never{escaped(ESCAPE)} was broken" in " ".join(again[0].output.split())
+    assert f"nothing named {escaped(ESCAPE)} ever was" in again[1].output
+    assert "violation: there is no check 'never" in again[3].output
 
 
 @pytest.mark.parametrize("more", [("calm", "--trace"), ("calm", "--json", "--seeds", "1-3"), ("calm",), ("--list",)])
@@ -252,6 +303,27 @@ def test_a_reader_that_has_seen_enough_breaks_nothing(more: tuple[str, ...]) -> 
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("more", [("calm",), ("calm", "--json"), ("calm", "--seeds", "1-2"), ("--list",)])
+def test_a_closed_stdout_is_told_and_means_no_broken_promise(more: tuple[str, ...]) -> None:
+    done = run_in_shell("simulate", "--until", "2s", *more, redirected=">&-")
+    assert (done.returncode, done.stderr) == (2, "remit: stdout is closed; write >/dev/null to be told nothing\n")
+    assert run_in_shell("simulate", "--until", "2s", *more, redirected=">&- 2>&-").returncode == 2
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "<&- 2>&-"])
+def test_a_closed_stderr_changes_nothing_on_stdout(redirected: str) -> None:
+    for more in ("--json", "--seed=1", "--seeds=1-2"):
+        done = run_in_shell("simulate", "calm", "--until", "2s", more, redirected=redirected)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "calm" in done.stdout
+    assert run_in_shell("simulate", "clam", redirected=redirected).returncode == 2
+
+
+def run_in_shell(*arguments: str, redirected: str) -> subprocess.CompletedProcess[str]:
+    command = f"{shlex.join([sys.executable, '-m', 'remit.cli', *arguments])} {redirected}"
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_lines_come_in_the_order_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +386,17 @@ def test_a_bad_file_is_misuse(text: str, said: str, tmp_path: Path) -> None:
     result = simulate(str(path))
     assert result.exit_code == 2, result.output
     assert said in result.output
+
+
+@pytest.mark.parametrize("after_s", [0.15, 0.3, 0.4, 0.5, 0.8, 1.2])
+def test_whoever_interrupts_early_or_late_sees_the_same(after_s: float, tmp_path: Path) -> None:
+    """Before anything is loaded, while it is, and in the middle of a run."""
+    command = [sys.executable, "-m", "remit.cli", "simulate", "swarm", "--until", "20h", "--save", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    time.sleep(after_s)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors) == (130, "", "interrupted\n")
 
 
 def test_an_interrupted_swarm_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -238,3 +238,8 @@ def test_a_swarm_on_files_draws_nothing_that_needs_a_store_in_memory() -> None:
     drawn = {one.kind for seed in range(100) for one in draw(scenario, seed)}
     assert len(drawn) > 15
     assert not drawn & {"compaction", "backup", "restore", "damage"}
+
+
+def test_the_scenarios_that_are_listed_have_the_products_own_beat_or_a_quicker_one() -> None:
+    """So no bound of liveness is stretched in the standing suite, as it is where many hours are wanted."""
+    assert {name: load(name).cluster.beat for name in names() if load(name).cluster.beat_ms > 2_000} == {}

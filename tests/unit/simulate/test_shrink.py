@@ -9,9 +9,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario
+from remit.simulate.checkers.liveness import LOOKS
+from remit.simulate.checkers.promise import PROMISES
+from remit.simulate.checkers.register import BESIDE
+from remit.simulate.injections import draw
+from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, load, names
 from remit.simulate.shrink import NotRepeated, read_replay, save, shrink
-from remit.simulate.simulation import Run
+from remit.simulate.simulation import CRASHED, Run
 from tests.unit.simulate.pretended import broken, pretended
 
 SCENARIO = Scenario("pre tended/x", "nothing is run", duration="5m", heal="3m")
@@ -21,7 +25,7 @@ PLAN = tuple(Injection(number, 3.0 * number, "loss" if number % 2 else "kill-lea
 class Pretender:
     """Fails at `at_s` if these faults are in the plan, and last long enough."""
 
-    def __init__(self, *needed: int, at_s: float = 100.0, lasts_s: float = 0.0, check: str = "one_copy") -> None:
+    def __init__(self, *needed: int, at_s: float = 100.0, lasts_s: float = 0.0, check: str = "one_copy_at_a_time") -> None:
         self.needed, self.at_s, self.lasts_s, self.check = set(needed), at_s, lasts_s, check
         self.asked: list[tuple[int, ...]] = []
 
@@ -50,7 +54,7 @@ def test_exactly_the_faults_that_it_takes_are_left() -> None:
     assert [one.number for one in found.replay.plan] == [5, 28]
     assert [one.lasts_s for one in found.replay.plan] == [0.0, 0.0]
     assert found.replay.until_s == pytest.approx(100.002)
-    assert found.replay.violation == "one_copy"
+    assert found.replay.violation == "one_copy_at_a_time"
     assert found.replay.seed == 7
     assert found.whole
     assert found.runs == len(pretender.asked) - 1 < 80
@@ -77,7 +81,7 @@ def test_every_candidate_was_run_and_the_last_word_is_a_failing_run() -> None:
     pretender = Pretender(5, 28)
     found = shrunk(pretender)
     again = pretender(found.replay.scenario, 7, plan=found.replay.plan, until_s=found.replay.until_s)
-    assert [violation.check for violation in again.violations] == ["one_copy"]
+    assert [violation.check for violation in again.violations] == ["one_copy_at_a_time"]
     assert found.run == again
 
 
@@ -116,7 +120,7 @@ def test_a_search_that_is_interrupted_has_what_it_found() -> None:
 
 def test_a_run_that_does_not_fail_again_is_not_deterministic() -> None:
     first = Pretender()(SCENARIO, 7)
-    with pytest.raises(NotRepeated, match="seed 7 of pretended did not fail again by one_copy"):
+    with pytest.raises(NotRepeated, match="seed 7 of pretended did not fail again by one_copy_at_a_time"):
         shrink(SCENARIO, first, simulate=Pretender(1_000))
 
 
@@ -135,10 +139,20 @@ def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
         ({"plan": (Injection(0, 1.0, "meteor", 1.0),)}, "plan[0].kind: there is no fault 'meteor'; there are "),
         ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0].at_s: at least 0, at most 300"),
         ({"plan": (Injection(0, 1.0, "loss", 1e300),)}, "plan[0].lasts_s: at least 0, at most 300"),
-        ({"plan": (PLAN[0], Injection(0, 1.0, "loss", 1.0, -2.0))}, "plan[1].size: at least 0, at most 1000000"),
-        ({"plan": (Injection(0, 1.0, "loss", 1.0, 1e300),)}, "plan[0].size: at least 0, at most 1000000"),
+        ({"plan": (PLAN[0], Injection(0, 1.0, "loss", 1.0, -2.0))}, "plan[1].size: a number, 0 or more"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, 1e300),)}, "plan[0].size: a number, 0 or more (0: drawn), at most 1000000"),
         ({"plan": (Injection(-1, 1.0, "loss", 1.0),)}, "plan[0].number: at least 0"),
         ({"plan": (Injection(0, 1.0, "loss", 1.0, where="mars"),)}, "plan[0].where: there is no scope 'mars'; there are local"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, 5.0),)}, "plan[0].size: a share, up to 1, and not 5"),
+        ({"plan": (Injection(0, 1.0, "cut-node", 1.0, 1.0),)}, "plan[0].size: cut-node has none; leave it out"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, where="local"),)}, "plan[0].where: loss is in all scopes at once"),
+        ({"plan": (Injection(0, 1.0, "cut-scopes", 1.0),)}, "plan[0].kind: cut-scopes needs 2 or more"),
+        ({"plan": (PLAN[3], PLAN[5], PLAN[3])}, "plan[2].number: 3 is there already"),
+        (
+            {"violation": "one_copy_at_the_time"},
+            "no check 'one_copy_at_the_time', the nearest is one_copy_at_a_time;",
+        ),
+        ({"violation": "S8"}, "violation: there is no check 'S8'"),
         ({"seed": -1}, "seed: at least 0, at most 9223372036854775807"),
         ({"until_s": 0.0}, "until_s: more than 0"),
         ({"until_s": -5.0}, "until_s: more than 0"),
@@ -152,6 +166,19 @@ def test_a_replay_that_cannot_be_run_is_refused_with_its_field(change: dict[str,
     with pytest.raises(BadScenario) as refused:
         read_replay(path)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("name", names())
+def test_whatever_was_drawn_is_a_plan_that_may_be_replayed(name: str, tmp_path: Path) -> None:
+    scenario = load(name)
+    for seed in range(1, 6):
+        replay = Replay(scenario, seed, scenario.duration_s, draw(scenario, seed))
+        assert read_replay(save(replay, tmp_path)) == replay
+
+
+@pytest.mark.parametrize("check", ["", CRASHED, *PROMISES, *LOOKS, *BESIDE])
+def test_every_check_may_be_the_one_that_failed(check: str, tmp_path: Path) -> None:
+    assert read_replay(save(Replay(SCENARIO, 1, 10.0, (), check), tmp_path)).violation == check
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"seed": 1}', b"\xff\xfe", b'{"scenario": 3}'])

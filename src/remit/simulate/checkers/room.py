@@ -19,6 +19,7 @@ from remit.simulate.checkers.rows import (
 )
 
 CHAIN_MAX = 64
+HOLDERS_TOLD = 4
 
 
 @promise("S3")
@@ -42,10 +43,19 @@ def node_sums_never_rise_above_capacity(step: Step) -> Found:
             continue
         limit = max(history.capacity[node].get(name, 0), step.nodes_before.get(node, {}).get(name, 0))
         if n > limit:
-            yield f"node/{node}", f"{name} rose from {before} to {n}, of {limit}"
+            yield f"node/{node}", f"{name} rose from {before} to {n}, of {limit}; {_holders(step, node, name)}"
     for node in step.nodes_before:
         if node not in history.capacity and (left := [key for key, p in history.sums.postings.items() if p.node == node]):
             yield f"node/{node}", f"it went while {left} hold room on it"
+
+
+def _holders(step: Step, node: str, name: str) -> str:
+    """Whose stories to read next: those that this commit moved come first."""
+    postings = step.history.sums.postings.items()
+    holders = sorted((key not in step.changed, key) for key, held in postings if held.node == node and held.on_node.get(name))
+    told = [key for _, key in holders[:HOLDERS_TOLD]]
+    more = f" and {len(holders) - len(told)} more" if len(holders) > len(told) else ""
+    return f"held by {', '.join(told)}{more}"
 
 
 @promise("S4")

@@ -75,6 +75,16 @@ def test_a_reservation_holds_only_what_its_victims_will_not_free() -> None:
     assert pen.found == ["node_sums_never_rise_above_capacity"]
 
 
+def test_whoever_holds_room_on_an_overfull_node_is_named_and_the_last_to_come_first() -> None:
+    pen = Pen().furnish(template={"command": ["x"], "resources": {"cpu": "700m"}})
+    for key in pen.spawn(*range(6)):
+        pen.bind(key, "n1")
+    violation = next(one for one in pen.world.judge.violations if one.check == "node_sums_never_rise_above_capacity")
+    named = ", ".join(f"replica/t1/w-{index}" for index in (5, 0, 1, 2))
+    assert violation.key == "node/n1"
+    assert violation.why == f"cpu rose from 3500 to 4200, of 4000; held by {named} and 2 more"
+
+
 def test_a_lawful_reduction_may_leave_more_than_there_is() -> None:
     pen = Pen().furnish()
     for key in pen.spawn(0, 1, 2):
