@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from remit.assembly import server
+from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.model.claims import Role
 from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
 from remit.simulate.actors.budgets import Budgets
@@ -114,6 +115,11 @@ class Cluster:
         """One for all of a role, of whom one acts; or one for each, so that all act at once."""
         return f"{role}/{number}" if self.scenario.cluster.rivals else ""
 
+    def _batch_max(self) -> BatchMax:
+        """If fewer operations than usual, also as few replicas: else no batch would ever end for having changed many."""
+        most = self.scenario.cluster.batch
+        return BATCH_MAX if most >= BATCH_MAX.operations else BatchMax(most, most)
+
     def _server_main(self, scope: str, name: str) -> Main:
         async def main(process: Process) -> None:
             port = process.port(self.stores[scope])
@@ -126,6 +132,7 @@ class Cluster:
                 peers=self.servers(scope),
                 beat_ms=pace.server_beat_ms,
                 term_ms=pace.server_term_ms,
+                batch_max=self._batch_max(),
             )
 
         return main
