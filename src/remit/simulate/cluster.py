@@ -226,6 +226,14 @@ class Cluster:
             if isinstance(store, DurableService):
                 store.end()
 
+    def declare_lost(self, scope: str) -> None:
+        """Somebody who lives in the scope above does so."""
+        for people in self.people:
+            process = people.seat.process
+            if people.seat.scope == self.scenario.cluster.scopes[0] and process.alive and people.seat.world is process.world:
+                self.loop.spawn(people.declare_lost(scope), name="declare lost", unit=process.unit)
+                return
+
     def hush(self) -> None:
         """People ask for nothing new, and open again what they had closed."""
         self.pace.quiet = True
