@@ -116,9 +116,9 @@ class Cluster:
         return f"{role}/{number}" if self.scenario.cluster.rivals else ""
 
     def _batch_max(self) -> BatchMax:
-        """If fewer operations than usual, also as few replicas: else no batch would ever end for having changed many."""
+        """If fewer operations than usual, then also few replicas: else no batch would ever end for having changed many."""
         most = self.scenario.cluster.batch
-        return BATCH_MAX if most >= BATCH_MAX.operations else BatchMax(most, most)
+        return BATCH_MAX if most >= BATCH_MAX.operations else BatchMax(most, max(1, most // 2))
 
     def _server_main(self, scope: str, name: str) -> Main:
         async def main(process: Process) -> None:

@@ -85,7 +85,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     """Where truth is kept: in memory, or in real files on a disk that tears when the power goes."""
     meddlers: int = 0
     batch: int = BATCH_MAX.operations
-    """How many operations an authority decides at once; if fewer than it could, also how many replicas it may change then."""
+    """How many operations an authority decides at once; if fewer than it could, it also ends a batch that changed half as many
+    replicas."""
 
     @property
     def beat_ms(self) -> int:
