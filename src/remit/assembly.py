@@ -11,6 +11,7 @@ from typing import Final
 
 from remit.client.remote import Answering, Remote
 from remit.commitment.authority import Authority
+from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
 from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
@@ -32,11 +33,28 @@ async def embedded(directory: Path, world: World, *, scope: str = "local", holde
 
 
 async def server(
-    store: Store, world: World, *, scope: str, name: str, peers: Sequence[str], beat_ms: int = 2_000, term_ms: int = 6_000
+    store: Store,
+    world: World,
+    *,
+    scope: str,
+    name: str,
+    peers: Sequence[str],
+    beat_ms: int = 2_000,
+    term_ms: int = 6_000,
+    batch_max: BatchMax = BATCH_MAX,
 ) -> None:
     """One of a scope's servers, for ever: it answers at its name, passes on while another leads, and leads when nobody does."""
     others = {peer: Remote(world.link, peer) for peer in peers if peer != name}
-    standby = Standby(store, scope=scope, name=name, clock=world.clock, ids=world.ids, peers=others, term_ms=term_ms)
+    standby = Standby(
+        store,
+        scope=scope,
+        name=name,
+        clock=world.clock,
+        ids=world.ids,
+        peers=others,
+        term_ms=term_ms,
+        batch_max=batch_max,
+    )
     async with world.link.serve(name, Answering(standby)):
         await standby.serve(beat_ms=beat_ms)
 

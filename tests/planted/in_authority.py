@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from remit.client.client import Client
-from remit.commitment import auditing, batching, decide, leasing, loading, moving, placing
+from remit.commitment import auditing, authority, batching, decide, leasing, loading, moving, placing
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.books import Moment
 from remit.commitment.draft import Draft
@@ -204,6 +204,40 @@ def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
         return revision
 
     patch.setattr(Authority, "_write", early)
+
+
+BESIDE = (
+    "one_binding_per_attempt",
+    "phases_move_along_edges_by_their_owners",
+    "no_more_replicas_than_desired",
+    "node_sums_never_rise_above_capacity",
+    "refusals_change_nothing",
+)
+
+
+@bug(2, 12, scenario="small-batches", expects=BESIDE)
+def the_next_batch_is_decided_beside_the_one_under_way(patch: pytest.MonkeyPatch) -> None:
+    """A batch that is decided while another is being written does not know what that one changes."""
+    patch.setattr(batching.Ground, "draft", lambda self: Draft(self.books, self.moment))
+    patch.setattr(Draft, "subtract", lambda self, before: None)
+
+
+@bug(2, 12, scenario="small-batches", expects=BESIDE)
+def a_batch_is_written_once_more_with_the_next(patch: pytest.MonkeyPatch) -> None:
+    """What is decided on top of a batch that is being written has that batch's changes among its own."""
+    patch.setattr(Draft, "subtract", lambda self, before: None)
+
+
+@bug(1, 37, scenario="small-batches", expects=ONCE)
+def ids_of_the_batch_under_way_are_not_known(patch: pytest.MonkeyPatch) -> None:
+    """An operation that comes again while its batch is being written is decided again, in the next."""
+    prepare = batching.prepare
+
+    def forgetful(ground: batching.Ground, operations: Sequence[Operation], *faults: Any) -> batching.Prepared:
+        below = None if ground.below is None else ground.below._replace(entries={})
+        return prepare(ground._replace(below=below), operations, *faults)
+
+    patch.setattr(authority, "prepare", forgetful)
 
 
 @bug(15, scenario="takeovers", expects=TOLD)

@@ -395,6 +395,29 @@ lasts = "15s"
 size = 8.0
 """
     + _BUSY,
+    "small-batches": """
+summary = "batches of three on a store that takes its time: the next is decided while one is being written"
+duration = "2m"
+heal = "0s"
+[cluster]
+nodes = 4
+batch = 3
+people = 2
+schedulers = 2
+controllers = 2
+rivals = true
+[[faults]]
+kind = "slow-store"
+every = "15s"
+lasts = "20s"
+size = 0.4
+[[faults]]
+kind = "repeats"
+every = "20s"
+lasts = "15s"
+size = 0.4
+"""
+    + _BUSY,
     "two-scopes": """
 summary = "a region that lives on quota and policies from above, cut off from there now and then"
 duration = "6m"

@@ -9,10 +9,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from remit.client.endpoint import NoVerdict, Turned
 from remit.commitment.authority import Authority, Deposed
+from remit.commitment.queueing import BATCH_MAX
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -325,6 +326,9 @@ class Running:
 class Scope:
     """One scope's store with its judge, the authority that leads it, and those that do not know that they no longer do."""
 
+    batch_max: ClassVar[int] = BATCH_MAX.operations
+    """Less, so that batches follow upon each other."""
+
     def __init__(
         self, name: str = "r1", clock: FakeClock | None = None, *, checked: bool = True, judge: Judge | None = None
     ) -> None:
@@ -349,7 +353,12 @@ class Scope:
         """A new authority; the old one is left running, and is not told."""
         self.takeovers += 1
         authority = await Authority.take_over(
-            self.store, scope=self.name, holder=f"a{self.takeovers}", clock=self.clock, ids=self.ids
+            self.store,
+            scope=self.name,
+            holder=f"a{self.takeovers}",
+            clock=self.clock,
+            ids=self.ids,
+            batch_max=BATCH_MAX._replace(operations=self.batch_max),
         )
         if self.leader is not None:
             self.deposed.append(self.leader)

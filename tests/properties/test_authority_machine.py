@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from remit.client.endpoint import NoVerdict, Silence, Turned
-from remit.commitment import queueing
 from remit.commitment.authority import Deposed
 from remit.commitment.restoring import acknowledged_after
 from remit.commitment.standby import Standby
@@ -151,7 +150,7 @@ class Asking(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.batches = mock.patch.object(queueing, "BATCH_MAX", 4)  # so that batches follow upon each other
+        self.batches = mock.patch.object(Scope, "batch_max", 4)  # so that batches follow upon each other
         self.batches.start()
         self.r: Scope
         self.silent: list[Operation] = []

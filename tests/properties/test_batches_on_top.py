@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
-from remit.commitment import batching, queueing
+from remit.commitment import batching
 from remit.commitment.draft import Draft
 from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Note, Operation, Refused, Spawn, Verdict
 from remit.model.records import EventSpec
@@ -34,7 +34,7 @@ class Twins(AuthorityMachine):
     def __init__(self) -> None:
         super().__init__()
         self.batches.stop()
-        self.batches = mock.patch.object(queueing, "BATCH_MAX", EACH)
+        self.batches = mock.patch.object(Scope, "batch_max", EACH)
         self.batches.start()
         self.other: Scope
 
@@ -113,7 +113,7 @@ def crowd(test: Any) -> Any:
             finally:
                 await scope.close()
 
-        with mock.patch.object(queueing, "BATCH_MAX", EACH), mock.patch.object(Draft, "follow", counted):
+        with mock.patch.object(Scope, "batch_max", EACH), mock.patch.object(Draft, "follow", counted):
             run(tell())
 
     told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
@@ -313,5 +313,5 @@ def test_a_successor_knows_the_outcomes_of_the_very_first_batches() -> None:
         assert plain(again) == plain([first, second]) and all(isinstance(v, Accepted) for v in plain(again))
         await scope.close()
 
-    with mock.patch.object(queueing, "BATCH_MAX", EACH):
+    with mock.patch.object(Scope, "batch_max", EACH):
         run(tell())

@@ -26,12 +26,12 @@ from typing import Final, NamedTuple
 
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
 from remit.commitment import restoring
-from remit.commitment.batching import NO_FAULTS, SLICE, Answer, Ground, Known, Prepared, prepare, written_out
+from remit.commitment.batching import NO_FAULTS, Answer, Ground, Known, Prepared, prepare, written_out
 from remit.commitment.books import Books, Moment
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Entry, Outcomes
-from remit.commitment.queueing import Piece, Queue, cut
+from remit.commitment.queueing import BATCH_MAX, BatchMax, Piece, Queue, cut
 from remit.commitment.rulings import UNLEASED
 from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdict
 from remit.store import chain
@@ -66,17 +66,27 @@ class Deposed(Exception):
 class Authority:
     """Made by `take_over`; works while `run` runs. Satisfies `client.endpoint.Endpoint`."""
 
-    def __init__(self, store: Store, scope: str, clock: Clock, place: chain.Place, books: Books, outcomes: Outcomes) -> None:
+    def __init__(
+        self,
+        store: Store,
+        scope: str,
+        clock: Clock,
+        place: chain.Place,
+        books: Books,
+        outcomes: Outcomes,
+        batch_max: BatchMax = BATCH_MAX,
+    ) -> None:
         self.store = store
         self.scope = scope
         self.clock = clock
         self.books = books
         self.outcomes = outcomes
+        self.batch_max = batch_max
         self.heard: dict[str, int] = {}
         self._place = place
         self._since_ms = clock.now_ms()
         self._first_window = outcomes.window
-        self._queue = Queue()
+        self._queue = Queue(batch_max.operations)
         self._wake = asyncio.Event()
         self._ended: Deposed | None = None
         self._running = False
@@ -91,7 +101,15 @@ class Authority:
 
     @classmethod
     async def take_over(
-        cls, store: Store, *, scope: str, holder: str, clock: Clock, ids: Ids, place: chain.Place | None = None
+        cls,
+        store: Store,
+        *,
+        scope: str,
+        holder: str,
+        clock: Clock,
+        ids: Ids,
+        place: chain.Place | None = None,
+        batch_max: BatchMax = BATCH_MAX,
     ) -> Authority:
         """Fence every older authority of this scope and continue from what it left in the store.
 
@@ -100,7 +118,7 @@ class Authority:
         place = place or await chain.seize(store, holder, ids.incarnation())
         moment = Moment(clock.now_ms(), clock.boot(), {}, clock.now_ms(), place.head.sequence, place.head.incarnation)
         books, outcomes = await load(store, place, moment)
-        authority = cls(store, scope, clock, place, books, outcomes)
+        authority = cls(store, scope, clock, place, books, outcomes, batch_max)
         kept = await store.range(BATCH, limit=1)
         authority._oldest = int(kept.rows[0].key.removeprefix(BATCH)) if kept.rows else place.head.sequence + 1
         if await restoring.is_due(store, place.head.incarnation):
@@ -335,8 +353,8 @@ class Authority:
 
     async def _doubt_everything(self, *, new: bool) -> None:
         """The first batches of a new incarnation, in slices; the marker goes with the last, so an interrupted one resumes."""
-        names = sorted(self.books.replicas)
-        slices = [names[i : i + SLICE] for i in range(0, len(names), SLICE)]
+        names, most = sorted(self.books.replicas), self.batch_max.replicas
+        slices = [names[i : i + most] for i in range(0, len(names), most)]
         for index, part in enumerate([*slices, []]):
             last = index == len(slices)
             written = None
@@ -366,7 +384,8 @@ class Authority:
     def _ground(self, below: Prepared | None = None) -> Ground:
         head, oldest = (self._place.head, self._oldest) if below is None else (below.head, below.oldest)
         moment = Moment(self.clock.now_ms(), self.clock.boot(), self.heard, self._since_ms, head.sequence + 1, head.incarnation)
-        return Ground(self.books, self.outcomes, head, oldest, moment, self._window(), self.clock.wall(), below)
+        wall, most = self.clock.wall(), self.batch_max.replicas
+        return Ground(self.books, self.outcomes, head, oldest, moment, self._window(), wall, below, most)
 
     def _window(self) -> int:
         if self.outcomes.crowded():

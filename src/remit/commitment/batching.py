@@ -19,6 +19,7 @@ from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
 from remit.commitment.leasing import claimant
 from remit.commitment.outcomes import Batch, Entry, Outcomes, batch_key, digest, encode_batch
+from remit.commitment.queueing import BATCH_MAX
 from remit.commitment.rulings import refuse
 from remit.model.claims import Abandon, Accepted, Code, Operation, Refused, Role, Verdict, window_of
 from remit.model.objects import decode, encode
@@ -27,9 +28,6 @@ from remit.store import chain
 from remit.store.protocol import Head, Invalid
 
 AUDIT_BATCHES_KEPT: Final = 100_000
-SLICE: Final = 10_000
-"""How many replicas a batch may change before it ends."""
-
 OPERATION_BYTES_MAX: Final = 4 << 20
 """Half of what a row may have: a larger claim would be refused by the store, and so end the authority."""
 
@@ -69,6 +67,7 @@ class Ground(NamedTuple):
     window: int
     wall: str
     below: Prepared | None = None
+    replicas_max: int = BATCH_MAX.replicas
 
     def draft(self) -> Draft:
         return Draft(self.books, self.moment) if self.below is None else self.below.draft.follow(self.moment)
@@ -79,7 +78,7 @@ NO_ENTRIES: Final[Mapping[str, Entry]] = MappingProxyType({})
 
 
 def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str, str] = NO_FAULTS) -> Prepared:
-    """Decide operations in their order. Not more than make up a slice: the rest have no answer, and are for the next batch.
+    """Decide operations in their order. Not more than may be in one batch: the rest have no answer, and are for the next.
 
     `faults` are operations, by id, that are not to be tried again, and why.
     """
@@ -88,7 +87,7 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
     entries: dict[str, Entry] = {}
     answers: list[Answer] = []
     audited: list[Entry] = []
-    most = len(draft.replicas) + SLICE
+    most = len(draft.replicas) + ground.replicas_max
     for operation in operations:
         if len(draft.replicas) > most:
             break

@@ -10,7 +10,15 @@ from typing import Final, NamedTuple
 from remit.client.endpoint import NoVerdict, Silence
 from remit.model.claims import Operation, Verdict
 
-BATCH_MAX: Final = 256
+
+class BatchMax(NamedTuple):
+    """How much goes into one batch: operations, and replicas that may be changed before it ends."""
+
+    operations: int = 256
+    replicas: int = 10_000
+
+
+BATCH_MAX: Final = BatchMax()
 
 Future = asyncio.Future[list[Verdict]]
 
@@ -46,7 +54,8 @@ class Piece(NamedTuple):
 class Queue:
     """Asks that wait. One that fits into a batch is never split; a larger one goes to the back of the queue with its rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_max: int = BATCH_MAX.operations) -> None:
+        self.batch_max = batch_max
         self._waiting: deque[Waiting] = deque()
         self.count = 0
         """Operations that wait."""
@@ -57,7 +66,7 @@ class Queue:
     @property
     def full(self) -> bool:
         """Is there a whole batch, so that nothing is gained by waiting for more?"""
-        return self.count >= BATCH_MAX
+        return self.count >= self.batch_max
 
     def put(self, operations: Sequence[Operation]) -> Future:
         waiting = Waiting(operations, asyncio.get_running_loop().create_future())
@@ -68,11 +77,11 @@ class Queue:
     def take(self, *, one: bool = False) -> list[Piece]:
         """A batch of operations, or only the very next one."""
         pieces: list[Piece] = []
-        room = 1 if one else BATCH_MAX
+        room = 1 if one else self.batch_max
         while self._waiting and (room > 0 or not self._waiting[0].operations):
             waiting = self._waiting[0]
             left = len(waiting.operations) - waiting.taken
-            if pieces and room < left <= BATCH_MAX and not waiting.answer.done():
+            if pieces and room < left <= self.batch_max and not waiting.answer.done():
                 break
             self._waiting.popleft()
             waiting.queued = False

@@ -13,6 +13,7 @@ from typing import Final
 
 from remit.client.endpoint import Endpoint, Silence, Status, Turned
 from remit.commitment.authority import Authority, Deposed
+from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
 from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
@@ -38,6 +39,7 @@ class Standby:
         ids: Ids,
         peers: Mapping[str, Endpoint],
         term_ms: int = 6_000,
+        batch_max: BatchMax = BATCH_MAX,
     ) -> None:
         self.store = store
         self.scope = scope
@@ -46,6 +48,7 @@ class Standby:
         self.ids = ids
         self.peers = peers
         self.term_ms = term_ms
+        self.batch_max = batch_max
         self.leading: Authority | None = None
         self._patience = 1
         self._deposed = False
@@ -145,4 +148,6 @@ class Standby:
                 self.leading = None
 
     async def take_over(self) -> Authority:
-        return await Authority.take_over(self.store, scope=self.scope, holder=self.name, clock=self.clock, ids=self.ids)
+        return await Authority.take_over(
+            self.store, scope=self.scope, holder=self.name, clock=self.clock, ids=self.ids, batch_max=self.batch_max
+        )

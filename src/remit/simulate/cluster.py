@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from remit.assembly import server
+from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.model.claims import Role
 from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
 from remit.simulate.actors.budgets import Budgets
@@ -114,6 +115,11 @@ class Cluster:
         """One for all of a role, of whom one acts; or one for each, so that all act at once."""
         return f"{role}/{number}" if self.scenario.cluster.rivals else ""
 
+    def _batch_max(self) -> BatchMax:
+        """If fewer operations than usual, then also few replicas: else no batch would ever end for having changed many."""
+        most = self.scenario.cluster.batch
+        return BATCH_MAX if most >= BATCH_MAX.operations else BatchMax(most, max(1, most // 2))
+
     def _server_main(self, scope: str, name: str) -> Main:
         async def main(process: Process) -> None:
             port = process.port(self.stores[scope])
@@ -126,6 +132,7 @@ class Cluster:
                 peers=self.servers(scope),
                 beat_ms=pace.server_beat_ms,
                 term_ms=pace.server_term_ms,
+                batch_max=self._batch_max(),
             )
 
         return main
@@ -218,6 +225,14 @@ class Cluster:
         for store in self.stores.values():
             if isinstance(store, DurableService):
                 store.end()
+
+    def declare_lost(self, scope: str) -> None:
+        """Somebody who lives in the scope above does so."""
+        for people in self.people:
+            process = people.seat.process
+            if people.seat.scope == self.scenario.cluster.scopes[0] and process.alive and people.seat.world is process.world:
+                self.loop.spawn(people.declare_lost(scope), name="declare lost", unit=process.unit)
+                return
 
     def hush(self) -> None:
         """People ask for nothing new, and open again what they had closed."""

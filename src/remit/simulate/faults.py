@@ -53,6 +53,8 @@ class Hand(Protocol):
 
     def backup(self, scope: str) -> None: ...
 
+    def declare_lost(self, scope: str) -> None: ...
+
     def restore(self, scope: str) -> bool: ...
 
 
@@ -258,6 +260,32 @@ def cut_scopes(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     outside = [process.name for process in hand.everyone("") if process.name not in inside]
     outside += [store.name for store in stores if store.scope != apart]
     return _cutting(hand, [way for name in inside for way in _both(name, outside)])
+
+
+@fault(
+    "region-lost",
+    "a region's authority dies, and an operator above declares the region lost; it is built anew from a backup",
+    10,
+    34,
+    swarms=False,
+    scopes_min=2,
+    store="memory",
+)
+def region_lost(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    """What it had is lent to others, so it must not come back as the one that had it: only as one that was restored."""
+    apart = one.where or lots.choice(hand.stores("")[1:]).scope
+    servers = hand.processes("server", apart)
+    hand.backup(apart)
+    for server in servers:
+        server.kill()
+    hand.later(one.lasts_s / 4, partial(hand.declare_lost, apart))
+
+    def heal() -> None:
+        if not hand.restore(apart):
+            for server in servers:
+                server.start()
+
+    return heal
 
 
 @fault("swizzle-clog", "links are clogged one by one, and opened in another order", 43)

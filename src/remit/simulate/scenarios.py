@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, field
 
+from remit.commitment.queueing import BATCH_MAX
 from remit.model.quantity import parse_duration
 
 HERE: Final = "remit.simulate"
@@ -45,6 +46,7 @@ MATRIX: Final = (
 
 _BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "swarm": (0, 100),
+    "cluster.batch": (1, BATCH_MAX.operations),
     "cluster.servers": (1, 100),
     "cluster.nodes": (1, 10_000),
     "cluster.agents": (1, 10_000),
@@ -82,6 +84,9 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     store: str = STORES[0]
     """Where truth is kept: in memory, or in real files on a disk that tears when the power goes."""
     meddlers: int = 0
+    batch: int = BATCH_MAX.operations
+    """How many operations an authority decides at once; if fewer than it could, it also ends a batch that changed half as many
+    replicas."""
 
     @property
     def beat_ms(self) -> int:

@@ -307,6 +307,9 @@ class Simulation(Record):
         kept.append(at_once(self.cluster.stores[scope].store.revision()))
         del kept[:-BACKUPS_KEPT]
 
+    def declare_lost(self, scope: str) -> None:
+        self.cluster.declare_lost(scope)
+
     def restore(self, scope: str) -> bool:
         """An old backup in the store's place, as an operator does it: servers down, restore, servers up."""
         store = self.cluster.stores[scope]

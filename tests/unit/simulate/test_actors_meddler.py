@@ -11,6 +11,7 @@ from remit.model.claims import Accepted, Code
 from remit.simulate.actors.budgets import Budgets
 from remit.simulate.actors.meddler import MISCHIEF, Meddler
 from remit.simulate.actors.policies import Policies
+from remit.simulate.actors.trespass import TRESPASSES
 from remit.simulate.actors.yard import NAME
 from remit.simulate.processes import Process
 from tests.unit.simulate.worlds import Scene, furnish_region, furnish_upper, furnish_work
@@ -63,6 +64,8 @@ def test_every_refusal_is_reached_within_an_hour(play: Play) -> None:
     unreached = sorted(set(MISCHIEF) - set(play.meddler.reached))
     print("not reached:", unreached)
     assert not unreached
+    untried = sorted(name for name in TRESPASSES if not play.meddler.tried.get(name))
+    assert not untried
     assert Code.FAULT not in play.meddler.reached
     assert Code.FAULT.value not in play.scene.listener.codes()
 
@@ -88,7 +91,7 @@ def test_it_takes_its_yard_away_when_it_is_told_to_be_quiet(play: Play) -> None:
     assert play.scene.rows("r1", f"node/{NAME}")
     play.meddler.seat.pace.quiet = True
     play.scene.run(3)
-    for kind in ("replica", "workload", "node", "grant", "tenant"):
+    for kind in ("replica", "workload", "node", "grant", "tenant", "priorityclass"):
         left = [key for key in play.scene.rows("r1", f"{kind}/") if f"/{NAME}" in key]
         assert not left, left
     assert any(isinstance(verdict, Accepted) for _, _, verdict in play.scene.listener.verdicts)

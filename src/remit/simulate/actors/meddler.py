@@ -1,8 +1,9 @@
 """Who asks for what may not be? A sloppy asker in every role, to reach every refusal; it ruins nothing that is lawful.
 
 It does one mischief at a time, now and then. Each aims at one code of `model.claims.Code` (see `MISCHIEF`), most of them in the
-meddler's own yard (yard.py). Against what is not its own it only asks what cannot be accepted: by the wrong role, at an old
-revision, from the wrong phase, with a device that is not there. It keeps to its own leases, `<role>/meddler`.
+meddler's own yard (yard.py); what more it tries there is in trespass.py. Against what is not its own it only asks what cannot
+be accepted: by the wrong role, at an old revision, from the wrong phase, with a device that is not there. It keeps to its own
+leases, `<role>/meddler`.
 
 `POLICY_LAPSED` is reached when the region's policies are past their lease, `AWAITING_REPORTS` also after a restore; both are
 tried whenever it is their turn. `FAULT` needs a bug of ours, so nothing aims at it.
@@ -62,14 +63,15 @@ from remit.model.objects import key_of
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, Phase, SummarySpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.actors.seat import Seat
-from remit.simulate.actors.yard import HOME, NAME, NEW, NOWHERE, SHUT, Yard
+from remit.simulate.actors.trespass import TRESPASSES, Trespasser
+from remit.simulate.actors.yard import HOME, NAME, NEW, NOWHERE, SHUT
 
 LITTLE: Final = Amount({"cpu": 10})
 PLACED_HERE: Final = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
 """Transitions with claims of their own: a move that names one is invalid."""
 
 
-class Meddler(Yard):
+class Meddler(Trespasser):
     """It rests for `mean_beats` between two mischiefs, on average. `upper` is where policies are published, if not here.
 
     In quiet times there is no mischief: the yard is taken away, and again whenever a restore brings it back.
@@ -78,7 +80,9 @@ class Meddler(Yard):
     def __init__(self, seat: Seat, upper: Seat | None = None, *, mean_beats: int = 2) -> None:
         super().__init__(seat)
         self.reached: dict[Code, int] = {}
-        self._deck: list[Code] = []
+        self.tried: dict[str, int] = {}
+        """How often each trespass came to its point."""
+        self._deck: list[Code | str] = []
         self._mean_ms = mean_beats * seat.pace.beat_ms
         self._upper = upper
 
@@ -101,13 +105,20 @@ class Meddler(Yard):
         elif drawn == 1:
             await self.gossip()
         else:
-            self._deck = self._deck or self.chance.shuffled(list(MISCHIEF))
+            self._deck = self._deck or self.chance.shuffled([*MISCHIEF, *TRESPASSES])
             aim = self._deck.pop()
             await self.furnish()
-            await MISCHIEF[aim](self)
-            await self.shut_down()
-            if aim not in self.reached:
+            if not await self._aim(aim):
                 self._deck.insert(0, aim)  # the world was not so; once more, after the others
+            await self.shut_down()
+
+    async def _aim(self, aim: Code | str) -> bool:
+        if isinstance(aim, Code):
+            await MISCHIEF[aim](self)
+            return aim in self.reached
+        hit = await TRESPASSES[aim](self)
+        self.tried[aim] = self.tried.get(aim, 0) + hit
+        return hit
 
     def _noted(self, actor: Actor, verdicts: Any) -> list[Verdict]:
         for verdict in verdicts:

@@ -10,7 +10,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from remit.client.client import NoAnswer
-from remit.model.claims import Actor, AnyClaim, Apply, Delete, Operation, Role, Verdict
+from remit.commitment.ledgers import SCOPE
+from remit.model.claims import Actor, AnyClaim, Apply, DeclareLost, Delete, Operation, Role, Verdict
 from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
@@ -109,7 +110,7 @@ class People:
     def _tenant(self, name: str, percent: int) -> Tenant:
         cpu = 0 if self.above else max(1, self.cpu * percent // 100)
         quota = Amount.parse({"cpu": str(cpu), "memory": f"{2 * cpu}Gi", "devices": {"gpu": max(0, cpu // 6)}})
-        extra = Amount.parse({"cpu": str(cpu // 4)})
+        extra = Amount.parse({"cpu": str(cpu // 4), "memory": f"{cpu // 2}Gi"})
         return Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=quota, emergency_quota=extra))
 
     async def live(self) -> None:
@@ -158,6 +159,10 @@ class People:
             env = {"BUILD": str(self.chance.below(1_000))}
             spec = replace(workload.spec, template=replace(workload.spec.template, env=env))
         await self.insist(Apply(Workload(metadata=_declared(workload.metadata), spec=spec)))
+
+    async def declare_lost(self, scope: str) -> None:
+        """An operator's word: nobody there is heard of again, and what it had is lent to others."""
+        await self.insist(DeclareLost(SCOPE + scope), operator=True)
 
     async def _operate(self) -> None:
         view = self.seat.view

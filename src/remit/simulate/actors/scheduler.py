@@ -248,7 +248,9 @@ class Scheduler(Player):
         return found
 
     def _grant(self, key: str, tenant: str) -> str:
-        """A slice from above if there is one, now and then an offer, else the tenant's own quota; not what was just refused."""
+        """A slice from above if there is one, now and then an offer or a budget for emergencies, else the tenant's own quota;
+        not what was just refused.
+        """
         slices, offers, spent = [], [], self._spent.pop(key, "")
         for _, seen in self.view.kind("grant/"):
             grant: Grant = seen.thing
@@ -256,7 +258,9 @@ class Scheduler(Player):
                 continue
             if grant.spec.issuer and grant.spec.purpose == "quota" and grant.spec.tenant == tenant:
                 slices.append(grant.metadata.name)
-            elif grant.spec.holder == self.lease and grant.spec.tenant in ("", tenant):
+            elif (grant.spec.issuer and tenant in grant.spec.shares) or (
+                grant.spec.holder == self.lease and grant.spec.tenant in ("", tenant)
+            ):
                 offers.append(grant.metadata.name)
         own = slices or [f"tenant/{tenant}"]
         kept = [name for name in (offers if self.chance.below(4) == 0 else own) if name != spent]
@@ -272,7 +276,7 @@ class Scheduler(Player):
     def _offered(self, grant: str) -> bool:
         """Is it one of those that this scheduler may do without?"""
         found: Grant | None = self.view.get(f"grant/{grant}")
-        return not grant.startswith("tenant/") and (found is None or not found.spec.issuer)
+        return not grant.startswith("tenant/") and (found is None or found.spec.purpose != "quota")
 
     def _gang(self, members: Sequence[str]) -> Iterator[AnyClaim]:
         binds = []

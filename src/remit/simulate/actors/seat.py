@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from remit.client.client import Client, NoAnswer
 from remit.client.endpoint import Endpoint, Status
 from remit.client.remote import Remote
 from remit.client.retry import RetryShape
 from remit.client.tenure import Tenure, acquire
-from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Role, Verdict
+from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Role, Vacate, Verdict
 from remit.model.resources import Duration
 from remit.simulate.actors.view import View
 from remit.simulate.processes import Process
 from remit.simulate.stores import StoreService
 from remit.world.promises import World
+
+HANDS_OVER: Final = 250
+"""After about so many turns a player lets go of its role."""
 
 
 class Ear(Protocol):
@@ -214,6 +217,14 @@ class Player:
                 continue
             await clock.sleep_ms(1 + self.chance.uniform_ms(20))
             await self.turn(tenure)
+            if self.role is not Role.AGENT and self.chance.below(HANDS_OVER) == 0:
+                await self._hand_over(tenure)
+
+    async def _hand_over(self, tenure: Tenure) -> None:
+        """Let go of the role, so that another may have it at once. If that is not answered, the term just runs out."""
+        tenure.end()
+        await self.say([Vacate(self.lease)])
+        await self.world.clock.sleep_ms(self.seat.pace.beat_ms)
 
     async def turn(self, tenure: Tenure) -> None:
         """Look once, and ask once."""

@@ -46,6 +46,8 @@ from remit.model.kinds import (
     NodeHealth,
     NodeSpec,
     Placement,
+    PriorityClass,
+    PriorityClassSpec,
     Rollout,
     Spread,
     Taint,
@@ -63,11 +65,17 @@ from remit.simulate.actors.seat import Seat
 from remit.simulate.actors.view import Seen
 
 NAME: Final = "meddler"
+TWIN: Final = f"{NAME}-twin"
+"""Another tenant, or another holder, with whom nobody else deals either."""
+RANK: Final = f"{NAME}-rank"
+MEEK: Final = f"{NAME}-meek"
+PRIORITY: Final = 10
+"""Of the two classes of the yard; the second preempts nobody."""
 NOWHERE: Final = f"scope/{NAME}-nowhere"
 """A scope that never was: what is lent to it comes back when it is declared lost."""
 
 LEASE_MS: Final = 120_000
-WANTED: Final[Mapping[str, int]] = {"plain": 3, "shy": 2, "gpu": 2, "gang": 3}
+WANTED: Final[Mapping[str, int]] = {"plain": 3, "shy": 2, "gpu": 2, "gang": 3, "pack": 3}
 """How many replicas a workload of the yard has; else one. All that wait are looked at by the scheduler again and again."""
 HOME: Final = f"{NAME}-home"
 SHUT: Final = f"{NAME}-shut"
@@ -153,8 +161,13 @@ SHAPES: Final[Mapping[str, WorkloadSpec]] = {
     "gpus": _shape({}, gpus=64),
     "gang": _shape({"zones": ("nowhere",)}, gang=3),
     "going": _shape({}),
+    "pack": _shape({}, gang=2),
+    "ranked": replace(_shape({}), priority_class=RANK),
+    "meek": replace(_shape({}), priority_class=MEEK),
+    "once": replace(_shape({}), type="job", rollout=Rollout(), retries=0),
+    "errand": replace(_shape({}), type="job", rollout=Rollout()),
 }
-"""Each breaks one rule wherever it is put, but for `plain`, `shy`, `gpu` and `going`, which fit at home."""
+"""Each breaks one rule wherever it is put, but for `plain`, `shy`, `gpu`, `going` and those after it, which fit at home."""
 
 
 class Yard:
@@ -202,6 +215,10 @@ class Yard:
             self._epochs[lease] = epoch, now_ms + LEASE_MS // 2
         return Actor(NAME, role, lease, epoch)
 
+    def forget_lease(self, actor: Actor) -> None:
+        """It is acquired anew before it is next acted under."""
+        self._epochs.pop(actor.lease, None)
+
     def gave_up(self, error: NoAnswer) -> None:
         for operation in error.operation_ids:
             self.seat.ear.gave_up(self.seat.process.name, self.seat.scope, operation)
@@ -229,7 +246,12 @@ class Yard:
     def furniture(self) -> list[AnyObject]:
         region = self.seat.scope
         quota = Amount({"cpu": 5_000, "memory": 8 << 30, "devices/gpu": 2_000})
-        things: list[AnyObject] = [Tenant(metadata=Metadata(name=NAME), spec=TenantSpec(quota=quota))]
+        spec = TenantSpec(quota=quota, emergency_quota=Amount({"cpu": 1_000}))
+        things: list[AnyObject] = [Tenant(metadata=Metadata(name=name), spec=spec) for name in (NAME, TWIN)]
+        things += [
+            PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=PRIORITY, preempts=name == RANK))
+            for name in (RANK, MEEK)
+        ]
         things += [_node(HOME, region), _node(SHUT, region, unschedulable=True), _node(NEW, region)]
         return things + [self.workload(name) for name in SHAPES]
 
@@ -248,6 +270,13 @@ class Yard:
                 if seen is not None and seen.thing.status.health in _TOWARDS_READY:
                     await self.say(Role.NODES, Mark(name, seen.revision, _TOWARDS_READY[seen.thing.status.health]))
         await self._settle_new()
+        if self._awaited():
+            await self.say(Role.OPERATOR, DeclareLost(NOWHERE))  # else nobody places anything
+
+    def _awaited(self) -> bool:
+        """A restored scope awaits everybody that it ever dealt with."""
+        peer = self.view.get(f"peer/{NOWHERE}")
+        return peer is not None and peer.spec.standing is Standing.AWAITED
 
     async def shut_down(self) -> None:
         """Nobody is to place anything here until the next mischief."""
@@ -320,14 +349,11 @@ class Yard:
                 break
             for seen in left:
                 await self._one_step_out(seen)
-        mine = f"tenant/{NAME}"
-        lent: list[Grant] = [seen.thing for _, seen in self.view.kind("grant/") if seen.thing.spec.parent == mine]
+        lent: list[Grant] = [seen.thing for _, seen in self.view.kind("grant/") if _of_the_yard(seen.thing)]
         for grant in lent:
             if not grant.spec.holder.startswith("scope/") and not grant.spec.issuer:
                 await self.say(Role.BUDGETS, Close(grant.metadata.name))
-        peer = self.view.get(f"peer/{NOWHERE}")  # a restored scope awaits everybody that it ever lent to
-        awaited = peer is not None and peer.spec.standing is Standing.AWAITED
-        if awaited or any(grant.spec.holder == NOWHERE for grant in lent):
+        if self._awaited() or any(grant.spec.holder == NOWHERE for grant in lent):
             await self.say(Role.OPERATOR, DeclareLost(NOWHERE))
         for key, seen in list(self.view.kind(f"workload/{NAME}/")):
             if seen.thing.metadata.deleting:
@@ -347,12 +373,18 @@ class Yard:
         """Take the whole yard away; again, if somebody was in the way."""
         kinds = [("Workload", f"{NAME}-{name}", NAME) for name in SHAPES]
         kinds += [("Node", name, "") for name in (HOME, SHUT, NEW)]
+        kinds += [*(("PriorityClass", name, "") for name in (RANK, MEEK)), ("Tenant", TWIN, "")]
         for _ in range(10):
             if await self.look(key_of("Tenant", NAME)) is None:
                 return
             await self.tidy(wholly=True)
             await self.say(Role.OPERATOR, *(Delete(*one) for one in (*kinds, ("Tenant", NAME, ""))))
             await self.world.clock.sleep_ms(self.seat.pace.beat_ms)
+
+
+def _of_the_yard(grant: Grant) -> bool:
+    tenants = (NAME, TWIN)
+    return grant.spec.tenant in tenants or any(name in grant.spec.shares for name in tenants)
 
 
 def _key(thing: AnyObject) -> str:
