@@ -16,12 +16,13 @@ from remit.commitment.books import Moment
 from remit.commitment.draft import Draft
 from remit.commitment.outcomes import Entry, Outcomes
 from remit.commitment.standby import Standby
-from remit.model.claims import Actor, Code, Operation, Refused, Verdict, window_of
+from remit.model.claims import Actor, Code, Operation, Refused, Vacate, Verdict, window_of
+from remit.model.objects import key_of
 from remit.model.records import LeaseSpec, Phase, Replica
 from remit.model.resources import Duration
 from remit.store import chain
 from remit.store.protocol import Commit, Committed, Head, Store, Unanswered, Unavailable
-from tests.planted.bug import bug
+from tests.planted.bug import bug, overrule
 
 FENCED = ("accepted_entries_held_their_lease", "lease_epochs_never_decrease")
 ONCE = ("one_outcome_per_operation", "one_answer_per_operation")
@@ -72,6 +73,22 @@ def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
         return held
 
     patch.setattr(Authority, "renew", forget)
+
+
+@bug(15, scenario="meddlers", expects=("accepted_entries_held_their_lease", "leases_are_not_taken_from_the_living"))
+def anybody_gives_up_anybodys_lease(patch: pytest.MonkeyPatch) -> None:
+    """Whose lease it is is not asked of whoever gives it up."""
+    vacate = leasing.vacate
+
+    def unasked(draft: Draft, operation: Operation, claim: Vacate) -> int | Refused:
+        found = draft.thing(key_of("Lease", claim.lease))
+        if found is not None:
+            spec = found[0].spec
+            actor = replace(operation.actor, name=spec.holder, epoch=spec.epoch, lease=claim.lease)
+            operation = replace(operation, actor=actor)
+        return vacate(draft, operation, claim)
+
+    overrule(patch, Vacate, unasked)
 
 
 @bug(2, 15, scenario="takeovers", expects=("chain_is_unbroken",))

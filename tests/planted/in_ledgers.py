@@ -269,3 +269,51 @@ def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
 def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
     """How long ago it was that a scheduler saw what it decides on is not asked."""
     patch.setattr(placing, "SNAPSHOT_FRESH_MS", 1 << 40)
+
+
+# ------------------------------------------------------------------------------------------------------- what is another's
+
+
+@bug(27, scenario="meddlers", seeds=3, expects=("draws_are_on_ones_own",))
+def one_tenant_draws_on_another(patch: pytest.MonkeyPatch) -> None:
+    """Whose quota a draw is charged to is the asker's choice."""
+    charge = placing.charge
+
+    def anywhere(held: Draft, operation: Operation, ask: Any, name: str, **more: Any) -> tuple[str, ...] | Refused:
+        ledger = held.grant(name)
+        own = ask._replace(quota=(name,)) if ledger is not None and ledger.grant is None else ask
+        return charge(held, operation, own, name, **more)
+
+    patch.setattr(placing, "charge", anywhere)
+
+
+@bug(27, scenario="meddlers", expects=("draws_are_on_ones_own",))
+def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None:
+    """Who holds a grant is not asked of whoever draws on it."""
+
+    def unasked(held: Draft, operation: Operation, ask: Any, ledger: GrantLedger) -> tuple[str, ...] | Refused:
+        if ledger.grant is not None and not ledger.lent_away and not ledger.grant.spec.issuer:
+            operation = replace(operation, actor=replace(operation.actor, name=ledger.grant.spec.holder))
+        return drawn(held, operation, ask, ledger)
+
+    drawn = placing._drawn
+    patch.setattr(placing, "_drawn", unasked)
+
+
+@bug(33, scenario="meddlers", seeds=4, expects=("only_what_may_go_on_begins_anew",))
+def attempts_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """How often a job has failed, and whether it is done, is not asked before it begins anew."""
+    left = moving.GUARDED["attempts_left"]
+
+    def uncounted(held: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+        again = replace(replica, status=replace(replica.status, attempt=1, result="failed"))
+        refused: Refused | None = left(held, operation, claim, again)
+        return refused
+
+    patch.setitem(moving.GUARDED, "attempts_left", uncounted)
+
+
+@bug(25, scenario="meddlers", seeds=3, expects=("gangs_are_bound_together",))
+def those_who_leave_count_as_members(patch: pytest.MonkeyPatch) -> None:
+    """A gang is as many as hold room for it, whether they stay or not."""
+    patch.setattr(draft, "UNSETTLED", frozenset({Phase.RESERVED}))

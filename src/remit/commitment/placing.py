@@ -340,14 +340,14 @@ def _drawn(draft: Draft, operation: Operation, ask: Ask, ledger: GrantLedger) ->
 
 
 def tenant_slice(draft: Draft, tenant: str) -> str | None:
-    """The tenant's own quota if this scope is its home, else the slice that this scope holds of it."""
-    if draft.grant(f"tenant/{tenant}") is not None:
-        return f"tenant/{tenant}"
+    """The slice of it that this scope holds from another, else the tenant's own quota: where a slice is held is not its home,
+    and the tenant is there with no quota at all, so that it may declare its work.
+    """
     for name in draft.keys("grant/"):
         found = draft.thing(name)
         if found is not None and found[0].spec.issuer and (found[0].spec.tenant, found[0].spec.purpose) == (tenant, "quota"):
             return str(found[0].metadata.name)
-    return None
+    return f"tenant/{tenant}" if draft.grant(f"tenant/{tenant}") is not None else None
 
 
 def lifeless(draft: Draft, ledger: GrantLedger) -> Refused | None:

@@ -58,6 +58,8 @@ class Scheduler(Player):
         self._looking = False
         self._refused: dict[str, dict[str, None]] = {}
         """Where a replica may not go, as far as it was told: the others are tried first."""
+        self._rounds: dict[str, int] = {}
+        """How often all of them were tried in vain."""
 
     async def began(self) -> None:
         await super().began()
@@ -67,6 +69,7 @@ class Scheduler(Player):
         self._paused.clear()
         self._poor.clear()
         self._refused.clear()
+        self._rounds.clear()
         self._spent.clear()
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
@@ -122,6 +125,9 @@ class Scheduler(Player):
             # Those who found no spot, too: a gang is tried whole, whichever of its members has come to its turn.
             self._paused |= dict.fromkeys(self._waiting_with(first), self.world.clock.now_ms() + pause_ms)
         self.wake_all()
+        self._look_again()
+
+    def _look_again(self) -> None:
         if not self._looking:
             self._looking = True
             self.seat.process.loop.spawn(self._look_soon(), name="look again")
@@ -156,6 +162,7 @@ class Scheduler(Player):
                 if replica is None or replica.status.phase is not Phase.PENDING:
                     self._not_before.pop(key, None)
                     self._refused.pop(key, None)
+                    self._rounds.pop(key, None)
                     self._spent.pop(key, None)
                     if replica is None:
                         self._slow.pop(key, None)
@@ -211,8 +218,11 @@ class Scheduler(Player):
 
     def _place(self, key: str, replica: Replica, shape: Shape) -> Iterator[AnyClaim]:
         found = self._spot(shape, self._refused.get(key, ()))
-        if found is None:
-            self._refused.pop(key, None)
+        if found is None and self._refused.pop(key, None) is not None:
+            # Wherever there is room it may not go: it comes again, and each time a little later.
+            self._rounds[key] = rounds = self._rounds.get(key, 0) + 1
+            self._paused[key] = self.world.clock.now_ms() + min(12, rounds * rounds) * self._backoff_ms()
+            self._look_again()
         at = self.view.rows[key].revision
         if found is not None:
             node, devices = found

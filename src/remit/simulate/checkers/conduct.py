@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from remit.simulate.checkers.history import NOT_OUTCOMES, Outcome, Step
+from remit.simulate.checkers.history import NOT_OUTCOMES, History, Outcome, Step
 from remit.simulate.checkers.lifecycle import (
     CLOCKS_DIFFER,
     EDGES,
@@ -18,6 +18,7 @@ from remit.simulate.checkers.lifecycle import (
     ON_NODE,
     REPORT_FRESH_MS,
     RESULT_BY,
+    RETRIES,
     SILENT,
     SNAPSHOT_FRESH_MS,
     UNLEASED,
@@ -165,6 +166,8 @@ def accepted_entries_held_their_lease(step: Step) -> Found:
         # A vacate takes the holder's name away in the same batch, and keeps the epoch.
         if not any(spec.get("epoch", 0) == entry.epoch and spec.get("holder", "") in (entry.actor, "") for spec in rows):
             yield key, f"{entry.actor} acted at epoch {entry.epoch} of {entry.lease}: {rows}"
+        if entry.did == "vacate" and entry.subject != entry.lease:
+            yield key, f"{entry.actor}, who held {entry.lease}, gave up {entry.subject}"
         if entry.lease != entry.role and not entry.lease.startswith(f"{entry.role}/"):
             yield key, f"{entry.lease} is no lease of {entry.role}"
 
@@ -291,6 +294,22 @@ def a_new_attempt_waits_for_the_end_of_the_last(step: Step) -> Found:
                 yield key, f"attempt {last[1] + 1} was placed, and nothing says that attempt {last[1]} was released"
 
 
+@promise("S15")
+def only_what_may_go_on_begins_anew(step: Step) -> Found:
+    """A job that has done its work has done it, and one that has failed is tried again as often as it says, and no more."""
+    for key, old, new in step.moves:
+        if (phase_of(old), phase_of(new)) != ("released", "pending"):
+            continue
+        owner = f"workload/{new['metadata']['tenant']}/{new['spec']['workload']}"
+        specs = [row["spec"] for row in (step.was(owner), step.history.row(owner)) if row is not None]
+        if any(spec.get("type", "job") != "job" for spec in specs):
+            continue
+        if old["status"].get("result") == "ok":
+            yield key, "it is queued again, and has done its work"
+        elif attempt_of(old) > max((spec.get("retries", RETRIES) for spec in specs), default=RETRIES):
+            yield key, f"it is queued again after {attempt_of(old)} attempts, of {specs}"
+
+
 @promise("S9")
 def lost_only_after_its_fence(step: Step) -> Found:
     """A node's copy is given up only once its agent was silent for the whole fence; judged by when its lease was acquired, by
@@ -393,3 +412,13 @@ def nothing_goes_while_something_depends_on_it(step: Step) -> Found:
             left = sorted(group for group in history.members if group[0] == name)
             if left:
                 yield key, f"it went before its work {left}"
+        elif kind in ("priorityclass", "region"):
+            users = _users(history, kind, name)
+            if users and all(step.was(one) is not None for one in users):
+                yield key, f"it went, and {users} name it"
+
+
+def _users(history: History, kind: str, name: str) -> list[str]:
+    if kind == "region":
+        return [key for key, node in history.kind("node").items() if node["spec"].get("region") == name]
+    return [key for key, work in history.kind("workload").items() if work["spec"].get("priorityClass", "") == name]

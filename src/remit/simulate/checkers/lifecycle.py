@@ -91,6 +91,9 @@ CLOCKS_DIFFER: Final = 1 + DRIFT_MAX
 
 EAGER_FENCE_MS: Final = 30_000
 
+RETRIES: Final = 3
+"""What a job has that does not say."""
+
 SNAPSHOT_FRESH_MS: Final = 60_000
 REPORT_FRESH_MS: Final = 15_000
 """How old may be what somebody decides on: in general, and what an agent reports."""

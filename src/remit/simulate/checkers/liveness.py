@@ -19,7 +19,7 @@ from remit.simulate.checkers.feasibility import (
     lent_abroad,
 )
 from remit.simulate.checkers.history import History, Step
-from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE
+from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE, RETRIES
 from remit.simulate.checkers.quiet import LIFE_WRITES, Quiet
 from remit.simulate.checkers.room import grant_is_dead
 from remit.simulate.checkers.rows import Json, Shape, attempt_of, group_of, health_of, phase_of
@@ -29,9 +29,6 @@ from remit.simulate.checkers.waits import WAITS_MIN, Waits
 
 HEALTH_CHANGES: Final = 6
 """How often a node that is well may be called something else within `health_window_ms`."""
-
-RETRIES: Final = 3
-"""What a job has that does not say."""
 
 MEDDLER: Final = "meddler"
 """The tenant of somebody who undoes what controllers do."""
@@ -449,18 +446,22 @@ def _may_go_on(replica: Json, retries: int) -> bool:
 
 @look("L10")
 def what_is_ready_is_served(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """A service's replica on a healthy node; jobs are asked by nobody."""
+    """A service's replica on a healthy node; jobs are asked by nobody. It may be served and fail its probe between two looks,
+    so it is judged by when its row last changed.
+    """
     if "endpoints" not in core.roles:
         return
-    well = core.nodes.get(history.scope, frozenset())
+    may, well = live.bounds.serving_ms * live.bounds.pace, core.nodes.get(history.scope, frozenset())
     for key, replica in history.kind("replica").items():
         if phase_of(replica) != "ready" or replica["status"]["node"] not in well:
             continue
         tenant, name = group_of(replica)
         workload = history.row(f"workload/{tenant}/{name}")
         if workload is not None and workload["spec"]["type"] == "service" and tenant != MEDDLER:
-            why = f"it is ready on {replica['status']['node']}, and not served"
-            yield Waiting(history.scope, key, live.bounds.serving_ms, why)
+            since = max(core.since_ms, history.stories[key][-1].at_ms)
+            if live.now_ms() - since > may:
+                why = f"it is ready on {replica['status']['node']} since {since} ms, and not served"
+                yield Waiting(history.scope, key, -1, why)
 
 
 @look("L10")

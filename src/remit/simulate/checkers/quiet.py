@@ -33,7 +33,7 @@ class Quiet:
         if any(key.partition("/")[0] not in QUIET_KINDS for key in step.changed):
             self.writes.append(at_ms)
         for entry in step.entries:
-            if entry.code and entry.actor:
+            if entry.code and entry.actor and entry.subject:  # a gang has many
                 self.refused.setdefault((entry.actor, entry.did, entry.subject), []).append(at_ms)
 
     def writes_cease(self, since_ms: float, may: float) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from remit.simulate.checkers.history import History, Step
+from remit.simulate.checkers.lifecycle import RUNS
 from remit.simulate.checkers.placement import barred, towards_others
 from remit.simulate.checkers.promise import UNDECIDED, Found, promise
 from remit.simulate.checkers.rows import (
@@ -75,6 +76,26 @@ def ledgers_never_rise_above_amount(step: Step) -> Found:
     for ledger in step.ledgers_before:
         if ledger not in history.limits and (left := [name for at, name in sums.used if at == ledger]):
             yield ledger, f"it went while {left} of it are drawn"
+
+
+@promise("S4")
+def draws_are_on_ones_own(step: Step) -> Found:
+    """A tenant's work is charged to that tenant, and by a scheduler to what it holds itself or its scope has from another."""
+    for key, new in step.placed("bound", "reserved"):
+        if holds(step.was(key)):
+            continue
+        tenant = new["metadata"]["tenant"]
+        by = [e for e in step.accepted if e.did == "gang" or (e.did in ("bind", "reserve") and e.subject == key)]
+        hands = {name for entry in by for name in (entry.actor, entry.lease)}
+        for ledger in new["status"].get("grants", ()):
+            grant = step.was(f"grant/{ledger}") or step.history.row(f"grant/{ledger}")
+            spec = {} if grant is None else grant["spec"]
+            if grant is None and ledger != f"tenant/{tenant}" and not ledger.endswith(f"/{tenant}"):
+                yield key, f"{ledger} is not {tenant}'s"
+            elif spec.get("tenant", "") not in ("", tenant):
+                yield key, f"{ledger} is {spec['tenant']}'s, and not {tenant}'s"
+            elif spec and not spec.get("issuer") and spec["holder"] not in hands:
+                yield key, f"{ledger} is held by {spec['holder']}, and {sorted(hands)} drew on it"
 
 
 @promise("S4")
@@ -182,12 +203,25 @@ def victims_rank_lower(step: Step) -> Found:
     """Room is taken from those who rank below, on the node where it is needed, and by those who may."""
     for key, new in step.placed("reserved"):
         rank = new["spec"].get("priority", 0)
+        if new["status"].get("victims") and not _preempts(step, new):
+            yield key, "those of its class take nobody's place"
         for victim in new["status"].get("victims", {}):
             found = step.was(victim) or step.history.row(victim)
             if found is None or found["spec"].get("priority", 0) >= rank:
                 yield key, f"{victim} ranks {found and found['spec'].get('priority', 0)}, not below {rank}"
             elif found["status"].get("node") != new["status"]["node"]:
                 yield key, f"{victim} is on {found['status'].get('node')}, and room is needed on {new['status']['node']}"
+
+
+def _preempts(step: Step, replica: Json) -> bool:
+    """Before the batch, or after it: both may have been in force when it was decided."""
+    owner = f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}"
+    for workload in (step.was(owner), step.history.row(owner)):
+        named = "" if workload is None else workload["spec"].get("priorityClass", "")
+        for rank in (step.was(f"priorityclass/{named}"), step.history.row(f"priorityclass/{named}")):
+            if rank is None or rank["spec"].get("preempts", True):
+                return True
+    return False
 
 
 @promise("S18")
@@ -234,7 +268,7 @@ def gangs_are_bound_together(step: Step) -> Found:
         shapes = [step.history.shape(step.history.row(key)) for key in keys]
         least = max(shape.gang for shape in shapes if shape is not None)
         members = step.history.members.get(group, {})
-        standing = [k for k in members if holds(old := step.was(k)) and phase_of(old) != "reserved"]
+        standing = [k for k in members if phase_of(step.was(k)) in RUNS]
         if len(keys) < least and len(standing) < least:
             yield keys[0], f"{len(keys)} members were bound, {len(standing)} stood, the gang's minimum is {least}"
 

@@ -10,7 +10,7 @@ import pytest
 
 from remit.simulate.checkers.judge import Stand
 from remit.simulate.checkers.promise import PROMISES
-from tests.unit.simulate.checkers.pen import Json, Pen, World, generation_key, node, replica
+from tests.unit.simulate.checkers.pen import Json, Pen, World, generation_key, node, replica, tenant
 
 Breach = Callable[[Pen], None]
 BREACHES: list[tuple[str, Breach]] = []
@@ -727,6 +727,88 @@ def an_id_of_a_window_to_come(pen: Pen) -> None:
 @breaks("ids_are_executed_in_their_time")
 def an_id_of_a_window_that_is_kept_no_more(pen: Pen) -> None:
     pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.0.x")])
+
+
+@breaks("draws_are_on_ones_own")
+def drawn_on_anothers_quota(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.commit({"tenant/t2": tenant("t2")}, [pen.entry("apply", "tenant/t2", "operator")])
+    pen.bind(a, grants=["tenant/t2"])
+
+
+@breaks("draws_are_on_ones_own")
+def drawn_on_anothers_grant(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.grant("s", holder="scheduler/other")
+    pen.bind(a, grants=["s"])
+
+
+@breaks("draws_are_on_ones_own")
+def drawn_on_what_is_for_another(pen: Pen) -> None:
+    (a,) = pen.spawn(0)
+    pen.grant("s", tenant="t2")
+    pen.bind(a, grants=["s"])
+
+
+@breaks("victims_rank_lower")
+def one_of_a_class_that_preempts_nobody(pen: Pen) -> None:
+    rank = {"metadata": {"name": "calm"}, "spec": {"preempts": False}}
+    pen.commit({"priorityclass/calm": rank}, [pen.entry("apply", "priorityclass/calm", "operator")])
+    pen.declare("w", 2, priorityClass="calm")
+    a, b = pen.spawn(0, 1)
+    pen.run(a)
+    reserved(pen, b, a)
+
+
+@breaks("accepted_entries_held_their_lease")
+def anothers_lease_was_given_up(pen: Pen) -> None:
+    row = pen.rows["lease/repair"]
+    nobody = {**row, "spec": {**row["spec"], "holder": ""}}
+    pen.commit({"lease/repair": nobody}, [pen.entry("vacate", "repair", "scheduler")])
+
+
+@breaks("only_what_may_go_on_begins_anew")
+def what_was_done_begins_anew(pen: Pen) -> None:
+    pen.declare("j", type="job")
+    (a,) = pen.spawn(0, workload="j")
+    pen.run(a)
+    pen.release(a)
+    pen.requeue(a)
+
+
+@breaks("only_what_may_go_on_begins_anew")
+def tried_once_too_often(pen: Pen) -> None:
+    pen.declare("j", type="job", retries=0)
+    (a,) = pen.spawn(0, workload="j")
+    pen.run(a)
+    pen.move(a, "failed", "agent/n1", result="failed")
+    pen.move(a, "released", "repair", grants=None)
+    pen.requeue(a)
+
+
+@breaks("nothing_goes_while_something_depends_on_it")
+def a_class_goes_and_is_named(pen: Pen) -> None:
+    rank = {"metadata": {"name": "calm"}, "spec": {}}
+    pen.commit({"priorityclass/calm": rank}, [pen.entry("apply", "priorityclass/calm", "operator")])
+    pen.declare("w", 2, priorityClass="calm")
+    pen.commit({"priorityclass/calm": None}, [pen.entry("delete", "priorityclass/calm", "operator")])
+
+
+@breaks("nothing_goes_while_something_depends_on_it")
+def a_region_goes_and_has_nodes(pen: Pen) -> None:
+    pen.commit({"region/r1": {"metadata": {"name": "r1"}, "spec": {}}}, [pen.entry("apply", "region/r1", "operator")])
+    pen.commit({"region/r1": None}, [pen.entry("delete", "region/r1", "operator")])
+
+
+@breaks("gangs_are_bound_together")
+def one_beside_one_that_leaves(pen: Pen) -> None:
+    pen.declare("g", gang={"min": 2})
+    a, b, c = pen.spawn(0, 1, 2, workload="g")
+    both = {key: pen.status(key, phase="bound", node="n1", grants=["tenant/t1"]) for key in (a, b)}
+    pen.commit(both, [pen.entry("gang", "", "scheduler")])
+    pen.move(b, "draining", "workloads")
+    assert pen.found == []
+    pen.bind(c)
 
 
 @breaks("gangs_are_bound_together")
