@@ -245,7 +245,7 @@ def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placing, "_victim", anybody)
 
 
-@bug(24, scenario="crowd", expects=("nothing_is_placed_for_what_goes",))
+@bug(24, scenario="stale-observers", seeds=3, expects=("nothing_is_placed_for_what_goes",))
 def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
     """Whether a workload is on its way out is not asked."""
     place = placing.place

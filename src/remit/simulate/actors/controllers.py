@@ -332,7 +332,7 @@ class Endpoints(Player):
     def _due(self, key: str) -> bool:
         now_ms = self.world.clock.now_ms()
         if key not in self._left:
-            self._left[key] = now_ms + (0 if self.chance.below(4) else self.chance.uniform_ms(20 * self.seat.pace.beat_ms))
+            self._left[key] = now_ms + (0 if self.chance.below(4) else self.chance.uniform_ms(12 * self.seat.pace.beat_ms))
         return self._left[key] <= now_ms or self.seat.pace.quiet
 
 

@@ -60,6 +60,7 @@ class Scheduler(Player):
         """Where a replica may not go, as far as it was told: the others are tried first."""
         self._rounds: dict[str, int] = {}
         """How often all of them were tried in vain."""
+        self._policies: dict[str, None] = {}
 
     async def began(self) -> None:
         await super().began()
@@ -111,7 +112,8 @@ class Scheduler(Player):
         members = claim.members if isinstance(claim, Ganged) else (claim,)
         spent = verdict.code in _SPENT and any(self._offered(one.grant) for one in members)
         soon = spent or verdict.code in _ELSEWHERE or verdict.code is Code.REVISION
-        pause_ms = self._backoff_ms() * (1 if soon else 12)
+        again = 1 + max(self._rounds.get(one.replica, 0) for one in members) if verdict.code in _ELSEWHERE else 1
+        pause_ms = self._backoff_ms() * (min(4, again) if soon else 12)
         pause_ms += self.chance.uniform_ms(pause_ms)
         for one in members:
             if verdict.code in _SPENT:
@@ -175,8 +177,11 @@ class Scheduler(Player):
                     spared[key.removeprefix("tenant/")] = None
                 elif key.startswith("grant/"):
                     spared.update(dict.fromkeys(poor.split("/")[1] for poor in self._poor))
-                elif key.startswith("policyrevision/"):
+                elif key.startswith("policyrevision/") and key not in self._policies:  # no renewal of one that was there
+                    self._policies[key] = None
                     self._refused.clear()
+                    self._paused = {one: until_ms for one, until_ms in self._paused.items() if one not in self._rounds}
+                    self._rounds.clear()
         for key in [key for key in self._poor if key.split("/")[1] in spared]:
             self._paused.pop(key, None)
             del self._poor[key]
@@ -221,7 +226,7 @@ class Scheduler(Player):
         if found is None and self._refused.pop(key, None) is not None:
             # Wherever there is room it may not go: it comes again, and each time a little later.
             self._rounds[key] = rounds = self._rounds.get(key, 0) + 1
-            self._paused[key] = self.world.clock.now_ms() + min(12, rounds * rounds) * self._backoff_ms()
+            self._paused[key] = self.world.clock.now_ms() + min(8, rounds) * self._backoff_ms()
             self._look_again()
         at = self.view.rows[key].revision
         if found is not None:

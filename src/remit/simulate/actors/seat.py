@@ -221,10 +221,10 @@ class Player:
                 await self._hand_over(tenure)
 
     async def _hand_over(self, tenure: Tenure) -> None:
-        """Let go of the role, so that another may have it at once. If that is not answered, the term just runs out."""
+        """Let go of the role, so that another may have it. If that is not answered, the term just runs out."""
         tenure.end()
         await self.say([Vacate(self.lease)])
-        await self.world.clock.sleep_ms(self.seat.pace.beat_ms)
+        await self.world.clock.sleep_ms(self.seat.pace.beat_ms // 8)
 
     async def turn(self, tenure: Tenure) -> None:
         """Look once, and ask once."""
