@@ -182,6 +182,19 @@ async def test_quota_is_carved_out_of_quota_alone(scope: Scope) -> None:
 
 
 @story
+async def test_a_draw_on_an_offer_is_charged_to_the_slice_that_is_held_here(scope: Scope) -> None:
+    """Where a slice is held is not the tenant's home: the quota that stands there is for declaring work, and may be nothing."""
+    await accepted(scope, "4", ttl=HOUR)
+    offered = GrantSpec(holder="scheduler", amount=amounts(cpu=2), tenant="t1", purpose="offer", ttl=HOUR)
+    await scope.must(scope.actors["budgets"], Issue("offer", offered))
+    a, b = await spawned(scope, "w", 2)
+    await bind(scope, a, grant="offer")
+    assert scope.row(a)["status"]["grants"] == ["offer", "s"]
+    await scope.must(scope.actors["budgets"], Yield("s", amounts(cpu="3")))
+    assert await scope.refused(scope.actors["scheduler"], drawing(scope, b, "offer")) is Code.OVER_QUOTA
+
+
+@story
 async def test_a_lost_holder_is_waited_for_until_an_operator_declares_it_lost(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("4")))
