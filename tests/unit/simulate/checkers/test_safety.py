@@ -659,6 +659,17 @@ def what_is_drawn_was_given_back(pen: Pen) -> None:
     pen.commit({"grant/s": less}, [pen.entry("yield", "s", "budgets")])
 
 
+def test_a_reissue_may_bring_less_than_is_drawn__also_in_one_batch_with_the_end_of_it() -> None:
+    pen = Pen().furnish()
+    pen.grant("s", issuer="scope/global", holder="scope/r1")
+    (a,) = pen.spawn(0)
+    pen.bind(a, grants=["s"])
+    row = pen.rows["grant/s"]
+    less = {**row, "spec": {**row["spec"], "amount": {}}, "status": {"phase": "closed"}}
+    pen.commit({"grant/s": less}, [pen.entry("accept", "s", "budgets"), pen.entry("close", "s", "budgets")])
+    assert pen.found == []
+
+
 @breaks("nothing_is_placed_for_what_goes")
 def bound_for_what_goes(pen: Pen) -> None:
     (a,) = pen.spawn(0)
