@@ -24,7 +24,18 @@ from remit.simulate.checkers.lifecycle import (
     UNLEASED,
 )
 from remit.simulate.checkers.promise import Found, promise
-from remit.simulate.checkers.rows import MARKER, Entry, Json, attempt_of, group_of, health_of, milliseconds, most_of, phase_of
+from remit.simulate.checkers.rows import (
+    MARKER,
+    Entry,
+    Json,
+    attempt_of,
+    group_of,
+    health_of,
+    milliseconds,
+    most_of,
+    owner_of,
+    phase_of,
+)
 
 ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
 
@@ -300,7 +311,7 @@ def only_what_may_go_on_begins_anew(step: Step) -> Found:
     for key, old, new in step.moves:
         if (phase_of(old), phase_of(new)) != ("released", "pending"):
             continue
-        owner = f"workload/{new['metadata']['tenant']}/{new['spec']['workload']}"
+        owner = owner_of(new)
         specs = [row["spec"] for row in (step.was(owner), step.history.row(owner)) if row is not None]
         if any(spec.get("type", "job") != "job" for spec in specs):
             continue

@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from remit.simulate.checkers.history import History
 from remit.simulate.checkers.placement import barred, towards_others
 from remit.simulate.checkers.room import grant_is_dead
-from remit.simulate.checkers.rows import SCOPE, WHOLE, Counted, Json, Shape, health_of, is_open
+from remit.simulate.checkers.rows import SCOPE, WHOLE, Counted, Json, Shape, health_of, is_open, owner_of
 
 
 def held_back(history: History, replica: Json, now_ms: int) -> str:
     """Why nothing of this sort may be placed in this scope now, wherever there is room; empty if it may."""
     shape = history.shape(replica)
-    owner = history.row(f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}")
+    owner = history.row(owner_of(replica))
     if shape is None or owner is None or owner["metadata"].get("deleting"):
         return "its workload is gone or going"
     if shape.fenced and history.unheard:

@@ -22,7 +22,7 @@ from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE, RETRIES
 from remit.simulate.checkers.quiet import LIFE_WRITES, Quiet
 from remit.simulate.checkers.room import grant_is_dead
-from remit.simulate.checkers.rows import Json, Shape, attempt_of, group_of, health_of, phase_of
+from remit.simulate.checkers.rows import Json, Shape, attempt_of, health_of, owner_of, phase_of
 from remit.simulate.checkers.runs import Runs
 from remit.simulate.checkers.scratch import victims_left
 from remit.simulate.checkers.waits import WAITS_MIN, Waits
@@ -455,9 +455,8 @@ def what_is_ready_is_served(live: Liveness, history: History, core: Core) -> Ite
     for key, replica in history.kind("replica").items():
         if phase_of(replica) != "ready" or replica["status"]["node"] not in well:
             continue
-        tenant, name = group_of(replica)
-        workload = history.row(f"workload/{tenant}/{name}")
-        if workload is not None and workload["spec"]["type"] == "service" and tenant != MEDDLER:
+        workload = history.row(owner_of(replica))
+        if workload is not None and workload["spec"]["type"] == "service" and replica["metadata"]["tenant"] != MEDDLER:
             since = max(core.since_ms, history.stories[key][-1].at_ms)
             if live.now_ms() - since > may:
                 why = f"it is ready on {replica['status']['node']} since {since} ms, and not served"

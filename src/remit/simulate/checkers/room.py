@@ -16,6 +16,7 @@ from remit.simulate.checkers.rows import (
     holds,
     is_open,
     milliseconds,
+    owner_of,
     phase_of,
 )
 
@@ -90,7 +91,7 @@ def draws_are_on_ones_own(step: Step) -> Found:
         for ledger in new["status"].get("grants", ()):
             grant = step.was(f"grant/{ledger}") or step.history.row(f"grant/{ledger}")
             spec = {} if grant is None else grant["spec"]
-            if grant is None and ledger != f"tenant/{tenant}" and not ledger.endswith(f"/{tenant}"):
+            if grant is None and not ledger.endswith(f"/{tenant}"):  # its quota, or its share of a budget
                 yield key, f"{ledger} is not {tenant}'s"
             elif spec.get("tenant", "") not in ("", tenant):
                 yield key, f"{ledger} is {spec['tenant']}'s, and not {tenant}'s"
@@ -195,7 +196,7 @@ def nothing_is_placed_for_what_goes(step: Step) -> Found:
     for key, new in step.placed("bound", "reserved"):
         if holds(step.was(key)):
             continue
-        owner = f"workload/{new['metadata']['tenant']}/{new['spec']['workload']}"
+        owner = owner_of(new)
         both = step.was(owner), step.history.row(owner)
         if all(row is not None and row["metadata"].get("deleting") for row in both):
             yield key, f"it was placed, and {owner} is being deleted"
@@ -218,7 +219,7 @@ def victims_rank_lower(step: Step) -> Found:
 
 def _preempts(step: Step, replica: Json) -> bool:
     """Before the batch, or after it: both may have been in force when it was decided."""
-    owner = f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}"
+    owner = owner_of(replica)
     for workload in (step.was(owner), step.history.row(owner)):
         named = "" if workload is None else workload["spec"].get("priorityClass", "")
         for rank in (step.was(f"priorityclass/{named}"), step.history.row(f"priorityclass/{named}")):

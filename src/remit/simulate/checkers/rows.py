@@ -108,6 +108,11 @@ def group_of(replica: Json) -> tuple[str, str]:
     return replica["metadata"]["tenant"], replica["spec"]["workload"]
 
 
+def owner_of(replica: Json) -> str:
+    """The key of its workload."""
+    return f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}"
+
+
 def generation_key(replica: Json) -> str:
     spec = replica["spec"]
     return f"generation/{replica['metadata']['tenant']}/{spec['workload']}/{spec['generation']:08d}"
