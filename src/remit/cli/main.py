@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal  # noqa: TID251 - the program's own end, when it is interrupted
 import sys
+import warnings
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -111,6 +112,7 @@ def main() -> None:
         if reconfigure is not None:  # a terminal that cannot show a letter gets its number, not a crash
             reconfigure(errors="backslashreplace")
     sys.unraisablehook = _hear_interrupts
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # an interrupt may fall between the two
     try:
         try:
             remit(prog_name="remit")

@@ -136,6 +136,23 @@ main.main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+def test_an_interrupt_between_a_coroutine_and_its_task_is_no_complaint() -> None:
+    code = """
+import click, sys
+from remit.cli import main
+async def work(): pass
+def body(*_):
+    made = work()
+    raise KeyboardInterrupt
+main.COMMANDS["hang"] = main.Lazy("__main__", "hang", "")
+hang = click.Command("hang", callback=body)
+sys.argv = ["remit", "hang"]
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_a_benchmark_is_told_where_it_cannot_write() -> None:
     code, output = run("bench", "commit", "--data", "/nonexistent")
     assert code == 2
