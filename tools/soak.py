@@ -240,7 +240,7 @@ def shrink_all(soak: Soak) -> None:
 def shrunk(soak: Soak, done: Done) -> str:
     """The command that replays the least that breaks."""
     try:
-        found = shrink(done.task.scenario, done.run, cpu_s_max=SHRINK_CPU_S_MAX, revision=revision())
+        found = shrink(done.run, cpu_s_max=SHRINK_CPU_S_MAX, revision=revision())
     except NotRepeated as error:
         soak.say(f"NOT DETERMINISTIC: {error}")
         return seed_command(done.run)

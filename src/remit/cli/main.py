@@ -112,7 +112,8 @@ def main() -> None:
         if reconfigure is not None:  # a terminal that cannot show a letter gets its number, not a crash
             reconfigure(errors="backslashreplace")
     sys.unraisablehook = _hear_interrupts
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # an interrupt may fall between the two
+    if not sys.warnoptions:  # an interrupt may fall between a coroutine and its task; whoever asks for warnings gets this one
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     try:
         try:
             remit(prog_name="remit")

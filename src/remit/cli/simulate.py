@@ -210,7 +210,7 @@ def _one(shown: Shown, asked: Asked, manner: Manner) -> int:
     else:
         for line in run.trace:
             click.echo(escaped(line))
-        shown.run(asked.scenario, run)
+        shown.run(run)
     told = not manner.story or _tell_story(simulation, manner.story)
     if asked.expected:
         shown.expected(asked.expected, run)
@@ -302,7 +302,7 @@ def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: Run) -> bo
     kept = _Kept(manner.save)
     try:
         with shown.waiting("looking for the least that breaks it") as tell:
-            shrunk = shrink(asked.scenario, run, asked.until_s, revision=revision(), tell=tell, keep=kept)
+            shrunk = shrink(run, asked.until_s, revision=revision(), tell=tell, keep=kept)
     except NotRepeated as error:
         shown.unsteady(str(error))
         shown.again(again)

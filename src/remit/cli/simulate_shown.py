@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from remit.cli.told import console
+from remit.commitment.queueing import BATCH_MAX
 from remit.model.problems import escaped
 from remit.model.quantity import format_duration
 from remit.simulate.checkers import judge  # noqa: F401 - with it every check is in its register
@@ -89,7 +90,8 @@ class Shown:
     def line(self, run: Run) -> None:
         click.echo(for_programs(run))
 
-    def run(self, scenario: Scenario, run: Run) -> None:
+    def run(self, run: Run) -> None:
+        scenario = run.played
         self._told.print(Text.assemble(_text(scenario.name, "bold"), _text(f", seed {run.seed}: {scenario.summary}")))
         self._facts({"cluster": _cluster(scenario), "load": _load(scenario)})
         self._facts({"ran": f"{_time(run.simulated_s)} of virtual time: {_amounts(run)}", "digest": run.digest})
@@ -105,6 +107,7 @@ class Shown:
             {
                 "cluster": _cluster(scenario),
                 "load": _load(scenario),
+                "drawn": "cluster and load around these, and the kinds of fault, for each seed" if scenario.swarm else "",
                 "ran": f"{totals.hours:,.1f} simulated hours, of which {totals.counted_hours:,.1f} had enough in them to"
                 f" count: {_amounts(totals)}",
                 "rate": f"{totals.hours * 60 / seconds:,.1f} simulated hours a minute, {totals.events / seconds:,.0f} events/s",
@@ -277,9 +280,10 @@ def _amounts(one: Run | Totals) -> str:
 def _cluster(scenario: Scenario) -> str:
     cluster = scenario.cluster
     scopes = f"scopes {', '.join(cluster.scopes)}; in each " if len(cluster.scopes) > 1 else ""
+    batches = f", batches of {cluster.batch}" if cluster.batch < BATCH_MAX.operations else ""
     return (
         f"{scopes}{cluster.servers} servers, {cluster.schedulers} schedulers, {cluster.controllers} controllers,"
-        f" {cluster.nodes} nodes with {min(cluster.agents, cluster.nodes)} agents, a beat every {cluster.beat}"
+        f" {cluster.nodes} nodes with {min(cluster.agents, cluster.nodes)} agents, a beat every {cluster.beat}{batches}"
     )
 
 

@@ -8,6 +8,7 @@ shrinking honest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -65,13 +66,21 @@ def _nothing_left() -> None:
 Deed = Callable[[Hand, Lots, Injection], Heal | None]
 
 
+class Where(StrEnum):
+    """The scopes in which a kind of fault may be."""
+
+    SCOPE = "any scope"
+    BELOW = "a scope below the first"
+    NETWORK = "all scopes at once"
+
+
 SECONDS: Final = "seconds"
 SHARE: Final = "a share, up to 1"
 
 
 class Kind(NamedTuple):
     """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random? `store`: which it needs.
-    `size`: what its size is, if it has one. `anywhere`: it happens to the network as a whole, and so in no scope of its own.
+    `size`: what its size is, if it has one. `where`: where it may be.
     """
 
     name: str
@@ -82,7 +91,7 @@ class Kind(NamedTuple):
     scopes_min: int = 1
     store: str = ""
     size: str = ""
-    anywhere: bool = False
+    where: Where = Where.SCOPE
 
     def lacks(self, scenario: Scenario) -> str:
         """What it takes that this scenario does not have; empty if nothing."""
@@ -107,10 +116,10 @@ def fault(
     scopes_min: int = 1,
     store: str = "",
     size: str = "",
-    anywhere: bool = False,
+    where: Where = Where.SCOPE,
 ) -> Callable[[Deed], Deed]:
     def register(deed: Deed) -> Deed:
-        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min, store, size, anywhere)
+        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min, store, size, where)
         return deed
 
     return register
@@ -270,6 +279,7 @@ def cut_scopes(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     swarms=False,
     scopes_min=2,
     store="memory",
+    where=Where.BELOW,
 )
 def region_lost(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     """What it had is lent to others, so it must not come back as the one that had it: only as one that was restored."""
@@ -337,17 +347,17 @@ def slow_links(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("loss", "messages are lost", 1, 32, size=SHARE, anywhere=True)
+@fault("loss", "messages are lost", 1, 32, size=SHARE, where=Where.NETWORK)
 def loss(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(loss=one.size or 0.01 + 0.2 * lots.random())
 
 
-@fault("repeats", "messages arrive twice", 37, size=SHARE, anywhere=True)
+@fault("repeats", "messages arrive twice", 37, size=SHARE, where=Where.NETWORK)
 def repeats(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(repeat=one.size or 0.05 + 0.4 * lots.random())
 
 
-@fault("delays", "messages overtake each other", 2, 6, size=SECONDS, anywhere=True)
+@fault("delays", "messages overtake each other", 2, 6, size=SECONDS, where=Where.NETWORK)
 def delays(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return hand.weather(tail_chance=0.05 + 0.3 * lots.random(), tail_s=one.size or 0.1 + 2.0 * lots.random())
 

@@ -1,8 +1,11 @@
-"""Which faults come when? Drawn from the seed before the run begins. What each does is in faults.py."""
+"""What is drawn from the seed before a run begins? The shape of a swarm, and when faults come; what each does is faults.py."""
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Final
+
+from msgspec.structs import replace
 
 from remit.model.quantity import parse_duration
 from remit.simulate.faults import KINDS
@@ -10,6 +13,38 @@ from remit.simulate.lots import Lots, stream
 from remit.simulate.scenarios import FaultLine, Injection, Scenario
 
 _SWARM_EVERY_S: Final = (20.0, 240.0)
+_SMALL_BATCHES: Final = (1, 3, 16)
+
+
+def shaped(scenario: Scenario, seed: int) -> Scenario:
+    """The cluster and the load of this seed, around those that a swarm names: what never fails at one size may at another."""
+    if not scenario.swarm:
+        return scenario
+    lots = stream(f"{scenario.name}/{seed}/shape")
+    cluster, load = scenario.cluster, scenario.load
+
+    def about(most: float, least: float = 0.5) -> int:
+        return lots.randint(ceil(most * least), ceil(most * 1.5))
+
+    counts = {
+        name: 1 + lots.randrange(getattr(cluster, name) + 1) for name in ("servers", "agents", "schedulers", "controllers")
+    }
+    batch = lots.choice(_SMALL_BATCHES) if lots.random() < 0.3 else cluster.batch
+    kinds = lots.sample(load.kinds, lots.randint(ceil(len(load.kinds) / 2), len(load.kinds)))
+    return replace(
+        scenario,
+        cluster=replace(cluster, nodes=about(cluster.nodes), batch=min(batch, cluster.batch), **counts),
+        load=replace(
+            load,
+            per_minute=round(load.per_minute * (0.75 + 0.75 * lots.random()), 2),
+            kinds=tuple(sorted(kinds)),
+            standing_max=about(load.standing_max),
+            size=about(load.size),
+            quota=about(load.quota, 0.75),
+            deletes=min(100, about(load.deletes, 0.0)),
+            operations=min(100, about(load.operations, 0.0)),
+        ),
+    )
 
 
 def draw(scenario: Scenario, seed: int) -> tuple[Injection, ...]:

@@ -315,7 +315,7 @@ def _bad_fault(scenario: Scenario, name: str, line: FaultLine) -> Iterator[str]:
 
 def bad_sort(scenario: Scenario, one: FaultLine | Injection) -> Iterator[str]:
     """Kind, size and place, asked alike of a line and of what was drawn from it."""
-    from remit.simulate.faults import KINDS, SHARE  # the kinds know the simulation, which knows scenarios
+    from remit.simulate.faults import KINDS, SHARE, Where  # the kinds know the simulation, which knows scenarios
 
     if not 0 <= one.size <= SIZE_MAX:
         yield f"size: a number, 0 or more (0: drawn), at most {SIZE_MAX}"
@@ -331,8 +331,10 @@ def bad_sort(scenario: Scenario, one: FaultLine | Injection) -> Iterator[str]:
         yield f"size: {one.kind} has none; leave it out"
     if one.size > 1 and kind.size == SHARE:
         yield f"size: {SHARE}, and not {one.size:g}"
-    if one.where and kind.anywhere:
-        yield f"where: {one.kind} is in all scopes at once; leave it out"
+    if one.where and kind.where is Where.NETWORK:
+        yield f"where: {one.kind} is in {kind.where}; leave it out"
+    if one.where == scenario.cluster.scopes[0] and kind.where is Where.BELOW:
+        yield f"where: {one.kind} is in {kind.where}; name another"
 
 
 def _late_faults(scenario: Scenario) -> Iterator[str]:

@@ -62,7 +62,6 @@ class _Spent(Exception):
 
 
 def shrink(
-    scenario: Scenario,
     first: Run,
     until_s: float | None = None,
     *,
@@ -73,8 +72,8 @@ def shrink(
     tell: Callable[[str], None] = lambda _: None,
     keep: Callable[[Replay], None] = lambda _: None,
 ) -> Shrunk:
-    """`first` is the failing run of this scenario. `keep` gets it before the search begins, and then whatever is better."""
-    search = _Search(scenario, first, until_s, simulate, runs_max, cpu_s_max, tell, lambda: keep(search.replay(revision)))
+    """`first` is the failing run. `keep` gets it before the search begins, and then whatever is better."""
+    search = _Search(first, until_s, simulate, runs_max, cpu_s_max, tell, lambda: keep(search.replay(revision)))
     whole, interrupted = True, False
     try:
         search.better()
@@ -91,7 +90,6 @@ class _Search:
 
     def __init__(
         self,
-        scenario: Scenario,
         first: Run,
         until_s: float | None,
         simulate: Simulate,
@@ -107,7 +105,7 @@ class _Search:
         self._cpu_s_end = cpu_s() + cpu_s_max
         self._tell = tell
         self.better = better
-        self._adopt(scenario, first.plan, until_s or scenario.duration_s + scenario.heal_s, first)
+        self._adopt(first.played, first.plan, until_s or first.played.duration_s + first.played.heal_s, first)
 
     def replay(self, revision: str) -> Replay:
         kept = {"digest": self.run.digest, **{name: str(value) for name, value in self.violation._asdict().items()}}

@@ -21,7 +21,7 @@ from remit.simulate.checkers.liveness import Bounds, Core
 from remit.simulate.checkers.promise import Violation
 from remit.simulate.cluster import Cluster, Record
 from remit.simulate.faults import KINDS, Heal
-from remit.simulate.injections import draw
+from remit.simulate.injections import draw, shaped
 from remit.simulate.loop import SimLoop, Unit
 from remit.simulate.lots import Lots, stream
 from remit.simulate.network import Network
@@ -63,6 +63,8 @@ class Run(Struct, frozen=True):
     violations: tuple[Violation, ...]
     unknown: tuple[str, ...]
     plan: tuple[Injection, ...]
+    played: Scenario
+    """With the shape that was drawn for this seed."""
     codes: dict[str, int]
     deeds: dict[str, int]
     edges: tuple[tuple[str | None, str | None, str], ...]
@@ -82,9 +84,12 @@ class Simulation(Record):
         until_s: float | None = None,
         trace: bool = False,
     ) -> None:
+        if plan is None:
+            scenario = shaped(scenario, seed)
+            plan = draw(scenario, seed)
         self.scenario = scenario
         self.seed = seed
-        self.plan = draw(scenario, seed) if plan is None else plan
+        self.plan = plan
         self.until_s = until_s
         self.lines: list[str] | None = [] if trace else None
         self.faults: dict[str, int] = {}
@@ -171,6 +176,7 @@ class Simulation(Record):
             violations=tuple(judge.violations),
             unknown=tuple(judge.unknown),
             plan=self.plan,
+            played=self.scenario,
             codes=dict(sorted(judge.codes_seen.items())),
             deeds=dict(sorted(judge.marks.items())),
             edges=tuple(sorted(judge.edges_seen, key=str)),

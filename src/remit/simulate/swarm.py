@@ -137,7 +137,8 @@ class Worker:
         scenario, seed, *_ = self._task
         violation = Violation(LOST, "crash", "", "", why, 0)
         none: dict[str, int] = {}
-        run = Run(scenario.name, seed, "", 0.0, 0, 0, 0, none, none, (violation,), (), self._task.plan or (), none, none, ())
+        plan = self._task.plan or ()
+        run = Run(scenario.name, seed, "", 0.0, 0, 0, 0, none, none, (violation,), (), plan, scenario, none, none, ())
         return Done(self._task, run, 0.0)
 
     def end(self) -> None:

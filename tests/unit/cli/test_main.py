@@ -114,36 +114,28 @@ def test_every_command_that_is_interrupted_ends_with_130() -> None:
     assert (process.returncode, out, errors) == (130, b"", b"interrupted\n")
 
 
-def test_an_interrupt_that_python_drops_comes_again() -> None:
-    code = """
-import weakref
-from remit.cli import main
-class Thing: pass
-def dropped(_):
-    raise KeyboardInterrupt
-def body(*_):
+DROPPED = """
+    class Thing: pass
+    def dropped(_):
+        raise KeyboardInterrupt
     thing = Thing()
     seen = weakref.ref(thing, dropped)
     del thing
     while True: pass
-main.COMMANDS["hang"] = main.Lazy("__main__", "hang", "")
-import click, sys
-hang = click.Command("hang", callback=body)
-sys.argv = ["remit", "hang"]
-main.main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-
-
-def test_an_interrupt_between_a_coroutine_and_its_task_is_no_complaint() -> None:
-    code = """
-import click, sys
-from remit.cli import main
-async def work(): pass
-def body(*_):
+BETWEEN = """
+    async def work(): pass
     made = work()
     raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("body", [DROPPED, BETWEEN], ids=["where Python drops it", "between a coroutine and its task"])
+def test_an_interrupt_is_heard_and_nothing_else_is_said_wherever_it_falls(body: str) -> None:
+    code = f"""
+import click, sys, weakref
+from remit.cli import main
+def body():{body}
 main.COMMANDS["hang"] = main.Lazy("__main__", "hang", "")
 hang = click.Command("hang", callback=body)
 sys.argv = ["remit", "hang"]

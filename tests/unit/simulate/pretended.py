@@ -7,9 +7,11 @@ import signal
 import time
 
 from remit.simulate.checkers.promise import Violation
-from remit.simulate.scenarios import Injection
+from remit.simulate.scenarios import Injection, Scenario
 from remit.simulate.simulation import Run
 from remit.simulate.swarm import Task
+
+PRETENDED = Scenario("pretended", "nothing is run")
 
 
 def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...] = (), **more: object) -> Run:
@@ -26,6 +28,7 @@ def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...]
         "violations": violations,
         "unknown": (),
         "plan": plan,
+        "played": PRETENDED,
         "codes": {},
         "deeds": {},
         "edges": (),

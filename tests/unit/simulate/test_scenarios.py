@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from remit.simulate import scenarios
 from remit.simulate.faults import KINDS
-from remit.simulate.injections import draw
-from remit.simulate.scenarios import BadScenario, load, names, parse
+from remit.simulate.injections import draw, shaped
+from remit.simulate.scenarios import BadScenario, load, names, parse, problems
+from remit.simulate.simulation import Simulation
 
 GOOD = 'summary = "s"\n'
 
@@ -47,6 +48,10 @@ BAD = {
     ),
     "unknown-store": (GOOD + '[cluster]\nstore = "tape"', ["cluster.store", "'tape'", "memory, sqlite"]),
     "unknown-row-of-the-matrix": (GOOD + 'matrix = "it rains"', ["matrix", "Scheduler cache is stale"]),
+    "where-of-what-is-below": (
+        GOOD + '[[faults]]\nkind = "region-lost"\nat = "1s"\nwhere = "top"\n[cluster]\nscopes = ["top", "left"]',
+        ["faults[0].where", "below the first", "name another"],
+    ),
     "nowhere": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nwhere = "mars"', ["faults[0].where", "'mars'", "local"]),
     "too-few-scopes": (GOOD + '[[faults]]\nkind = "cut-scopes"\nat = "1s"', ["faults[0].kind", "cut-scopes", "cluster.scopes"]),
     "wrong-store": (
@@ -231,6 +236,46 @@ def test_a_swarm_draws_few_kinds_for_each_seed_and_all_in_the_end() -> None:
     able = {name for name, kind in KINDS.items() if kind.swarms and kind.meets(scenario)}
     assert set().union(*drawn) == able
     assert "cut-scopes" not in able
+
+
+def test_a_swarm_draws_a_cluster_and_a_load_for_each_seed_around_those_that_are_named() -> None:
+    scenario = load("mayhem")
+    drawn = [shaped(scenario, seed) for seed in range(2_000)]
+    assert drawn == [shaped(scenario, seed) for seed in range(2_000)], "a seed is one shape"
+    for part, name, least, most in (
+        ("cluster", "servers", 1, 3),
+        ("cluster", "agents", 1, 4),
+        ("cluster", "nodes", 2, 6),
+        ("cluster", "schedulers", 1, 3),
+        ("cluster", "controllers", 1, 2),
+        ("cluster", "batch", 1, 256),
+        ("load", "standing_max", 10, 30),
+        ("load", "size", 1, 3),
+        ("load", "deletes", 0, 38),
+        ("load", "operations", 0, 11),
+        ("load", "quota", 60, 120),
+    ):
+        seen = {getattr(getattr(one, part), name) for one in drawn}
+        assert (min(seen), max(seen)) == (least, most), name
+    assert {len(one.load.kinds) for one in drawn} == set(range(4, 9))
+    assert {kind for one in drawn for kind in one.load.kinds} == set(scenario.load.kinds)
+    assert len({one.load.per_minute for one in drawn}) > 100
+    rest = {(one.cluster.scopes, one.cluster.beat, one.cluster.store, one.cluster.rivals, one.faults) for one in drawn}
+    assert len(rest) == 1, "the rest is as it is named"
+    assert not [problem for one in drawn for problem in problems(one)]
+
+
+def test_only_a_swarm_has_its_shape_drawn() -> None:
+    scenario = load("calm")
+    assert shaped(scenario, 7) is scenario
+
+
+def test_a_drawn_shape_is_what_runs__a_replay_keeps_it_and_draws_no_other() -> None:
+    scenario = parse("swarm", GOOD + 'swarm = 1\nduration = "2s"\nheal = "1s"')
+    first = Simulation(scenario, 5).run()
+    assert first.played == shaped(scenario, 5) != scenario
+    again = Simulation(first.played, 5, plan=first.plan).run()
+    assert (again.digest, again.played) == (first.digest, first.played)
 
 
 def test_a_swarm_on_files_draws_nothing_that_needs_a_store_in_memory() -> None:

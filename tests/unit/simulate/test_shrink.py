@@ -38,14 +38,14 @@ class Pretender:
         there = {one.number for one in plan if one.lasts_s >= self.lasts_s and one.at_s < until_s}
         at_s = self.at_s if self.at_s < scenario.duration_s else scenario.duration_s + 30.0
         if self.needed <= there and until_s > at_s:
-            return pretended(seed, broken(self.check, at_s), plan=plan, simulated_s=at_s)
+            return pretended(seed, broken(self.check, at_s), plan=plan, played=scenario, simulated_s=at_s)
         # Something else breaks when one of the needed is missing: it must not be taken for the same.
         other = (broken("another"),) if self.needed & there else ()
-        return pretended(seed, *other, plan=plan, simulated_s=until_s)
+        return pretended(seed, *other, plan=plan, played=scenario, simulated_s=until_s)
 
 
 def shrunk(pretender: Pretender, **bounds: Any) -> Any:
-    return shrink(SCENARIO, pretender(SCENARIO, 7), simulate=pretender, **bounds)
+    return shrink(pretender(SCENARIO, 7), simulate=pretender, **bounds)
 
 
 def test_exactly_the_faults_that_it_takes_are_left() -> None:
@@ -111,7 +111,7 @@ def test_a_search_that_is_interrupted_has_what_it_found() -> None:
             raise KeyboardInterrupt
         return pretender(*asked, **more)
 
-    found = shrink(SCENARIO, pretender(SCENARIO, 7), simulate=impatient)
+    found = shrink(pretender(SCENARIO, 7), simulate=impatient)
     assert found.interrupted
     assert not found.whole
     assert {5, 28} <= {one.number for one in found.replay.plan}
@@ -121,7 +121,7 @@ def test_a_search_that_is_interrupted_has_what_it_found() -> None:
 def test_a_run_that_does_not_fail_again_is_not_deterministic() -> None:
     first = Pretender()(SCENARIO, 7)
     with pytest.raises(NotRepeated, match="seed 7 of pretended did not fail again by one_copy_at_a_time"):
-        shrink(SCENARIO, first, simulate=Pretender(1_000))
+        shrink(first, simulate=Pretender(1_000))
 
 
 def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:

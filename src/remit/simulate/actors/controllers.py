@@ -174,11 +174,8 @@ class Nodes(Player):
         super().__init__(seat)
         self.beats: dict[str, int] = {}
         self._beats_of = ""
-        self._since_ms = 0
-
-    async def began(self) -> None:
-        await super().began()
-        self._since_ms = self.world.clock.now_ms()
+        self._since_ms = seat.world.clock.now_ms()
+        """Since when it has listened. It does so also while another holds the role, and so need not begin anew with it."""
 
     def renew(self, incarnation: str) -> None:
         """Beats from before a restore say nothing of after it."""
@@ -190,9 +187,13 @@ class Nodes(Player):
         return self.world.clock.now_ms() - max(self.beats.get(node, 0), self._since_ms)
 
     async def tick(self) -> None:
-        """Beside the changes: time itself is news here."""
+        """Beside the changes: time itself is news here. Whoever stood still has not listened meanwhile."""
+        clock, beat_ms = self.world.clock, self.seat.pace.beat_ms
         while True:
-            await self.world.clock.sleep_ms(self.seat.pace.beat_ms)
+            before_ms = clock.now_ms()
+            await clock.sleep_ms(beat_ms)
+            if clock.now_ms() - before_ms > 2 * beat_ms:
+                self._since_ms = clock.now_ms()
             for key, _ in self.view.kind("node/"):
                 self.changes.keys[key] = None
             self.changes.wake()
@@ -221,7 +222,8 @@ class Nodes(Player):
 
     def _mark(self, node: Node, at: int, mass: bool) -> AnyClaim | None:
         silent_ms, pace = self.silent_ms(node.metadata.name), self.seat.pace
-        here = silent_ms <= pace.suspect_ms and node.metadata.name in self.beats
+        heard_ms = self.beats.get(node.metadata.name)
+        here = heard_ms is not None and self.world.clock.now_ms() - heard_ms <= pace.suspect_ms
         target: NodeHealth | None = None
         match node.status.health:
             case NodeHealth.JOINING | NodeHealth.SUSPECT if here:

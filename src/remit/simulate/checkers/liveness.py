@@ -344,9 +344,10 @@ def silence_is_noticed(live: Liveness, history: History, core: Core) -> Iterator
     if "node-lifecycle" not in core.roles:
         return
     may = live.bounds.unknown_ms + live.bounds.suspect_ms
+    noticed = ("unknown", "lost", "suspect") if live.mass_silence(history.scope, core) else ("unknown", "lost")
     for name in sorted(core.silent.get(history.scope, ())):
         row = history.row(f"node/{name}")
-        if row is not None and health_of(row) not in ("unknown", "lost"):
+        if row is not None and health_of(row) not in noticed:
             yield Waiting(history.scope, f"node/{name}", may, f"it is silent, and {health_of(row)}")
 
 

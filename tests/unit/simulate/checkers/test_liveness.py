@@ -93,6 +93,12 @@ def a_silent_node_that_is_ready(pen: Pen) -> None:
     healed(pen, silent=frozenset({"n2"}))
 
 
+@stands("silence_is_noticed", 21)
+def most_nodes_are_silent_and_one_is_ready(pen: Pen) -> None:
+    pen.mark("suspect", "n1")
+    healed(pen, silent=frozenset({"n1", "n2"}))
+
+
 @stands("returned_nodes_are_ready", 15)
 def a_node_that_came_back_and_is_not_ready(pen: Pen) -> None:
     pen.mark("suspect", "n1")
