@@ -137,8 +137,8 @@ def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
             read[self.name] = None
         await wait(self)
 
-    async def on_what_was_read(self: Standby) -> Authority:
-        leading, old = await take_over(self), read[self.name]
+    async def on_what_was_read(self: Standby, beat_ms: int) -> Authority:
+        leading, old = await take_over(self, beat_ms), read[self.name]
         if old is not None:
             leading.books, leading.outcomes = old
         return leading

@@ -32,7 +32,7 @@ def what_is_refused_is_asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
 @bug(15, 18, scenario="services", expects=("leaders_stay",))
 def standbys_are_impatient(patch: pytest.MonkeyPatch) -> None:
     """Whoever does not see the chain advance between two looks takes over."""
-    patch.setattr(Standby, "_terms", lambda self, head: 0)
+    patch.setattr(Standby, "_silence_ms", lambda self, look_ms: 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ observers

@@ -3,7 +3,7 @@
 The order of steps is the safety argument:
 
 1. *Take over*: raise the epoch in the store (from here every older authority is fenced), then read everything at or after
-   that revision, and give every lease a full new term.
+   that revision, and give every lease a full new term. The chain beats meanwhile, for standbys to see.
 2. *Decide* a batch of operations against a draft over the books: nothing is visible yet (batching.py).
 3. *Commit* the batch's rows, its outcomes and its audit in one transaction that advances the chain.
 4. *Absorb* the draft into the books, and answer everybody. Refusals too wait for this: only a transaction that went through
@@ -20,9 +20,9 @@ answers nothing any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
 from remit.commitment import restoring
@@ -37,6 +37,8 @@ from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdic
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids
+
+T = TypeVar("T")
 
 QUEUE_MAX: Final = 65_536
 HISTORY_KEPT: Final = 20_000
@@ -110,17 +112,21 @@ class Authority:
         ids: Ids,
         place: chain.Place | None = None,
         batch_max: BatchMax = BATCH_MAX,
+        beat_ms: int = 0,
     ) -> Authority:
         """Fence every older authority of this scope and continue from what it left in the store.
 
-        `place` is where the epoch was raised, if that was done already, as by opening a store that one process owns.
+        `place` is where the epoch was raised, if that was done already, as by opening a store that one process owns. With
+        `beat_ms` the chain advances that often while all there is is read, so that standbys see that somebody does.
         """
         place = place or await chain.seize(store, holder, ids.incarnation())
         moment = Moment(clock.now_ms(), clock.boot(), {}, clock.now_ms(), place.head.sequence, place.head.incarnation)
-        books, outcomes = await load(store, place, moment)
-        authority = cls(store, scope, clock, place, books, outcomes, batch_max)
+        if place.head.sequence == place.head.epoch:
+            beat_ms = 0  # takeovers and nothing else, so there is nothing to read; beats would look as if there were
+        (books, outcomes), last = await _beating(store, clock, place, beat_ms, load(store, place, moment))
+        authority = cls(store, scope, clock, last, books, outcomes, batch_max)
         kept = await store.range(BATCH, limit=1)
-        authority._oldest = int(kept.rows[0].key.removeprefix(BATCH)) if kept.rows else place.head.sequence + 1
+        authority._oldest = int(kept.rows[0].key.removeprefix(BATCH)) if kept.rows else authority.head.sequence + 1
         if await restoring.is_due(store, place.head.incarnation):
             await authority._doubt_everything(new=restoring.is_new(place, kept=bool(kept.rows)))
         return authority
@@ -330,21 +336,11 @@ class Authority:
 
     async def _write(self, prepared: Prepared) -> int | None:
         """Commit and absorb. Answers the revision; None if the batch was lost and must be decided anew."""
-        place, head = self._place, prepared.head
-        try:
-            answer = await self.store.commit(chain.batch(place, head, prepared.puts, prepared.deletes))
-        except Unanswered:
-            settled = await self._settle(place, head)
-            self._place = settled
-            if settled.head != head:
-                return None
-            revision = settled.revision
-        else:
-            if not isinstance(answer, Committed):
-                now = await chain.read_place(self.store)
-                raise Deposed(now.head if now else None)
-            revision = answer.revision
-            self._place = chain.Place(head, revision)
+        head = prepared.head
+        self._place = await _advance(self.store, self.clock, self._place, head, prepared.puts, prepared.deletes)
+        if self._place.head != head:
+            return None
+        revision = self._place.revision
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
         self.heard.update(prepared.draft.heard)
@@ -369,18 +365,6 @@ class Authority:
                 marker = (restoring.MARKER, self._place.head.incarnation.encode())
                 written = await self._write(written_out(ground, draft, marker=marker if last else None))
 
-    async def _settle(self, place: chain.Place, lost: Head) -> chain.Place:
-        while True:
-            try:
-                settled = await chain.settle(self.store, place, lost)
-            except Unavailable:
-                await self.clock.sleep_ms(RETRY_MS)
-                continue
-            if isinstance(settled, chain.Deposed):
-                # The lost batch may have landed before the successor took over: its outcomes are for that one to tell.
-                raise Silence("deposed after a lost answer; ask the new authority the same ids")
-            return settled
-
     def _ground(self, below: Prepared | None = None) -> Ground:
         head, oldest = (self._place.head, self._oldest) if below is None else (below.head, below.oldest)
         moment = Moment(self.clock.now_ms(), self.clock.boot(), self.heard, self._since_ms, head.sequence + 1, head.incarnation)
@@ -397,3 +381,61 @@ class Authority:
 
     def _turned(self) -> Turned:
         return Turned(self._ended.by.holder if self._ended is not None and self._ended.by is not None else "")
+
+
+async def _advance(
+    store: Store,
+    clock: Clock,
+    place: chain.Place,
+    head: Head,
+    puts: Sequence[tuple[str, bytes]] = (),
+    deletes: Sequence[str] = (),
+) -> chain.Place:
+    """Commit a batch. Answers where the chain stands then: at `head`, or at an empty batch if this one was lost for good."""
+    try:
+        answer = await store.commit(chain.batch(place, head, puts, deletes))
+    except Unanswered:
+        return await _settle(store, clock, place, head)
+    if not isinstance(answer, Committed):
+        now = await chain.read_place(store)
+        raise Deposed(now.head if now else None)
+    return chain.Place(head, answer.revision)
+
+
+async def _settle(store: Store, clock: Clock, place: chain.Place, lost: Head) -> chain.Place:
+    while True:
+        try:
+            settled = await chain.settle(store, place, lost)
+        except Unavailable:
+            await clock.sleep_ms(RETRY_MS)
+            continue
+        if isinstance(settled, chain.Deposed):
+            # The lost batch may have landed before the successor took over: its outcomes are for that one to tell.
+            raise Silence("deposed after a lost answer; ask the new authority the same ids")
+        return settled
+
+
+async def _beating(store: Store, clock: Clock, place: chain.Place, beat_ms: int, work: Awaitable[T]) -> tuple[T, chain.Place]:
+    """Do the work, and advance the chain by empty batches meanwhile; answers where it stands then. Whoever is deposed over it
+    leaves off. A batch under way is seen to its end: else nobody would know the place.
+    """
+    over = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as group:
+            beats = group.create_task(_beat(store, clock, place, beat_ms, over))
+            done = await work
+            over.set()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return done, beats.result()
+
+
+async def _beat(store: Store, clock: Clock, place: chain.Place, beat_ms: int, over: asyncio.Event) -> chain.Place:
+    while beat_ms and not over.is_set():
+        try:
+            async with clock.timeout_ms(beat_ms):
+                await over.wait()
+        except TimeoutError:
+            with suppress(Unavailable):  # nothing was written; the next may be
+                place = await _advance(store, clock, place, chain.advance(place.head, (), ()))
+    return place

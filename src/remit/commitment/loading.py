@@ -20,6 +20,9 @@ from remit.store.chain import Place
 from remit.store.protocol import PAGE_ROWS_MAX, Corrupt, Row, Store
 
 FIRST = ("Region", "NodePool", "Node", "Tenant", "PriorityClass", "Policy", "PolicyRevision", "Generation", "Workload")
+LOOK_BACK = 16
+"""So many sequences at once are looked through for the last batch that left a row."""
+
 LAST = ("Secret", "Config", "Allotment", "Peer", "Lease", "Summary")
 
 
@@ -108,10 +111,10 @@ async def _load_outcomes(store: Store, place: Place) -> Outcomes:
     """From the last batch that left a row; batches without one (takeovers, settlements) decided nothing."""
     head = place.head
     last = None
-    for sequence in range(head.sequence, 0, -1):
-        row = await store.get(batch_key(sequence))
-        if row is not None:
-            last = _read_batch(row)
+    for after in range(head.sequence - LOOK_BACK, -LOOK_BACK, -LOOK_BACK):
+        page = await store.range(BATCH, after=batch_key(max(after, 0)), limit=LOOK_BACK, revision=place.revision)
+        if page.rows:
+            last = _read_batch(page.rows[-1])
             break
     if last is None:
         return Outcomes(head.incarnation, 1, 1)

@@ -2,7 +2,8 @@
 
 The chain is the proof of life: an authority that works advances it, and an idle one beats. A standby that has seen no advance
 for a whole term, by its own clock, raises the epoch. Being wrong about that is harmless, since the fenced authority can
-write nothing more; it only costs a takeover. One that finds its own name in the head need not wait: it was the leader itself,
+write nothing more; it only costs a takeover. Whoever has taken over must first read all there is, which may take longer than a
+term: it beats meanwhile too. One that finds its own name in the head need not wait: it was the leader itself,
 before it was ended.
 """
 
@@ -18,10 +19,6 @@ from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
 from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
 from remit.world.promises import Clock, Ids
-
-PATIENCE_MAX: Final = 64
-FAILED_MAX: Final = 3
-"""So often in a row a standby tries again after one term, when its own takeover has failed."""
 
 _NOBODY: Final = Head("", 0, 0, "", 0, "")
 
@@ -50,11 +47,9 @@ class Standby:
         self.term_ms = term_ms
         self.batch_max = batch_max
         self.leading: Authority | None = None
-        self._patience = 1
         self._deposed = False
-        self._failed = 0
-        """How many takeovers of its own have failed in a row."""
-        self._known: Head | None = None
+        self._failed = False
+        """Has its own last takeover failed?"""
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         return await (await self._leader()).ask(operations)
@@ -87,17 +82,19 @@ class Standby:
             return
         while True:
             await self.clock.sleep_ms(max(1, self.term_ms // 4))
+            asked_ms = self.clock.now_ms()
             now = await self._head()
+            answered_ms = self.clock.now_ms()
             if now is None or now != seen:
-                seen, since_ms = now, self.clock.now_ms()
-            elif self.clock.now_ms() - since_ms >= self.term_ms * self._terms(now):
+                seen, since_ms = now, answered_ms
+            elif answered_ms - since_ms >= self._silence_ms(answered_ms - asked_ms):
                 return
 
-    def _terms(self, head: Head) -> int:
-        """How long to be patient. A takeover of its own that failed needs no patience: nobody is reading. But not again and
-        again, or nobody else would have a turn.
+    def _silence_ms(self, look_ms: int) -> int:
+        """A term; two for one that has just failed to take over, so that the others have their turn. And twice what a look at
+        the chain took: a leader needs as long for a beat, and must not be deposed because the store is slow.
         """
-        return 1 if head.holder == self.name and 0 < self._failed <= FAILED_MAX else self._patience
+        return self.term_ms * (2 if self._failed else 1) + 2 * look_ms
 
     def _led_well(self, head: Head) -> bool:
         """Was it this name that led, and wrote rows? One that ends at every takeover must let the others have their turn. And
@@ -105,40 +102,22 @@ class Standby:
         """
         return head.holder == self.name and head.count > 0 and not self._deposed
 
-    def _learn(self, before: Head, now: Head) -> None:
-        """A new leader must first read all there is, which may take longer than a term: with every takeover that no batch has
-        followed yet, wait twice as long for the next. Else standbys could depose each other for ever. It counts from the head
-        that was last known, however long ago: a standby's own takeover is one of these, and so is the one that ended it.
-        """
-        takeovers = now.epoch - before.epoch
-        batches = now.sequence - before.sequence - takeovers
-        if takeovers <= 0:
-            self._patience = 1
-        elif batches:
-            self._patience = 2  # somebody led since; the last takeover may be the one that nothing has followed yet
-        else:
-            self._patience = min(self._patience << min(takeovers, PATIENCE_MAX), PATIENCE_MAX)
-
     async def _head(self) -> Head | None:
         """None if the store cannot be read just now. What no waiting cures, as damage, ends the standby and is told."""
         try:
             place = await chain.read_place(self.store)
         except Unavailable:
             return None
-        head = _NOBODY if place is None else place.head
-        if self._known is not None and head != self._known:
-            self._learn(self._known, head)
-        self._known = head
-        return head
+        return _NOBODY if place is None else place.head
 
     async def serve(self, *, beat_ms: int) -> None:
         """Wait, lead when the leader falls silent, and wait again when deposed; for ever."""
         while True:
             await self.wait_for_silence()
             try:
-                self._failed += 1
-                self.leading = await self.take_over()
-                self._failed = 0
+                self._failed = True
+                self.leading = await self.take_over(beat_ms)
+                self._failed = False
                 await self.leading.run(beat_ms=beat_ms)
             except (Deposed, Silence, Unavailable, Compacted) as error:
                 # A store that fails just now must not leave the scope without anybody who waits to lead it; nor must a
@@ -147,7 +126,13 @@ class Standby:
             finally:
                 self.leading = None
 
-    async def take_over(self) -> Authority:
+    async def take_over(self, beat_ms: int) -> Authority:
         return await Authority.take_over(
-            self.store, scope=self.scope, holder=self.name, clock=self.clock, ids=self.ids, batch_max=self.batch_max
+            self.store,
+            scope=self.scope,
+            holder=self.name,
+            clock=self.clock,
+            ids=self.ids,
+            batch_max=self.batch_max,
+            beat_ms=beat_ms,
         )

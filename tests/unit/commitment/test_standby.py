@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
 
@@ -10,10 +12,11 @@ import pytest
 
 from remit.client.endpoint import Turned
 from remit.commitment import authority as module
-from remit.commitment.authority import Authority
-from remit.commitment.standby import PATIENCE_MAX, Standby
+from remit.commitment.authority import Authority, Deposed
+from remit.commitment.standby import Standby
 from remit.model.claims import Accepted, Apply
 from remit.store import chain
+from remit.store.memory import MemoryStore
 from remit.store.protocol import Compacted, Corrupt, Page, Unavailable
 from tests.properties.machines import USER, CountedIds, FakeClock, Scope, story, workload
 
@@ -73,6 +76,35 @@ class SteppedClock(FakeClock):
             await asyncio.sleep(0)
 
 
+class BeatingClock(FakeClock):
+    """A timeout ends when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._due = asyncio.Event()
+
+    async def beat(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self._due.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def timeout_ms(self, ms: int) -> AsyncIterator[None]:
+        self._due.clear()
+        async with asyncio.timeout(None) as limit:
+            ending = asyncio.create_task(self._end(limit))
+            try:
+                yield
+            finally:
+                ending.cancel()
+
+    async def _end(self, limit: asyncio.Timeout) -> None:
+        await self._due.wait()
+        limit.reschedule(0.0)
+
+
 @story
 async def test_a_chain_that_advances_is_a_leader_that_lives(scope: Scope) -> None:
     """F16: four looks a term; one advance in that time is enough."""
@@ -120,23 +152,27 @@ async def test_one_that_was_deposed_waits_like_the_others__whatever_its_name(sco
 
 
 @story
-async def test_a_takeover_of_its_own_that_failed_needs_no_patience(scope: Scope) -> None:
-    """F09, L8: whoever sees an epoch that nothing has followed waits longer and longer; the one that failed knows better."""
+async def test_one_that_failed_to_take_over_lets_the_others_have_their_turn__and_then_tries_again(scope: Scope) -> None:
+    """F09, L8: two terms, however often it failed."""
     waiting, clock = standby(scope), SteppedClock()
     waiting.clock = clock
-    failing = iter([True, True, False])
+    failing = iter([True, True, True, False])
+    tried: list[int] = []
 
-    async def take_over() -> Authority:
+    async def take_over(beat_ms: int) -> Authority:
+        tried.append(clock.at_ms)
         await chain.seize(scope.store, "s", "unused")
         if next(failing):
             raise Unavailable("the store is gone")
         return await Authority.take_over(scope.store, scope="r1", holder="s", clock=scope.clock, ids=CountedIds("t"))
 
+    began_ms = clock.at_ms
     with mock.patch.object(waiting, "take_over", take_over):
         serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
-        for _ in range(3 * 4 + 2):  # four looks a term, and three takeovers
+        for _ in range(4 * 7 + 4):  # four looks a term
             await clock.step()
         assert (await led_by(waiting)).head.holder == "s"
+    assert [(at_ms - began_ms) // waiting.term_ms for at_ms in tried] == [1, 3, 5, 7]
     await ended(serving)
 
 
@@ -204,64 +240,107 @@ def test_a_store_that_fails_at_the_takeover_does_not_end_the_standby(failing: st
     tell()
 
 
-# -- patience ---------------------------------------------------------------------------------------------------------------
+# -- slowness -----------------------------------------------------------------------------------------------------------------
 
 
-async def terms_until_silence(waiting: Standby) -> int:
-    """How many terms it waits from now on, while the chain stands still."""
-    began_ms = waiting.clock.now_ms()
-    await waiting.wait_for_silence()
-    return (waiting.clock.now_ms() - began_ms) // waiting.term_ms
+@asynccontextmanager
+async def slowly(scope: Scope, clock: FakeClock) -> AsyncIterator[tuple[asyncio.Task[Authority], asyncio.Event]]:
+    """A takeover by `b` that beats, and reads what there is only when the test says so."""
+    inner, read = scope.store.range, asyncio.Event()
 
+    async def slow(*arguments: Any, **more: Any) -> Page:
+        await read.wait()
+        return await inner(*arguments, **more)
 
-@story
-async def test_each_takeover_that_no_batch_follows_is_waited_for_twice_as_long(scope: Scope) -> None:
-    """F16: a leader that still reads what there is has nothing to show for it; deposed each time, nobody would ever lead."""
-    waiting = standby(scope)
-    assert await terms_until_silence(waiting) == 1
-    for patience in (2, 4, 8):
-        await chain.seize(scope.store, "slow", "x")
-        assert await terms_until_silence(waiting) == patience
-    for _ in range(20):
-        await chain.seize(scope.store, "slow", "x")
-    assert await terms_until_silence(waiting) == PATIENCE_MAX, "but not for ever: it may be dead"
+    with mock.patch.object(scope.store, "range", slow):
+        work = Authority.take_over(scope.store, scope="r1", holder="b", clock=clock, ids=CountedIds("b"), beat_ms=50)
+        yield asyncio.create_task(work), read
 
 
 @story
-async def test_a_batch_shows_that_somebody_leads_and_the_next_silence_is_its_end(scope: Scope) -> None:
-    waiting = standby(scope)
-    for _ in range(3):
-        await chain.seize(scope.store, "slow", "x")
-        await waiting.wait_for_silence()
-    await scope.take_over()
+async def test_a_takeover_that_reads_for_longer_than_a_term_beats_meanwhile(scope: Scope) -> None:
+    """F16, L8: it has nothing else to show yet; deposed each time, nobody would ever lead."""
     await scope.must(USER, Apply(workload("w")))
-    assert await terms_until_silence(waiting) == 2, "the takeover came with it, and may have come last"
-    await scope.must(USER, Apply(workload("v")))
-    assert await terms_until_silence(waiting) == 1
+    clock, before = BeatingClock(), scope.row("head")
+    async with slowly(scope, clock) as (taking, read):
+        seen = []
+        for _ in range(5):
+            await clock.beat()
+            seen.append(scope.row("head")["sequence"] - before["sequence"])
+        assert seen == [2, 3, 4, 5, 6], "the takeover, and a beat each time"
+        read.set()
+        leading = await taking
+    assert leading.head.sequence == scope.row("head")["sequence"]
+    assert (leading.head.epoch, leading.head.holder) == (before["epoch"] + 1, "b")
+    running = asyncio.create_task(leading.run())
+    again = await scope.operation(USER, Apply(workload("v")))
+    assert isinstance((await leading.ask([again]))[0], Accepted), "and goes on from there"
+    await ended(running)
+
+
+@pytest.mark.parametrize("word", ["lost", "late", "unavailable"])
+def test_a_beat_that_is_not_answered_does_not_end_the_takeover(word: str) -> None:
+    """F01 F09: it is settled, or the next one is made."""
+
+    @story
+    async def tell(scope: Scope) -> None:
+        await scope.must(USER, Apply(workload("w")))
+        clock = BeatingClock()
+        async with slowly(scope, clock) as (taking, read):
+            await clock.beat()
+            scope.store.plan.append(word)
+            await clock.beat()
+            await clock.beat()
+            read.set()
+            leading = await taking
+        assert not scope.store.plan, "it was met on the way"
+        running = asyncio.create_task(leading.run())
+        assert isinstance((await leading.ask([await scope.operation(USER, Apply(workload("v")))]))[0], Accepted)
+        await ended(running)
+
+    tell()
 
 
 @story
-async def test_a_takeover_while_the_store_could_not_be_read_counts_too(scope: Scope) -> None:
-    waiting = standby(scope)
-    await waiting.wait_for_silence()
-    await chain.seize(scope.store, "slow", "x")
-    scope.store.reads.extend(["unavailable"] * 3)
-    assert await terms_until_silence(waiting) >= 2
+async def test_whoever_is_deposed_while_it_reads_leaves_off(scope: Scope) -> None:
+    await scope.must(USER, Apply(workload("w")))
+    clock = BeatingClock()
+    async with slowly(scope, clock) as (taking, _):
+        await clock.beat()
+        await chain.seize(scope.store, "c", "x")
+        await clock.beat()
+        with pytest.raises(Deposed) as deposed:
+            await asyncio.wait_for(taking, 5)
+    assert deposed.value.by is not None and deposed.value.by.holder == "c"
 
 
 @story
-async def test_a_standby_that_was_deposed_before_it_had_read_everything_has_more_patience_the_next_time(scope: Scope) -> None:
-    """F16: two of them, each slower than a term, would else depose each other for ever: neither sees its own takeover."""
-    waiting = standby(scope)
-    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
-    first = await led_by(waiting)
-    await chain.seize(scope.store, "other", "x")
-    began_ms = scope.clock.at_ms
-    with pytest.raises(Turned):
-        await first.ask([await scope.operation(USER, Apply(workload("w")))])
-    await led_by(waiting, after=first)
-    assert scope.clock.at_ms - began_ms >= 4 * waiting.term_ms, "two takeovers, its own and the other's, and no batch"
-    await ended(serving)
+async def test_a_new_store_has_nothing_to_read_and_stays_new(scope: Scope) -> None:
+    """What was never led before is told from what was restored by its takeovers alone: a beat would hide that."""
+    store = MemoryStore()
+    clock = BeatingClock()
+    taking = asyncio.create_task(
+        Authority.take_over(store, scope="r1", holder="b", clock=clock, ids=CountedIds("b"), beat_ms=50)
+    )
+    await clock.beat()
+    leading = await taking
+    assert leading.head.sequence == 2, "the takeover, and the batch that marks it"
+
+
+@story
+async def test_what_a_look_at_the_chain_takes_is_added_twice(scope: Scope) -> None:
+    """F12: a leader needs as long for a beat; standbys would depose each other because the store is slow."""
+    waiting, inner, slow_ms = standby(scope), chain.read_place, 0
+
+    async def slow(store: Any) -> Any:
+        scope.clock.at_ms += slow_ms
+        return await inner(store)
+
+    with mock.patch.object(chain, "read_place", slow):
+        for slow_ms, least_ms, most_ms in ((0, 100, 125), (40, 180, 270), (200, 500, 900), (0, 100, 125)):
+            began_ms = scope.clock.at_ms
+            await waiting.wait_for_silence()
+            assert least_ms <= scope.clock.at_ms - began_ms <= most_ms, slow_ms
 
 
 # -- what ends it, and what does not ----------------------------------------------------------------------------------------

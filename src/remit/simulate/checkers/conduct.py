@@ -339,7 +339,9 @@ def lost_only_after_its_fence(step: Step) -> Found:
             continue
         if stand.sent_ms - since < shape.lost_after_ms:
             yield key, f"given up {stand.sent_ms - since} ms after its agent was heard, of {shape.lost_after_ms}"
-        _, told_ms = history.terms.get(lease, (0, -math.inf))
+        told_ms = history.terms.get(lease, (0, -math.inf))[1]
+        if f"lease/{lease}" in step.changed:
+            told_ms = -math.inf  # acquired in this very batch, after it was given up
         if at_ms - told_ms < shape.lost_after_ms / CLOCKS_DIFFER:
             yield key, f"given up {at_ms - told_ms:.0f} ms after its agent asked and was told that {lease} goes on"
     for entry in step.accepted:

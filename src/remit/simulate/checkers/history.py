@@ -341,7 +341,7 @@ class History:
             self.takeovers.append(at_ms)
             self.seized, self.seized_at, self.first = step.stand, step.revision, None
             self.heard.clear()
-        elif self.first is None:
+        elif self.first is None and head.get("count"):  # else it has only begun to read
             self.first = step.stand
         self.latest = at_ms, step.stand
         incarnation = head.get("incarnation", "")

@@ -403,6 +403,19 @@ def given_up_too_early_after_a_renewal(pen: Pen) -> None:
     pen.move(a, "failed", "node-lifecycle", result="lost")
 
 
+def test_an_agent_may_come_back_in_the_batch_that_gives_up_its_work() -> None:
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    pen.world.now_ms += 3_600_000
+    row = {"metadata": {"name": "agent/n1"}, "spec": {"holder": "agent/n1!", "epoch": 2, "ttl": "20s"}}
+    came = pen.entry("acquire", "agent/n1", "agent", actor="agent/n1!", lease="", epoch=0)
+    lost = pen.status(a, phase="failed", result="lost")
+    pen.commit({a: lost, "lease/agent/n1": row}, [pen.entry("move", a, "node-lifecycle"), came])
+    assert pen.found == []
+
+
 @breaks("lost_only_after_its_fence")
 def given_up_too_early_after_a_takeover(pen: Pen) -> None:
     (a,) = pen.spawn(0)
