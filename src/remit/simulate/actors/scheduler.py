@@ -112,7 +112,7 @@ class Scheduler(Player):
         members = claim.members if isinstance(claim, Ganged) else (claim,)
         spent = verdict.code in _SPENT and any(self._offered(one.grant) for one in members)
         soon = spent or verdict.code in _ELSEWHERE or verdict.code is Code.REVISION
-        again = 1 + max(self._rounds.get(one.replica, 0) for one in members) if verdict.code in _ELSEWHERE else 1
+        again = 2 + max(self._rounds.get(one.replica, 0) for one in members) if verdict.code in _ELSEWHERE else 1
         pause_ms = self._backoff_ms() * (min(4, again) if soon else 12)
         pause_ms += self.chance.uniform_ms(pause_ms)
         for one in members:
