@@ -148,7 +148,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     faults: tuple[FaultLine, ...] = ()
     holds: Holds = Holds()
     swarm: int = 0
-    """Draw up to so many kinds of fault for each seed, beside those that are named."""
+    """Draw up to so many kinds of fault for each seed, beside those that are named, and its cluster and load around these."""
 
     @property
     def duration_s(self) -> float:
