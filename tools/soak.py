@@ -40,7 +40,7 @@ CONSECUTIVE_FAILURES_MAX = 3
 LANES_SHARE = 0.2
 PROCESSES = 2
 SOAKED = "src/remit/simulate/files/_soak.toml"
-SOAKED_SHARE = 0.85
+SOAKED_SHARE = 0.9
 """So many of the simulated runs are this one, the others any scenario that comes with Remit."""
 HOURS_AIM, FAULTS_AIM, AIM_MINUTES = 300, 20_000, 10
 TOLD_EVERY_S = 20
