@@ -353,8 +353,8 @@ def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """A successor does not read what was answered before it."""
     read = loading._load_outcomes
 
-    async def forget(store: Store, place: chain.Place) -> Outcomes:
-        known = await read(store, place)
+    async def forget(store: Store, head: Head, at: loading.Revision) -> Outcomes:
+        known = await read(store, head, at)
         return Outcomes(known.incarnation, known.window, known.horizon)
 
     patch.setattr(loading, "_load_outcomes", forget)

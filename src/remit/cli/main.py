@@ -112,8 +112,8 @@ def main() -> None:
         if reconfigure is not None:  # a terminal that cannot show a letter gets its number, not a crash
             reconfigure(errors="backslashreplace")
     sys.unraisablehook = _hear_interrupts
-    if not sys.warnoptions:  # an interrupt may fall between a coroutine and its task; whoever asks for warnings gets this one
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    # An interrupt may fall between a coroutine and its task. Last, so that whoever asks for this warning gets it.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning, append=True)
     try:
         try:
             remit(prog_name="remit")

@@ -20,8 +20,8 @@ answers nothing any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, TypeVar
 
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
@@ -43,6 +43,9 @@ T = TypeVar("T")
 QUEUE_MAX: Final = 65_536
 HISTORY_KEPT: Final = 20_000
 """How many revisions stay readable for watchers and paged lists before they are compacted away."""
+
+READING_MS_MAX: Final = 600_000
+"""For so long one that takes over may beat without leading: it may never come to the end of what it reads."""
 
 COMPACT_EVERY: Final = 4_000
 RETRY_MS: Final = 200
@@ -121,14 +124,15 @@ class Authority:
         """
         place = place or await chain.seize(store, holder, ids.incarnation())
         moment = Moment(clock.now_ms(), clock.boot(), {}, clock.now_ms(), place.head.sequence, place.head.incarnation)
-        if place.head.sequence == place.head.epoch:
-            beat_ms = 0  # takeovers and nothing else, so there is nothing to read; beats would look as if there were
-        (books, outcomes), last = await _beating(store, clock, place, beat_ms, load(store, place, moment))
-        authority = cls(store, scope, clock, last, books, outcomes, batch_max)
         kept = await store.range(BATCH, limit=1)
+        new = restoring.is_new(place, kept=bool(kept.rows))
+        # In a new store there is nothing to read, and a beat would look as if there were.
+        beats = _Beats(store, clock, place, 0 if new else beat_ms)
+        books, outcomes = await beats.during(load(store, place, moment, lambda: beats.place.revision))
+        authority = cls(store, scope, clock, beats.place, books, outcomes, batch_max)
         authority._oldest = int(kept.rows[0].key.removeprefix(BATCH)) if kept.rows else authority.head.sequence + 1
         if await restoring.is_due(store, place.head.incarnation):
-            await authority._doubt_everything(new=restoring.is_new(place, kept=bool(kept.rows)))
+            await authority._doubt_everything(new=new)
         return authority
 
     @property
@@ -207,15 +211,15 @@ class Authority:
         self._ended = None
         self._running = True
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep_house())
-                while True:
-                    await self._wait_for_work(beat_ms)
-                    await self._work()
-        except BaseExceptionGroup as failures:
-            first = failures.exceptions[0]
-            self._ended = first if isinstance(first, Deposed) else None
-            raise first from None
+            with _one_failure():
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._keep_house())
+                    while True:
+                        await self._wait_for_work(beat_ms)
+                        await self._work()
+        except Deposed as deposed:
+            self._ended = deposed
+            raise
         finally:
             self._running = False
             self._ended = self._ended or Deposed(None)
@@ -415,27 +419,45 @@ async def _settle(store: Store, clock: Clock, place: chain.Place, lost: Head) ->
         return settled
 
 
-async def _beating(store: Store, clock: Clock, place: chain.Place, beat_ms: int, work: Awaitable[T]) -> tuple[T, chain.Place]:
-    """Do the work, and advance the chain by empty batches meanwhile; answers where it stands then. Whoever is deposed over it
-    leaves off. A batch under way is seen to its end: else nobody would know the place.
+class _Beats:
+    """Advances the chain by empty batches `during` some work; `place` is where it stands."""
+
+    def __init__(self, store: Store, clock: Clock, place: chain.Place, beat_ms: int) -> None:
+        self.place = place
+        self._store, self._clock, self._beat_ms = store, clock, beat_ms
+
+    async def during(self, work: Awaitable[T]) -> T:
+        """Whoever is deposed over it leaves off. A batch under way is seen to its end: else nobody would know the place."""
+        over = asyncio.Event()
+        with _one_failure():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._beat(over))
+                done = await work
+                over.set()
+        return done
+
+    async def _beat(self, over: asyncio.Event) -> None:
+        until_ms = self._clock.now_ms() + READING_MS_MAX
+        while self._beat_ms and not over.is_set() and self._clock.now_ms() < until_ms:
+            try:
+                async with self._clock.timeout_ms(self._beat_ms):
+                    await over.wait()
+            except TimeoutError:
+                with suppress(Unavailable):  # nothing was written; the next may be
+                    head = chain.advance(self.place.head, (), ())
+                    self.place = await _advance(self._store, self._clock, self.place, head)
+
+
+@contextmanager
+def _one_failure() -> Iterator[None]:
+    """Around a group of tasks: of its failures the first. If somebody has cancelled it meanwhile, that is what is raised: the
+    group would forget it, and whoever catches the failure would go on.
     """
-    over = asyncio.Event()
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
     try:
-        async with asyncio.TaskGroup() as group:
-            beats = group.create_task(_beat(store, clock, place, beat_ms, over))
-            done = await work
-            over.set()
+        yield
     except BaseExceptionGroup as failures:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError from None
         raise failures.exceptions[0] from None
-    return done, beats.result()
-
-
-async def _beat(store: Store, clock: Clock, place: chain.Place, beat_ms: int, over: asyncio.Event) -> chain.Place:
-    while beat_ms and not over.is_set():
-        try:
-            async with clock.timeout_ms(beat_ms):
-                await over.wait()
-        except TimeoutError:
-            with suppress(Unavailable):  # nothing was written; the next may be
-                place = await _advance(store, clock, place, chain.advance(place.head, (), ()))
-    return place

@@ -7,7 +7,7 @@ while their victims still hold.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -17,33 +17,42 @@ from remit.commitment.outcomes import BATCH, Batch, Outcomes, batch_key, decode_
 from remit.model.objects import AnyObject, decode
 from remit.model.records import Grant, Phase, Replica
 from remit.store.chain import Place
-from remit.store.protocol import PAGE_ROWS_MAX, Corrupt, Row, Store
+from remit.store.protocol import PAGE_ROWS_MAX, Compacted, Corrupt, Head, Page, Row, Store, Unavailable
+
+Revision = Callable[[], int]
+"""At which to read now."""
 
 FIRST = ("Region", "NodePool", "Node", "Tenant", "PriorityClass", "Policy", "PolicyRevision", "Generation", "Workload")
+TRIES = 3
 LOOK_BACK = 16
 """So many sequences at once are looked through for the last batch that left a row."""
 
 LAST = ("Secret", "Config", "Allotment", "Peer", "Lease", "Summary")
 
 
-async def load(store: Store, place: Place, moment: Moment) -> tuple[Books, Outcomes]:
-    """Everything as of one revision, at or after the one where this authority's epoch began."""
+async def load(store: Store, place: Place, moment: Moment, now: Callable[[], int] | None = None) -> tuple[Books, Outcomes]:
+    """Everything as of one revision, at or after the one where this authority's epoch began.
+
+    `now` tells how far the chain has come since by empty batches of its own. The rows are the same there, and a history that is
+    compacted meanwhile is not missed.
+    """
+    at = now or (lambda: place.revision)
     books = Books()
     books.loaded = place.revision
     for kind in FIRST:
-        await _absorb_kind(store, books, kind, place.revision, moment)
-    await _absorb_grants(store, books, place.revision, moment)
-    await _absorb_replicas(store, books, place.revision, moment)
+        await _absorb_kind(store, books, kind, at, moment)
+    await _absorb_grants(store, books, at, moment)
+    await _absorb_replicas(store, books, at, moment)
     for kind in LAST:
-        await _absorb_kind(store, books, kind, place.revision, moment)
-    notes = [(row.revision, row.key) for kind in ("event/", "decision/") async for row in rows(store, kind, place.revision)]
+        await _absorb_kind(store, books, kind, at, moment)
+    notes = [(row.revision, row.key) for kind in ("event/", "decision/") async for row in rows(store, kind, at)]
     books.notes = dict.fromkeys(name for _, name in sorted(notes))
-    return books, await _load_outcomes(store, place)
+    return books, await _load_outcomes(store, place.head, at)
 
 
-async def rows(store: Store, prefix: str, revision: int, after: str = "") -> AsyncIterator[Row]:
+async def rows(store: Store, prefix: str, at: Revision, after: str = "") -> AsyncIterator[Row]:
     while True:
-        page = await store.range(prefix, after=after, limit=PAGE_ROWS_MAX, revision=revision)
+        page = await _page(store, prefix, at, after, PAGE_ROWS_MAX)
         for row in page.rows:
             yield row
         if not page.more:
@@ -51,15 +60,31 @@ async def rows(store: Store, prefix: str, revision: int, after: str = "") -> Asy
         after = page.rows[-1].key
 
 
-async def _absorb_kind(store: Store, books: Books, kind: str, revision: int, moment: Moment) -> None:
-    async for row in rows(store, f"{kind.lower()}/", revision):
+async def _page(store: Store, prefix: str, at: Revision, after: str, limit: int) -> Page:
+    """A read that was lost is asked again: a takeover has many, and must not begin anew over one of them. So is one whose
+    history was compacted on its way, if it can be asked at a later revision.
+    """
+    for _ in range(TRIES - 1):
+        revision = at()
+        try:
+            return await store.range(prefix, after=after, limit=limit, revision=revision)
+        except Unavailable:
+            continue
+        except Compacted:
+            if at() == revision:
+                raise
+    return await store.range(prefix, after=after, limit=limit, revision=at())
+
+
+async def _absorb_kind(store: Store, books: Books, kind: str, at: Revision, moment: Moment) -> None:
+    async for row in rows(store, f"{kind.lower()}/", at):
         draft = Draft(books, moment, takeover=True)
         draft.put(_decoded(row))
         books.absorb(draft, row.revision, {row.key: row.value})
 
 
-async def _absorb_grants(store: Store, books: Books, revision: int, moment: Moment) -> None:
-    found = [(row, _decoded(row)) async for row in rows(store, "grant/", revision)]
+async def _absorb_grants(store: Store, books: Books, at: Revision, moment: Moment) -> None:
+    found = [(row, _decoded(row)) async for row in rows(store, "grant/", at)]
     grants = {thing.metadata.name: (row, thing) for row, thing in found if isinstance(thing, Grant)}
     while grants:
         ready = [name for name, (_, grant) in grants.items() if grant.spec.parent not in grants]
@@ -72,10 +97,10 @@ async def _absorb_grants(store: Store, books: Books, revision: int, moment: Mome
             books.absorb(draft, row.revision, {row.key: row.value})
 
 
-async def _absorb_replicas(store: Store, books: Books, revision: int, moment: Moment) -> None:
+async def _absorb_replicas(store: Store, books: Books, at: Revision, moment: Moment) -> None:
     reserved: list[tuple[Row, Replica]] = []
     draft, encoded, last = Draft(books, moment, takeover=True), dict[str, bytes](), dict[str, int]()
-    async for row in rows(store, "replica/", revision):
+    async for row in rows(store, "replica/", at):
         replica = _decoded(row)
         if not isinstance(replica, Replica):
             raise Corrupt(f"{row.key} is a {type(replica).__name__}; restore a backup")
@@ -107,19 +132,18 @@ def _decoded(row: Row) -> AnyObject:
         raise Corrupt(f"row {row.key} does not decode ({error}); restore a backup") from None
 
 
-async def _load_outcomes(store: Store, place: Place) -> Outcomes:
-    """From the last batch that left a row; batches without one (takeovers, settlements) decided nothing."""
-    head = place.head
+async def _load_outcomes(store: Store, head: Head, at: Revision) -> Outcomes:
+    """From the last batch that left a row; batches without one (takeovers, settlements, beats) decided nothing."""
     last = None
     for after in range(head.sequence - LOOK_BACK, -LOOK_BACK, -LOOK_BACK):
-        page = await store.range(BATCH, after=batch_key(max(after, 0)), limit=LOOK_BACK, revision=place.revision)
+        page = await _page(store, BATCH, at, batch_key(max(after, 0)), LOOK_BACK)
         if page.rows:
             last = _read_batch(page.rows[-1])
             break
     if last is None:
         return Outcomes(head.incarnation, 1, 1)
     outcomes = Outcomes(head.incarnation, last.window, last.horizon)
-    async for row in rows(store, BATCH, place.revision, after=batch_key(last.first - 1)):
+    async for row in rows(store, BATCH, at, after=batch_key(last.first - 1)):
         outcomes.record(int(row.key.removeprefix(BATCH)), _read_batch(row), row.revision)
     return outcomes
 

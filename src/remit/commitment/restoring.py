@@ -108,6 +108,7 @@ def disown(draft: Draft) -> None:
 
 async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, Entry]]:
     """Every operation that `store` answered after that sequence: what a restore of an older backup has lost."""
-    async for row in rows(store, BATCH, await store.revision(), after=batch_key(sequence)):
+    revision = await store.revision()
+    async for row in rows(store, BATCH, lambda: revision, after=batch_key(sequence)):
         for entry in decode_batch(row.value).entries:
             yield int(row.key.removeprefix(BATCH)), entry

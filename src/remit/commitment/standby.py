@@ -9,6 +9,7 @@ before it was ended.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -19,6 +20,9 @@ from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
 from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
 from remit.world.promises import Clock, Ids
+
+LOOKS: Final = 4
+"""At the chain in a term."""
 
 _NOBODY: Final = Head("", 0, 0, "", 0, "")
 
@@ -49,7 +53,7 @@ class Standby:
         self.leading: Authority | None = None
         self._deposed = False
         self._failed = False
-        """Has its own last takeover failed?"""
+        """Has its own last takeover failed, and nobody led since?"""
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         return await (await self._leader()).ask(operations)
@@ -78,21 +82,23 @@ class Standby:
         then nobody can be leading. A store that cannot be read proves nothing, either way.
         """
         seen, since_ms = await self._head(), self.clock.now_ms()
+        looks_ms: deque[int] = deque(maxlen=LOOKS)
         if seen is not None and (seen == _NOBODY or self._led_well(seen)):
             return
         while True:
-            await self.clock.sleep_ms(max(1, self.term_ms // 4))
+            await self.clock.sleep_ms(max(1, self.term_ms // LOOKS))
             asked_ms = self.clock.now_ms()
             now = await self._head()
             answered_ms = self.clock.now_ms()
+            looks_ms.append(answered_ms - asked_ms)
             if now is None or now != seen:
                 seen, since_ms = now, answered_ms
-            elif answered_ms - since_ms >= self._silence_ms(answered_ms - asked_ms):
+            elif answered_ms - since_ms >= self._silence_ms(max(looks_ms)):
                 return
 
     def _silence_ms(self, look_ms: int) -> int:
         """A term; two for one that has just failed to take over, so that the others have their turn. And twice what a look at
-        the chain took: a leader needs as long for a beat, and must not be deposed because the store is slow.
+        the chain took of late: a leader needs as long for a beat, and is not to be deposed because the store is slow.
         """
         return self.term_ms * (2 if self._failed else 1) + 2 * look_ms
 
@@ -108,7 +114,10 @@ class Standby:
             place = await chain.read_place(self.store)
         except Unavailable:
             return None
-        return _NOBODY if place is None else place.head
+        head = _NOBODY if place is None else place.head
+        if head.count and head.holder != self.name:
+            self._failed = False  # somebody else has had a turn, and leads
+        return head
 
     async def serve(self, *, beat_ms: int) -> None:
         """Wait, lead when the leader falls silent, and wait again when deposed; for ever."""

@@ -55,11 +55,8 @@ class DurableService(StoreService):
         unit = self.unit
         offload = SimOffload(lambda: 1 + self.lots.randrange(4), lambda: not unit.dead)
         store = await SqliteStore.open(self._disk.directory, offload=offload, holder=self.name, incarnation="durable")
-        # Opening raises the epoch. The empty batch says that whoever did is gone again: standbys need not wait twice as long.
-        place = store.place
-        await store.commit(chain.batch(place, chain.advance(place.head, (), ()), ()))
         watch = await store.watch("", after=self._seen)
-        while self._seen <= place.revision:
+        while self._seen < store.place.revision:  # opening raises the epoch
             self._found(await anext(aiter(watch)))
         await watch.close()
         self.store = store

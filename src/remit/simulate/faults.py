@@ -70,7 +70,7 @@ class Where(StrEnum):
     """The scopes in which a kind of fault may be."""
 
     SCOPE = "any scope"
-    BELOW = "a scope below the first"
+    NODES = "a scope that has nodes"
     NETWORK = "all scopes at once"
 
 
@@ -145,9 +145,9 @@ def _living(lots: Lots, processes: Sequence[Process]) -> Process | None:
 
 
 fault("kill-server", "an authority or its standby is killed, and started again", 8, 19, 20)(_killer("server"))
-fault("kill-scheduler", "a scheduler is killed between any two steps", 19, 20)(_killer("scheduler"))
+fault("kill-scheduler", "a scheduler is killed between any two steps", 19, 20, where=Where.NODES)(_killer("scheduler"))
 fault("kill-controllers", "the controllers are killed in the middle of their writes", 20, 31)(_killer("controllers"))
-fault("kill-agent", "an agent is killed while its work runs on", 36)(_killer("agent"))
+fault("kill-agent", "an agent is killed while its work runs on", 36, where=Where.NODES)(_killer("agent"))
 fault("kill-people", "a client is killed while it waits for an answer", 1)(_killer("people"))
 
 
@@ -183,7 +183,7 @@ def _freeze(victim: Process) -> Heal:
     return heal
 
 
-@fault("power-cut", "a machine with nodes loses power, and all that ran there with it", 36)
+@fault("power-cut", "a machine with nodes loses power, and all that ran there with it", 36, where=Where.NODES)
 def power_cut(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = hand.processes("agent", one.where)
     if not able:
@@ -223,7 +223,7 @@ def isolate(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return _cutting(hand, _both(victim.name, hand.peers(victim)))
 
 
-@fault("cut-node", "a node is cut off from everybody, and returns", 34, 39)
+@fault("cut-node", "a node is cut off from everybody, and returns", 34, 39, where=Where.NODES)
 def cut_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = hand.processes("agent", one.where)
     if not able:
@@ -232,7 +232,9 @@ def cut_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return _cutting(hand, _both(victim.name, hand.peers(victim)))
 
 
-@fault("deaf-node", "a node beats, and hears no answer: it seems well, and starts nothing", 16, 34, swarms=False)
+@fault(
+    "deaf-node", "a node beats, and hears no answer: it seems well, and starts nothing", 16, 34, swarms=False, where=Where.NODES
+)
 def deaf_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = hand.processes("agent", one.where)
     if not able:
@@ -241,7 +243,7 @@ def deaf_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return _cutting(hand, [(other, victim.name) for other in hand.peers(victim)])
 
 
-@fault("all-silent", "every node falls silent at once", 35)
+@fault("all-silent", "every node falls silent at once", 35, where=Where.NODES)
 def all_silent(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     ways = [way for victim in hand.processes("agent", one.where) for way in _both(victim.name, hand.peers(victim))]
     return _cutting(hand, ways)
@@ -279,7 +281,7 @@ def cut_scopes(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     swarms=False,
     scopes_min=2,
     store="memory",
-    where=Where.BELOW,
+    where=Where.NODES,
 )
 def region_lost(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     """What it had is lent to others, so it must not come back as the one that had it: only as one that was restored."""

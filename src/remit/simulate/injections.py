@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from remit.model.quantity import parse_duration
 from remit.simulate.faults import KINDS
 from remit.simulate.lots import Lots, stream
-from remit.simulate.scenarios import FaultLine, Injection, Scenario
+from remit.simulate.scenarios import BOUNDS, FaultLine, Injection, Scenario
 
 _SWARM_EVERY_S: Final = (20.0, 240.0)
 _SMALL_BATCHES: Final = (1, 3, 16)
+N = TypeVar("N", int, float)
 
 
 def shaped(scenario: Scenario, seed: int) -> Scenario:
@@ -23,28 +24,43 @@ def shaped(scenario: Scenario, seed: int) -> Scenario:
     lots = stream(f"{scenario.name}/{seed}/shape")
     cluster, load = scenario.cluster, scenario.load
 
-    def about(most: float, least: float = 0.5) -> int:
-        return lots.randint(ceil(most * least), ceil(most * 1.5))
+    def about(name: str, least: float = 0.5) -> int:
+        part, _, field = name.partition(".")
+        named = getattr(getattr(scenario, part), field)
+        return _within(name, lots.randint(ceil(named * least), ceil(named * 1.5)))
 
-    counts = {
-        name: 1 + lots.randrange(getattr(cluster, name) + 1) for name in ("servers", "agents", "schedulers", "controllers")
-    }
-    batch = lots.choice(_SMALL_BATCHES) if lots.random() < 0.3 else cluster.batch
+    def few(name: str) -> int:
+        return _within(f"cluster.{name}", 1 + lots.randrange(getattr(cluster, name) + 1))
+
+    small = lots.choice(_SMALL_BATCHES) if lots.random() < 0.3 else cluster.batch
     kinds = lots.sample(load.kinds, lots.randint(ceil(len(load.kinds) / 2), len(load.kinds)))
     return replace(
         scenario,
-        cluster=replace(cluster, nodes=about(cluster.nodes), batch=min(batch, cluster.batch), **counts),
+        cluster=replace(
+            cluster,
+            servers=few("servers"),
+            agents=few("agents"),
+            schedulers=few("schedulers"),
+            controllers=few("controllers"),
+            nodes=about("cluster.nodes"),
+            batch=min(small, cluster.batch),
+        ),
         load=replace(
             load,
-            per_minute=round(load.per_minute * (0.75 + 0.75 * lots.random()), 2),
+            per_minute=_within("load.per_minute", load.per_minute * (0.75 + 0.75 * lots.random())),
             kinds=tuple(sorted(kinds)),
-            standing_max=about(load.standing_max),
-            size=about(load.size),
-            quota=about(load.quota, 0.75),
-            deletes=min(100, about(load.deletes, 0.0)),
-            operations=min(100, about(load.operations, 0.0)),
+            standing_max=about("load.standing_max"),
+            size=about("load.size"),
+            quota=about("load.quota", 0.75),
+            deletes=about("load.deletes", 0.0),
+            operations=about("load.operations", 0.0),
         ),
     )
+
+
+def _within(name: str, value: N) -> N:
+    low, high = BOUNDS[name]
+    return type(value)(min(max(value, low), high))
 
 
 def draw(scenario: Scenario, seed: int) -> tuple[Injection, ...]:

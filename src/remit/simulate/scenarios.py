@@ -44,7 +44,7 @@ MATRIX: Final = (
 )
 """What a design review asks a control plane about."""
 
-_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
+BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "swarm": (0, 100),
     "cluster.batch": (1, BATCH_MAX.operations),
     "cluster.servers": (1, 100),
@@ -277,7 +277,7 @@ def _bad_times(scenario: Scenario) -> Iterator[str]:
 
 
 def _bad_numbers(scenario: Scenario) -> Iterator[str]:
-    for name, (low, high) in _BOUNDS.items():
+    for name, (low, high) in BOUNDS.items():
         value: Any = scenario
         for part in name.split("."):
             value = getattr(value, part)
@@ -333,8 +333,8 @@ def bad_sort(scenario: Scenario, one: FaultLine | Injection) -> Iterator[str]:
         yield f"size: {SHARE}, and not {one.size:g}"
     if one.where and kind.where is Where.NETWORK:
         yield f"where: {one.kind} is in {kind.where}; leave it out"
-    if one.where == scenario.cluster.scopes[0] and kind.where is Where.BELOW:
-        yield f"where: {one.kind} is in {kind.where}; name another"
+    if one.where and kind.where is Where.NODES and one.where not in scenario.cluster.placing:
+        yield f"where: {one.kind} is in {kind.where}; there are {', '.join(scenario.cluster.placing)}"
 
 
 def _late_faults(scenario: Scenario) -> Iterator[str]:

@@ -89,9 +89,8 @@ async def seize(store: Store, holder: str, incarnation: str) -> Place:
     """Raise the epoch: from here on every older writer is fenced. `incarnation` names the chain if it starts here.
 
     Losing a race here is harmless: the epoch is raised again over whatever stands. It ends because each round either wins or
-    follows another's progress. If an answer was lost and that very head is found in place, that was it; raised once more, it
-    would look to standbys like one more takeover that nothing follows, and they wait twice as long after each. That is why no
-    two that live may have one `holder` name.
+    follows another's progress. If an answer was lost and that very head is found in place, that was it, and it need not be
+    raised once more. That is why no two that live may have one `holder` name.
     """
     lost: Head | None = None
     while True:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 
 from remit.client.endpoint import Turned
@@ -17,7 +18,7 @@ from remit.commitment.standby import Standby
 from remit.model.claims import Accepted, Apply
 from remit.store import chain
 from remit.store.memory import MemoryStore
-from remit.store.protocol import Compacted, Corrupt, Page, Unavailable
+from remit.store.protocol import Compacted, Corrupt, Page, Store, Unavailable
 from tests.properties.machines import USER, CountedIds, FakeClock, Scope, story, workload
 
 
@@ -34,6 +35,14 @@ async def led_by(waiting: Standby, after: Authority | None = None) -> Authority:
             return waiting.leading
         await asyncio.sleep(0)
     raise AssertionError("it never led")
+
+
+async def seized(scope: Scope) -> None:
+    for _ in range(1_000):
+        if scope.row("head")["holder"] == "s":
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never took over")
 
 
 async def ended(serving: asyncio.Task[None]) -> None:
@@ -244,16 +253,19 @@ def test_a_store_that_fails_at_the_takeover_does_not_end_the_standby(failing: st
 
 
 @asynccontextmanager
-async def slowly(scope: Scope, clock: FakeClock) -> AsyncIterator[tuple[asyncio.Task[Authority], asyncio.Event]]:
+async def slowly(
+    store: Store, clock: FakeClock, beat_ms: int = 50
+) -> AsyncIterator[tuple[asyncio.Task[Authority], asyncio.Event]]:
     """A takeover by `b` that beats, and reads what there is only when the test says so."""
-    inner, read = scope.store.range, asyncio.Event()
+    inner, read = store.range, asyncio.Event()
 
     async def slow(*arguments: Any, **more: Any) -> Page:
-        await read.wait()
+        if more.get("limit") != 1:  # is there anything?
+            await read.wait()
         return await inner(*arguments, **more)
 
-    with mock.patch.object(scope.store, "range", slow):
-        work = Authority.take_over(scope.store, scope="r1", holder="b", clock=clock, ids=CountedIds("b"), beat_ms=50)
+    with mock.patch.object(store, "range", slow):
+        work = Authority.take_over(store, scope="r1", holder="b", clock=clock, ids=CountedIds("b"), beat_ms=beat_ms)
         yield asyncio.create_task(work), read
 
 
@@ -262,7 +274,7 @@ async def test_a_takeover_that_reads_for_longer_than_a_term_beats_meanwhile(scop
     """F16, L8: it has nothing else to show yet; deposed each time, nobody would ever lead."""
     await scope.must(USER, Apply(workload("w")))
     clock, before = BeatingClock(), scope.row("head")
-    async with slowly(scope, clock) as (taking, read):
+    async with slowly(scope.store, clock) as (taking, read):
         seen = []
         for _ in range(5):
             await clock.beat()
@@ -286,7 +298,7 @@ def test_a_beat_that_is_not_answered_does_not_end_the_takeover(word: str) -> Non
     async def tell(scope: Scope) -> None:
         await scope.must(USER, Apply(workload("w")))
         clock = BeatingClock()
-        async with slowly(scope, clock) as (taking, read):
+        async with slowly(scope.store, clock) as (taking, read):
             await clock.beat()
             scope.store.plan.append(word)
             await clock.beat()
@@ -305,7 +317,7 @@ def test_a_beat_that_is_not_answered_does_not_end_the_takeover(word: str) -> Non
 async def test_whoever_is_deposed_while_it_reads_leaves_off(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
     clock = BeatingClock()
-    async with slowly(scope, clock) as (taking, _):
+    async with slowly(scope.store, clock) as (taking, _):
         await clock.beat()
         await chain.seize(scope.store, "c", "x")
         await clock.beat()
@@ -314,33 +326,193 @@ async def test_whoever_is_deposed_while_it_reads_leaves_off(scope: Scope) -> Non
     assert deposed.value.by is not None and deposed.value.by.holder == "c"
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["new", "restored"])
+def test_a_store_that_nobody_ever_led_stays_new__one_that_was_restored_beats(first: bool) -> None:
+    """They are told apart by takeovers and by what was decided: a beat in a new store would hide that it is new."""
+
+    @story
+    async def tell(scope: Scope) -> None:
+        store, clock = MemoryStore() if first else scope.store.inner, BeatingClock()
+        if not first:
+            await _as_many_epochs_as_batches(store)
+        async with slowly(store, clock) as (taking, read):
+            await clock.beat()
+            before = await _sequence(store)
+            for _ in range(3):
+                await clock.beat()
+            assert await _sequence(store) - before == (0 if first else 3)
+            read.set()
+            await taking
+
+    tell()
+
+
+async def _as_many_epochs_as_batches(store: Store) -> None:
+    """As after a restore, which counts the epoch up by more than one."""
+    place = await chain.read_place(store)
+    assert place is not None
+    head = chain.advance(place.head, (), ())
+    await store.commit(chain.batch(place, msgspec.structs.replace(head, epoch=head.sequence), ()))
+
+
+async def _sequence(store: Store) -> int:
+    place = await chain.read_place(store)
+    return 0 if place is None else place.head.sequence
+
+
 @story
-async def test_a_new_store_has_nothing_to_read_and_stays_new(scope: Scope) -> None:
-    """What was never led before is told from what was restored by its takeovers alone: a beat would hide that."""
-    store = MemoryStore()
+async def test_without_a_beat_nothing_is_written_while_it_reads(scope: Scope) -> None:
+    await scope.must(USER, Apply(workload("w")))
     clock = BeatingClock()
-    taking = asyncio.create_task(
-        Authority.take_over(store, scope="r1", holder="b", clock=clock, ids=CountedIds("b"), beat_ms=50)
-    )
-    await clock.beat()
-    leading = await taking
-    assert leading.head.sequence == 2, "the takeover, and the batch that marks it"
+    async with slowly(scope.store, clock, beat_ms=0) as (taking, read):
+        await clock.beat()
+        before = scope.row("head")["sequence"]
+        await clock.beat()
+        assert scope.row("head")["sequence"] == before
+        read.set()
+        await taking
+
+
+@story
+async def test_a_standby_that_takes_over_beats_as_it_will_when_it_leads(scope: Scope) -> None:
+    await scope.must(USER, Apply(workload("w")))
+    waiting, clock = standby(scope), BeatingClock()
+    waiting.clock = clock
+    async with slowly(scope.store, clock) as (other, read):
+        other.cancel()
+        serving = asyncio.create_task(waiting.serve(beat_ms=50))
+        await seized(scope)
+        before = scope.row("head")["sequence"]
+        for _ in range(3):
+            await clock.beat()
+        assert scope.row("head")["sequence"] - before == 3
+        read.set()
+        await led_by(waiting)
+    await ended(serving)
+
+
+@story
+async def test_one_that_never_comes_to_the_end_of_its_reading_stops_beating(scope: Scope) -> None:
+    """L8: somebody else may."""
+    await scope.must(USER, Apply(workload("w")))
+    clock = BeatingClock()
+    async with slowly(scope.store, clock) as (taking, _):
+        await clock.beat()
+        clock.at_ms += module.READING_MS_MAX
+        await clock.beat()
+        before = scope.row("head")["sequence"]
+        for _ in range(3):
+            await clock.beat()
+        assert scope.row("head")["sequence"] == before
+        taking.cancel()
+        await asyncio.wait({taking})
+
+
+@story
+async def test_a_history_that_is_compacted_while_it_reads_is_not_missed(scope: Scope) -> None:
+    """F06: nothing but its own beats lies between what it began to read and now."""
+    await scope.must(USER, Apply(workload("w")))
+    clock = BeatingClock()
+    async with slowly(scope.store, clock) as (taking, read):
+        for _ in range(3):
+            await clock.beat()
+        await scope.store.inner.compact(await scope.store.inner.revision())
+        read.set()
+        leading = await taking
+    found = [key for key in leading.books.things if key.startswith("workload/")]
+    assert found == [key for key in scope.books.things if key.startswith("workload/")] != []
+
+
+@story
+async def test_a_read_that_is_lost_is_asked_again(scope: Scope) -> None:
+    """F09: a takeover has many of them."""
+    await scope.must(USER, Apply(workload("w")))
+    scope.store.reads.extend(["ok", "ok", "unavailable", "unavailable", "ok", "unavailable"])
+    leading = await Authority.take_over(scope.store, scope="r1", holder="b", clock=scope.clock, ids=CountedIds("b"))
+    assert not scope.store.reads
+    assert leading.head.holder == "b"
+
+
+@pytest.mark.parametrize("failing", ["read", "beat"])
+def test_whoever_is_cancelled_in_the_moment_of_a_failure_ends(failing: str) -> None:
+    """A group of tasks that fails forgets that it was cancelled too; a server would serve on."""
+
+    @story
+    async def tell(scope: Scope) -> None:
+        await scope.must(USER, Apply(workload("w")))
+        waiting, clock, held = standby(scope), BeatingClock(), asyncio.Event()
+        inner, read_place, waiting.clock = scope.store.range, chain.read_place, clock
+
+        async def slow(*arguments: Any, **more: Any) -> Page:
+            if more.get("limit") == 1:
+                return await inner(*arguments, **more)
+            if failing == "beat":
+                await held.wait()
+            if len(tried) == 2:
+                await asyncio.sleep(0)
+                asyncio.get_running_loop().call_soon(serving.cancel)
+            tried.append(1)
+            raise Unavailable("gone")
+
+        async def cancelling(store: Any) -> Any:
+            if asyncio.current_task() is not serving:
+                serving.cancel()
+            return await read_place(store)
+
+        tried: list[int] = []
+        with mock.patch.object(scope.store, "range", slow):
+            serving = asyncio.create_task(waiting.serve(beat_ms=50))
+            await seized(scope)
+            await clock.beat()
+            if failing == "beat":
+                await chain.seize(scope.store, "c", "x")
+                with mock.patch.object(chain, "read_place", cancelling):
+                    await clock.beat()
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert serving.done()
+
+    tell()
 
 
 @story
 async def test_what_a_look_at_the_chain_takes_is_added_twice(scope: Scope) -> None:
     """F12: a leader needs as long for a beat; standbys would depose each other because the store is slow."""
-    waiting, inner, slow_ms = standby(scope), chain.read_place, 0
+    waiting, inner = standby(scope), chain.read_place
+    looks: list[int] = []
 
     async def slow(store: Any) -> Any:
-        scope.clock.at_ms += slow_ms
+        scope.clock.at_ms += looks.pop(0)
         return await inner(store)
 
     with mock.patch.object(chain, "read_place", slow):
-        for slow_ms, least_ms, most_ms in ((0, 100, 125), (40, 180, 270), (200, 500, 900), (0, 100, 125)):
-            began_ms = scope.clock.at_ms
+        for drawn, waited_ms in (
+            ([0] * 9, 4 * 25),
+            ([60] * 9, 60 + 3 * 85),
+            ([200] * 9, 200 + 3 * 225),
+            ([0, 60, 0, 0, 0, 0, 60], 85 + 4 * 25),
+        ):
+            looks[:], began_ms = drawn, scope.clock.at_ms
             await waiting.wait_for_silence()
-            assert least_ms <= scope.clock.at_ms - began_ms <= most_ms, slow_ms
+            assert scope.clock.at_ms - began_ms == waited_ms, "the slowest of those of one term counts"
+
+
+@story
+async def test_one_that_lost_a_race_for_the_lead_waits_no_longer_than_others_once_somebody_has_led(scope: Scope) -> None:
+    waiting = standby(scope)
+    await scope.take_over()
+    with mock.patch.object(waiting, "take_over", mock.AsyncMock(side_effect=Deposed(None))):
+        serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await ended(serving)
+    began_ms = scope.clock.at_ms
+    await waiting.wait_for_silence()
+    assert scope.clock.at_ms - began_ms == 2 * waiting.term_ms, "nobody has led since"
+    await scope.must(USER, Apply(workload("w")))
+    began_ms = scope.clock.at_ms
+    await waiting.wait_for_silence()
+    assert scope.clock.at_ms - began_ms == waiting.term_ms
 
 
 # -- what ends it, and what does not ----------------------------------------------------------------------------------------
@@ -349,10 +521,12 @@ async def test_what_a_look_at_the_chain_takes_is_added_twice(scope: Scope) -> No
 @story
 async def test_a_standby_that_reads_so_slowly_that_its_history_is_gone_waits_again(scope: Scope) -> None:
     """F16: somebody else has led since, and has compacted; whoever waits to lead must not be lost over that."""
-    waiting = standby(scope)
+    waiting, inner = standby(scope), scope.store.range
     outcomes: list[type[Exception]] = []
 
     async def overtaken(*arguments: Any, **more: Any) -> Page:
+        if more.get("limit") == 1:
+            return await inner(*arguments, **more)
         patch.stop()
         await scope.take_over()
         await scope.must(USER, Apply(workload("w")))

@@ -48,9 +48,9 @@ BAD = {
     ),
     "unknown-store": (GOOD + '[cluster]\nstore = "tape"', ["cluster.store", "'tape'", "memory, sqlite"]),
     "unknown-row-of-the-matrix": (GOOD + 'matrix = "it rains"', ["matrix", "Scheduler cache is stale"]),
-    "where-of-what-is-below": (
+    "where-there-are-no-nodes": (
         GOOD + '[[faults]]\nkind = "region-lost"\nat = "1s"\nwhere = "top"\n[cluster]\nscopes = ["top", "left"]',
-        ["faults[0].where", "below the first", "name another"],
+        ["faults[0].where", "has nodes", "there are left"],
     ),
     "nowhere": (GOOD + '[[faults]]\nkind = "loss"\nat = "1s"\nwhere = "mars"', ["faults[0].where", "'mars'", "local"]),
     "too-few-scopes": (GOOD + '[[faults]]\nkind = "cut-scopes"\nat = "1s"', ["faults[0].kind", "cut-scopes", "cluster.scopes"]),
@@ -263,6 +263,22 @@ def test_a_swarm_draws_a_cluster_and_a_load_for_each_seed_around_those_that_are_
     rest = {(one.cluster.scopes, one.cluster.beat, one.cluster.store, one.cluster.rivals, one.faults) for one in drawn}
     assert len(rest) == 1, "the rest is as it is named"
     assert not [problem for one in drawn for problem in problems(one)]
+
+
+def test_a_shape_stays_within_what_a_scenario_may_say() -> None:
+    """Else its replay could not be read."""
+    named = parse("swarm", GOOD + "swarm = 1")
+    for end in (0, 1):
+        parts: dict[str, dict[str, float]] = {"cluster": {}, "load": {}}
+        for name, bounds in scenarios.BOUNDS.items():
+            part, _, field = name.partition(".")
+            if field:
+                parts[part][field] = bounds[end]
+        scenario = replace(named, cluster=replace(named.cluster, **parts["cluster"]), load=replace(named.load, **parts["load"]))
+        assert not [problem for seed in range(200) for problem in problems(shaped(scenario, seed))]
+    small = replace(named, cluster=replace(named.cluster, batch=2))
+    assert {shaped(small, seed).cluster.batch for seed in range(200)} == {1, 2}
+    assert all(shaped(parse("x", GOOD + "swarm = 1\n[load]\nper_minute = 0.001"), seed).load.per_minute for seed in range(9))
 
 
 def test_only_a_swarm_has_its_shape_drawn() -> None:

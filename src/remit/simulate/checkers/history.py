@@ -186,6 +186,8 @@ class History:
         """When each lease was last acquired in this reign."""
         self.terms: dict[str, tuple[int, float]] = {}
         """By lease: its epoch, and since when its holder may count its term at the least, in virtual time."""
+        self.acted_ms = 0
+        """When somebody last led: one that only reads advances the chain too, by batches that change nothing."""
         self.takeovers: list[int] = []
         """When each was, in virtual time."""
         self.seized: Stand | None = None
@@ -344,6 +346,8 @@ class History:
         elif self.first is None and head.get("count"):  # else it has only begun to read
             self.first = step.stand
         self.latest = at_ms, step.stand
+        if head.get("count"):
+            self.acted_ms = at_ms
         incarnation = head.get("incarnation", "")
         if not self.incarnations or self.incarnations[-1] != incarnation:
             self.incarnations.append(incarnation)

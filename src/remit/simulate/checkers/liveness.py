@@ -479,12 +479,12 @@ def health_does_not_flap(live: Liveness, history: History, core: Core) -> Iterat
 
 @look("L8")
 def somebody_leads(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """An authority that is idle beats, so a chain that stands still has none."""
+    """An authority that is idle beats, by batches with a row of their own; one that only reads what there is leads nobody."""
     bounds, now = live.bounds, live.now_ms()
     may = 2 * bounds.leader_ttl_ms + bounds.leader_ms
-    last = core.since_ms if history.latest is None else max(core.since_ms, history.latest[0])
+    last = max(core.since_ms, history.acted_ms)
     if now - last > may * bounds.pace:
-        yield Waiting(history.scope, "head", -1, f"nobody has advanced the chain for {now - last} ms")
+        yield Waiting(history.scope, "head", -1, f"nobody has led for {now - last} ms")
 
 
 @look("L8")

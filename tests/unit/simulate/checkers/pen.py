@@ -63,9 +63,9 @@ class Pen:
         stand: Stand | None = None,
         audit: bool = True,
     ) -> None:
-        """One batch: rows by key (None deletes) and who did what. `head` overrides what the chain would say."""
+        """One batch: rows by key (None deletes) and who did what; neither is a beat. `head` overrides the chain."""
         puts = [(key, self._bytes(key, content)) for key, content in rows.items() if content is not None]
-        if audit and entries:
+        if audit and (entries or not rows):
             batch = {"epoch": self.head["epoch"], "window": 1, "horizon": 1, "first": 1, "at": "", "entries": list(entries)}
             puts.append((f"batch/{self.head['sequence'] + 1:016d}", json.dumps(batch).encode()))
         deletes = [key for key, content in rows.items() if content is None]

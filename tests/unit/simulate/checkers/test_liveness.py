@@ -257,6 +257,15 @@ def test_a_chain_that_stands_still_has_no_leader() -> None:
     assert pen.found == ["somebody_leads"]
 
 
+def test_one_that_only_reads_what_there_is_leads_nobody() -> None:
+    pen = Pen().furnish()
+    healed(pen)
+    for _ in range(9):
+        pen.commit({}, [], audit=False)
+        pass_time(pen, 2, beats=False)
+    assert pen.found == ["somebody_leads"]
+
+
 def test_leaders_who_depose_each_other_where_all_is_well_are_noticed() -> None:
     pen = Pen().furnish()
     healed(pen)
