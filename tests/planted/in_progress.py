@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from remit.commitment import authority
 from remit.commitment.standby import Standby
 from remit.model.claims import AnyClaim, Delete, Mark, Move, Spawn
 from remit.model.kinds import Node, NodeHealth
@@ -17,6 +19,7 @@ from remit.simulate.actors.controllers import Endpoints, Nodes, Repair, Workload
 from remit.simulate.actors.scheduler import Scheduler
 from remit.simulate.actors.view import View
 from remit.store import chain
+from remit.store.protocol import Store
 from tests.planted.bug import bug
 
 MISSED = ("eligible_work_is_bound", "one_gang_runs", "deletion_completes", "unknown_resolves", "returned_nodes_are_ready")
@@ -249,3 +252,17 @@ def nobody_takes_over(patch: pytest.MonkeyPatch) -> None:
         await wait(self)
 
     patch.setattr(Standby, "wait_for_silence", for_ever)
+
+
+@bug(8, 16, scenario="the-leader-dies", expects=("somebody_leads",))
+def whoever_takes_over_reads_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A new authority shows that it lives, and never comes to lead."""
+    load = authority.load
+
+    async def for_ever(store: Store, place: chain.Place, *more: Any) -> Any:
+        loaded = await load(store, place, *more)
+        if place.head.epoch > 2:
+            await asyncio.Event().wait()
+        return loaded
+
+    patch.setattr(authority, "load", for_ever)
