@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remit.commitment import authority
+from remit.commitment import authority, loading
 from remit.commitment.standby import Standby
 from remit.model.claims import AnyClaim, Delete, Mark, Move, Spawn
 from remit.model.kinds import Node, NodeHealth
@@ -257,7 +257,7 @@ def nobody_takes_over(patch: pytest.MonkeyPatch) -> None:
 @bug(8, 16, scenario="the-leader-dies", expects=("somebody_leads",))
 def whoever_takes_over_reads_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A new authority shows that it lives, and never comes to lead."""
-    load = authority.load
+    load = loading.load
 
     async def for_ever(store: Store, place: chain.Place, *more: Any) -> Any:
         loaded = await load(store, place, *more)
