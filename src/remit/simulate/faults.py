@@ -232,9 +232,7 @@ def cut_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return _cutting(hand, _both(victim.name, hand.peers(victim)))
 
 
-@fault(
-    "deaf-node", "a node beats, and hears no answer: it seems well, and starts nothing", 16, 34, swarms=False, where=Where.NODES
-)
+@fault("deaf-node", "a node beats and hears nothing: it seems well and starts nothing", 16, 34, swarms=False, where=Where.NODES)
 def deaf_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = hand.processes("agent", one.where)
     if not able:
