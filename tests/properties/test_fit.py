@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from remit.law import fit
 from remit.law.asks import make_ask
-from remit.law.columns import ColumnPeers, Columns, Left, Rows, over
+from remit.law.columns import Columns, Left, Rows, over
+from remit.law.peers import ColumnPeers
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec, Template, WorkloadSpec
 from remit.model.resources import Amount
