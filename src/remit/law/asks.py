@@ -35,6 +35,8 @@ from remit.model.resources import DEVICES, WHOLE, Amount
 WORKLOAD_LABEL: Final = "remit/workload"
 """Every replica has its workload's name under this label, so that a selector can mean "my own kind"."""
 
+PREFER: Final = "PreferNoSchedule"
+
 DEVICE_SETS_MAX: Final = 64
 """How many sets of models an ask may come to, with the unions of those that overlap: these could be exponentially many."""
 
@@ -91,6 +93,12 @@ def make_ask(
         ),
         affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
         anti=anti,
+        prefer=tuple(
+            term(s.label_selector, s.topology_key, s.max_skew)
+            for s in where.topology_spread
+            if s.when_unsatisfiable == "ScheduleAnyway"
+        ),
+        dislikes=Lookup(lambda tainted: not all(_covered(t, where.tolerations) for t in tainted if t.effect == PREFER)),
         fenced=spec.never_twice,
         gang=spec.gang.min if spec.gang else 0,
         policy=in_force[0],
@@ -127,8 +135,10 @@ def _checks(wholes: bool, parts: bool, where: Placement, anti: bool) -> tuple[tu
 
 def tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     """PreferNoSchedule only ranks; the others bar, unless some toleration covers them."""
-    if taint.effect == "PreferNoSchedule":
-        return True
+    return taint.effect == PREFER or _covered(taint, tolerations)
+
+
+def _covered(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     return any(
         (not t.key or t.key == taint.key)
         and (t.operator == "Exists" or t.value == taint.value)

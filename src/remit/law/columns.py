@@ -16,7 +16,7 @@ Amounts are int64: model/quantity.py refuses what would not fit.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from remit.law.labels import LabelColumn, match_columns
 from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Pairs = Iterable[tuple[str, int]]
 H = TypeVar("H", bound=Hashable)
@@ -104,12 +105,14 @@ class Columns:
     """Nodes as a `fit.Site`: what they are, and what is left of them.
 
     `rows` finds the row of a node by its name; `nodes` has None in a hole. `resources` are the rows of `amounts` (what is
-    left) and `capacity`, which `free` shows by name. `used` is what is taken of each device of a row.
+    left) and `capacity`, which `free` and `share` show by name, the latter as the share of it that one unit is.
+    `used` is what is taken of each device of a row. `takes` is true of what is ready and open.
     """
 
     amounts: Ints
     capacity: Ints
     free: dict[str, Ints]
+    share: dict[str, Floats]
     whole: dict[Model, Ints]
     room: dict[Model, Ints]
     region: Ints
@@ -118,6 +121,7 @@ class Columns:
     taints: Ints
     ready: Bools
     open: Bools
+    takes: Bools
 
     def __init__(self, left: Iterable[Left] = ()) -> None:
         self.nodes: list[Node | None] = []
@@ -133,6 +137,7 @@ class Columns:
         self._facts: dict[str, npt.NDArray[Any]] = {}
         self._amounts: Ints = np.zeros((0, 0), dtype=np.int64)
         self._capacity: Ints = self._amounts
+        self._share: Floats = np.zeros((0, 0))
         self._own = {"amounts", "devices", "facts"}
         """Which groups of arrays are nobody else's, and so may be written to."""
         self.changed = Changes()
@@ -154,6 +159,11 @@ class Columns:
     def standing(self) -> int:
         """Answers about whole columns are never remembered by what one node is; the object itself will do."""
         return id(self)
+
+    @property
+    def named(self) -> int:
+        """How many names of places and taints there are: tables made `over` these columns hold as long as it does not grow."""
+        return sum(len(names.values) for names in self._places.values())
 
     @property
     def regions(self) -> list[str]:
@@ -198,7 +208,7 @@ class Columns:
         if key in ("region", "zone", "pool"):
             return self._facts[key], self._places[key]
         if key not in self._domains:
-            self._domains[key] = self._column(lambda node: domain_name(node, key))
+            self._domains[key] = self._column(lambda node: domain_of(node, key) or None)
         return self._domains[key]
 
     # -- what is observed --------------------------------------------------------------------------------------------------
@@ -218,6 +228,7 @@ class Columns:
             self._stand(row, node)
         self.ready[row] = node.status.health is NodeHealth.READY
         self.open[row] = not (node.spec.unschedulable or node.spec.draining)
+        self.takes[row] = self.ready[row] and self.open[row]
         self.changed.add(row)
         return row
 
@@ -226,8 +237,9 @@ class Columns:
         self._write("facts", "amounts", "devices")
         row = self.rows.pop(name)
         self.nodes[row], self.used[row] = None, _UNUSED
-        self.ready[row] = self.open[row] = False
+        self.ready[row] = self.open[row] = self.takes[row] = False
         self.amounts[:, row] = self.capacity[:, row] = 0
+        self._share[:, row] = 0
         self._show_devices(row)
         for name in self._places:
             self._facts[name][row] = -1
@@ -283,7 +295,7 @@ class Columns:
             self._own.add(group)
             match group:
                 case "amounts":
-                    self._amounts, self._capacity = self._amounts.copy(), self._capacity.copy()
+                    self._amounts = self._amounts.copy()
                     self.resources = self.resources.copy()
                 case "devices":
                     self._whole = {model: column.copy() for model, column in self._whole.items()}
@@ -293,6 +305,7 @@ class Columns:
                     self._facts = {name: column.copy() for name, column in self._facts.items()}
                     self._labels = {key: (ids.copy(), names) for key, (ids, names) in self._labels.items()}
                     self._domains = {key: (ids.copy(), names) for key, (ids, names) in self._domains.items()}
+                    self._capacity, self._share = self._capacity.copy(), self._share.copy()
                     self.nodes, self.rows, self._holes = self.nodes.copy(), self.rows.copy(), self._holes.copy()
             self._show()
 
@@ -308,10 +321,11 @@ class Columns:
         facts = self._facts
         self._facts = {
             **{name: grown(facts.get(name), np.int64, -1) for name in self._places},
-            **{name: grown(facts.get(name), np.bool_) for name in ("ready", "open")},
+            **{name: grown(facts.get(name), np.bool_) for name in ("ready", "open", "takes")},
         }
         more = (0, 0), (0, rows - self._amounts.shape[1])
         self._amounts, self._capacity = np.pad(self._amounts, more), np.pad(self._capacity, more)
+        self._share = np.pad(self._share, more)
         self._whole = {model: grown(column, np.int64) for model, column in self._whole.items()}
         self._room = {model: grown(column, np.int64) for model, column in self._room.items()}
         for kept in (self._labels, self._domains):
@@ -324,6 +338,7 @@ class Columns:
         rows = len(self.nodes)
         self.amounts, self.capacity = self._amounts[:, :rows], self._capacity[:, :rows]
         self.free = {name: self.amounts[at] for name, at in self.resources.items()}
+        self.share = {name: self._share[at, :rows] for name, at in self.resources.items()}
         self.whole = {model: column[:rows] for model, column in self._whole.items()}
         self.room = {model: column[:rows] for model, column in self._room.items()}
         for name, column in self._facts.items():
@@ -343,8 +358,10 @@ class Columns:
 
     def _new_resource(self, name: str) -> int:
         at = self.resources[name] = len(self.resources)
-        line = np.zeros((1, len(self._facts["ready"])), dtype=np.int64)
-        self._amounts, self._capacity = np.concatenate([self._amounts, line]), np.concatenate([self._capacity, line])
+        self._amounts, self._capacity, self._share = (
+            np.concatenate([lines, np.zeros((1, lines.shape[1]), dtype=lines.dtype)])
+            for lines in (self._amounts, self._capacity, self._share)
+        )
         self._show()
         return at
 
@@ -357,6 +374,7 @@ class Columns:
             now = capacity.get(name, 0)
             self.amounts[at, row] += now - self.capacity[at, row]
             self.capacity[at, row] = now
+            self._share[at, row] = 1 / now if now else 0
 
     def _show_devices(self, row: int) -> None:
         node = self.nodes[row]
@@ -379,7 +397,7 @@ class Columns:
         for key, (ids, names) in self._labels.items():
             ids[row] = names.id(node.metadata.labels.get(key))
         for key, (ids, names) in self._domains.items():
-            ids[row] = names.id(domain_name(node, key))
+            ids[row] = names.id(domain_of(node, key) or None)
         self.restood.add(row)
 
     def _column(self, value: Any) -> tuple[Ints, Names]:
@@ -389,9 +407,19 @@ class Columns:
         return ids, names
 
 
-def domain_name(node: Node, key: str) -> str | None:
-    """The domain of a key that is not a place: a node's own name, or a label; an empty one names no domain."""
-    return node.metadata.name if key == "node" else node.metadata.labels.get(key) or None
+def domain_of(node: Node, key: str) -> str:
+    """The topology domain of a node; empty if it is in none. A label called like a place is no place."""
+    match key:
+        case "node":
+            return node.metadata.name
+        case "zone":
+            return node.spec.zone
+        case "region":
+            return node.spec.region
+        case "pool":
+            return node.spec.pool
+        case _:
+            return node.metadata.labels.get(key, "")
 
 
 def _standing(node: Node) -> tuple[object, ...]:
@@ -406,6 +434,7 @@ class Rows:
     def __init__(self, columns: Columns, rows: Ints, spent: Mapping[str, Any] = _UNUSED) -> None:
         self.columns, self.rows = columns, rows
         self.free = _Taken(columns.free, rows, spent)
+        self.share: dict[str, Floats] = _Taken(columns.share, rows, _UNUSED)
         self.whole = _Taken(columns.whole, rows, spent)
         self.room = _Taken(columns.room, rows, _UNUSED)
 
@@ -413,8 +442,8 @@ class Rows:
         return len(self.rows)
 
     def __getattr__(self, name: str) -> Any:
-        """Ready, open and the places: taken when they are first asked for."""
-        if name not in ("ready", "open", "region", "zone", "pool", "taints"):
+        """Whether they take work, and where they are: taken when it is first asked for."""
+        if name not in ("takes", "ready", "open", "region", "zone", "pool", "taints"):
             raise AttributeError(name)
         found = getattr(self.columns, name).take(self.rows)
         self.__dict__[name] = found
@@ -434,14 +463,14 @@ class Rows:
         return ids >= 0, ids
 
 
-class _Taken(dict[Any, Ints]):
+class _Taken(dict[Any, Any]):
     """Columns at some rows, each taken when it is first asked for."""
 
-    def __init__(self, columns: Mapping[Any, Ints], rows: Ints, spent: Mapping[Any, Any]) -> None:
+    def __init__(self, columns: Mapping[Any, Any], rows: Ints, spent: Mapping[Any, Any]) -> None:
         self._columns, self._rows, self._spent = columns, rows, spent
 
-    def __missing__(self, name: Any) -> Ints:
-        taken = self._columns[name].take(self._rows)
+    def __missing__(self, name: Any) -> Any:
+        taken = self._columns[name][self._rows]
         if name in self._spent:
             taken -= self._spent[name]
         self[name] = taken
@@ -457,6 +486,8 @@ class _Taken(dict[Any, Ints]):
 def over(ask: Ask, columns: Columns) -> Ask:
     """The same ask with its look-up tables keyed by the ids of these columns."""
     return ask._replace(
+        # An array of no dimension is what NumPy would make of an int at each use.
+        resources=cast(Any, tuple((name, np.asarray(count)) for name, count in ask.resources)),
         regions=_table(ask.regions, columns.regions),
         zones=_table(ask.zones, columns.zones),
         pools=_table(ask.pools, columns.pools),
@@ -464,6 +495,7 @@ def over(ask: Ask, columns: Columns) -> Ask:
         allowed_zones=_table(ask.allowed_zones, columns.zones),
         allowed_pools=_table(ask.allowed_pools, columns.pools),
         tolerates=_table(ask.tolerates, columns.taint_sets),
+        dislikes=_table(ask.dislikes, columns.taint_sets),
     )
 
 

@@ -1,0 +1,57 @@
+"""Which devices of a node does a replica get? Chosen here, and named in the claim; that some will do, law/fit.py has said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from remit.law.columns import Columns
+from remit.law.fit import Ask, Devices
+from remit.model.kinds import Device
+from remit.model.resources import WHOLE
+
+
+def choose(ask: Ask, columns: Columns, row: int) -> dict[str, int]:
+    """Thousandths by device name. Shares go where they leave the least over, whole devices to who may take the fewest sorts."""
+    node = columns.nodes[row]
+    if node is None:
+        raise LookupError(f"row {row} is a hole")
+    used = columns.used[row]
+    chosen: dict[str, int] = {}
+    for one in ask.shares:
+        name = _tightest(one, node.spec.devices, used, chosen)
+        if name is None:
+            return {}
+        chosen[name] = one.amount
+    return chosen if _match(ask.whole, node.spec.devices, used, chosen) else {}
+
+
+def _tightest(one: Devices, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int]) -> str | None:
+    left = [
+        (WHOLE - used.get(device.name, 0), device.name)
+        for device in devices
+        if device.kind == one.kind and (not one.models or device.model in one.models) and device.name not in chosen
+    ]
+    return min((pair for pair in left if pair[0] >= one.amount), default=(0, None))[1]
+
+
+def _match(wholes: Sequence[Devices], devices: Sequence[Device], used: Mapping[str, int], chosen: dict[str, int]) -> bool:
+    """Give each wanted device one of its own; where sorts overlap, an earlier choice may have to move (augmenting paths)."""
+    wanted = [one for one in wholes for _ in range(one.amount)]
+    free = [device for device in devices if not used.get(device.name, 0) and device.name not in chosen]
+    owner: dict[str, int] = {}
+
+    def find(want: int, tried: set[str]) -> bool:
+        one = wanted[want]
+        for device in free:
+            if device.kind != one.kind or (one.models and device.model not in one.models) or device.name in tried:
+                continue
+            tried.add(device.name)
+            if device.name not in owner or find(owner[device.name], tried):
+                owner[device.name] = want
+                return True
+        return False
+
+    if not all(find(want, set()) for want in range(len(wanted))):
+        return False
+    chosen.update(dict.fromkeys(owner, WHOLE))
+    return True
