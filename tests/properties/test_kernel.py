@@ -69,6 +69,11 @@ class Plain:
         self.left[row] = Left(node, free, {name: used.get(name, 0) + devices.get(name, 0) for name in {*used, *devices}})
         self.standing.append((ask, row))
 
+    def gone(self, at: int) -> None:
+        ask, row = self.standing.pop(at)
+        node, free, used = self.left[row]
+        self.left[row] = Left(node, {n: free.get(n, 0) + dict(ask.resources).get(n, 0) for n in ("cpu", "memory")}, used)
+
 
 class _Priced:
     """A node with what a score asks of it beyond the law."""
@@ -111,8 +116,10 @@ def orders(draw: st.DrawFn) -> tuple[Scene, list[Work], list[tuple[int, int]], s
 
 
 @settings(max_examples=300)
-@given(orders())
-def test_one_by_one_the_kernel_places_as_a_plain_loop_does(order: tuple[Scene, list[Work], list[tuple[int, int]], str]) -> None:
+@given(orders(), st.booleans())
+def test_one_by_one_the_kernel_places_as_a_plain_loop_does(
+    order: tuple[Scene, list[Work], list[tuple[int, int]], str], freed: bool
+) -> None:
     scene, sorts, coming, profile = order
     asks = [ask_of(work, scene) for work in sorts]
     standing = [(ask_of(work, scene), row) for work, row in scene.standing]
@@ -129,6 +136,12 @@ def test_one_by_one_the_kernel_places_as_a_plain_loop_does(order: tuple[Scene, l
             assert bool(devices) == bool(sum(one.amount for one in asks[at].whole) or asks[at].shares)
             kernel.post(one, row, devices)
             plain.post(asks[at], row, devices)
+        if freed and plain.standing:
+            # Somebody goes: what was full takes work again.
+            ask, row = plain.standing[0]
+            if not (ask.whole or ask.shares):
+                kernel.post(kernel.known(asks.index(ask) if ask in asks else repr(ask), ask), row, sign=-1)
+                plain.gone(0)
 
 
 @settings(max_examples=500)
@@ -141,7 +154,7 @@ def test_a_run_places_as_one_by_one_does(order: tuple[Scene, list[Work], list[tu
     for at, count in coming:
         found = at_once.run(at_once.known(at, asks[at]), count)
         one = singly.known(at, asks[at])
-        expected = []
+        expected: list[int] = []
         while len(expected) < count and (row := singly.place(one)) >= 0:
             singly.post(one, row, choose(asks[at], singly.columns, row))
             expected.append(row)

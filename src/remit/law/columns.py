@@ -140,10 +140,12 @@ class Columns:
         self._share: Floats = np.zeros((0, 0))
         self._own = {"amounts", "devices", "facts"}
         """Which groups of arrays are nobody else's, and so may be written to."""
+        self.named = 0
+        """How many names of places and taints there are: tables made `over` these columns hold as long as it does not grow."""
         self.changed = Changes()
         """Rows of which something changed."""
         self.restood = Changes()
-        """Rows that changed what they are, so that answers of the static rules hold no longer."""
+        """Rows that changed what they are, or whether they take work: answers that rest on no more than that hold no longer."""
         self._allocate(_ROWS_MIN)
         for one in left:
             row = self.put(one.node)
@@ -159,11 +161,6 @@ class Columns:
     def standing(self) -> int:
         """Answers about whole columns are never remembered by what one node is; the object itself will do."""
         return id(self)
-
-    @property
-    def named(self) -> int:
-        """How many names of places and taints there are: tables made `over` these columns hold as long as it does not grow."""
-        return sum(len(names.values) for names in self._places.values())
 
     @property
     def regions(self) -> list[str]:
@@ -224,11 +221,12 @@ class Columns:
         self.nodes[row] = node
         self._resize(row, node)
         self._show_devices(row)
-        if old is None or _standing(old) != _standing(node):
-            self._stand(row, node)
+        took = bool(self.takes[row])
         self.ready[row] = node.status.health is NodeHealth.READY
         self.open[row] = not (node.spec.unschedulable or node.spec.draining)
         self.takes[row] = self.ready[row] and self.open[row]
+        if old is None or took != self.takes[row] or _standing(old) != _standing(node):
+            self._stand(row, node)
         self.changed.add(row)
         return row
 
@@ -394,6 +392,7 @@ class Columns:
         spec = node.spec
         for name, value in (("region", spec.region), ("zone", spec.zone), ("pool", spec.pool), ("taints", spec.taints)):
             self._facts[name][row] = self._places[name].id(value)
+        self.named = sum(len(names.values) for names in self._places.values())
         for key, (ids, names) in self._labels.items():
             ids[row] = names.id(node.metadata.labels.get(key))
         for key, (ids, names) in self._domains.items():

@@ -8,7 +8,7 @@ gates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +27,30 @@ SCALE: Final = 1_000_000
 class _Count:
     """How many there are in each domain of one index, at the gates, and how our own placements move it."""
 
-    __slots__ = ("at", "counts", "eligible", "known", "own", "total")
+    __slots__ = ("_columns", "_eligible", "_of", "_static", "at", "counts", "known", "own", "total")
 
-    def __init__(self, of: Index, own: int, columns: Columns, peers: ColumnPeers, static: Bools, rows: Ints) -> None:
-        known, ids = columns.domain(of.key)
-        self.at = ids[rows]
+    def __init__(self, of: Index, own: int, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any) -> None:
+        self._of, self._columns, self._static = of, columns, static
+        self.at = columns.domains(of.key).ids[rows]
         self.known: Bools = self.at >= 0
         self.counts: Ints = peers.counts(of).copy()
         self.total = peers.total(of)
         self.own = own
-        self.eligible: Ints = np.unique(ids[known & static])
+        self._eligible: Ints | None = None
+
+    @property
+    def eligible(self) -> Ints:
+        """The domains in which the replica could stand at all, whatever is left of their nodes."""
+        if self._eligible is None:
+            known, ids = self._columns.domain(self._of.key)
+            there = np.zeros(len(self.counts), dtype=np.bool_)
+            there[ids[known & self._static]] = True
+            self._eligible = np.flatnonzero(there)
+        return self._eligible
 
     def here(self) -> Ints:
-        return self.counts[self.at]
+        found: Ints = self.counts[self.at]
+        return found
 
     def least(self) -> int:
         return int(self.counts[self.eligible].min()) if len(self.eligible) else 0
@@ -57,13 +68,13 @@ class Gates:
     """One gate for each of these rows; a row may stand for all that are in the same domains."""
 
     def __init__(
-        self, ask: Ask, columns: Columns, peers: ColumnPeers, static: Bools, rows: Ints, shunners: Sequence[Index]
+        self, ask: Ask, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any, shunners: Sequence[Index]
     ) -> None:
         def count(of: Index, own: int) -> _Count:
             return _Count(of, own, columns, peers, static, rows)
 
         ours = carried(ask)
-        self._gates = len(rows)
+        self._gates = len(columns.ready[rows])
         self._spread = [(count(term.of, term.own), term.skew) for term in ask.spread]
         self._near = [count(term.of, term.own) for term in ask.affinity]
         self._away = [count(term.of, term.own) for term in ask.anti] + [count(i, int(i in ours)) for i in shunners]
@@ -83,14 +94,15 @@ class Gates:
             found &= ~one.known | (one.here() == 0)
         return found
 
-    def preferred(self) -> npt.NDArray[np.int32]:
+    def preferred(self) -> npt.NDArray[np.int32] | int:
         """What soft spreading adds to the numbers: the most where the fewest are."""
+        if not self._prefer:
+            return 0
         total = np.zeros(self._gates)
         for one in self._prefer:
             least = one.least()
             total += np.where(one.known, 1.0 - (one.here() - least) / (1.0 + max(one.most() - least, 0)), 0.0)
-        if self._prefer:
-            total *= SCALE * PREFER_WEIGHT / len(self._prefer)
+        total *= SCALE * PREFER_WEIGHT / len(self._prefer)
         return np.maximum(total, 0).astype(np.int32)
 
     def placed(self, gate: int) -> None:

@@ -29,8 +29,8 @@ from remit.law.fit import Ask, Index
 from remit.law.peers import ColumnPeers
 from remit.proposal.devices import choose
 from remit.proposal.gates import GROUPS_MAX, SCALE, Gates, group
-from remit.proposal.plugins import COUPLED, LAW, STATIC, Filter, PluginError, Score, distinct
-from remit.proposal.scores import DEFAULT
+from remit.proposal.plugins import COUPLED, LAW, STATIC, STEADY, Filter, PluginError, Score, distinct
+from remit.proposal.scores import DEFAULT, LEAST
 
 NODE: Final = "node"
 Numbers = npt.NDArray[np.int32]
@@ -40,27 +40,19 @@ _CELLS_MAX: Final = 1 << 22
 CLASSES_CELLS_MAX: Final = 1 << 26
 """How many numbers are kept in all; the class that was not asked about for longest goes."""
 _ALL: Final = slice(None)
-_NO_DEVICES: Final[Mapping[str, int]] = {}
+_NOTHING: Final[Mapping[str, Any]] = {}
+_ZERO: Final = np.asarray(0)
+_SCALED: Final = np.asarray(float(SCALE * LEAST.weight))
+RESOURCES: Final = next(one for one in LAW if one.check is fit.resources)
 
 
 class Class:
     """One shape of work, and what is known of it: which nodes fit, and how well."""
 
     __slots__ = (
-        "ask",
-        "bias",
-        "constant",
-        "coupled",
-        "epoch",
-        "filters",
-        "named",
-        "over",
-        "score",
-        "scores",
-        "seen",
-        "static",
-        "stood",
-    )
+        "ask", "bias", "closed", "constant", "coupled", "epoch", "filters", "named", "over", "plain", "score", "scores",
+        "seen", "static", "steady", "stood",
+    )  # fmt: skip
 
     def __init__(self, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
         self.ask = ask
@@ -71,7 +63,11 @@ class Class:
         self.bias: Numbers | None = None
         """What the static scores add, if they tell nodes apart at all."""
         self.coupled = bool(ask.spread or ask.affinity or ask.anti or ask.prefer)
+        self.steady = all(one.epoch is STEADY for one in self.scores)
+        self.plain = self.filters == [RESOURCES] and self.scores == [LEAST] and bool(ask.resources)
+        """As most are: asked for resources alone, and ranked by what is left of them."""
         self.over = ask
+        self.closed: Bools = np.zeros(0, dtype=np.bool_)
         self.named = self.seen = self.stood = self.epoch = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
         self.score: Numbers = np.zeros(0, dtype=np.int32)
@@ -120,16 +116,16 @@ class Kernel:
             one.over, one.named = over(one.ask, columns), columns.named
         if one.stood != columns.restood.count:
             self._restand(one, rows)
-        epoch = sum(score.epoch() for score in one.scores)
+        epoch = 0 if one.steady else sum(score.epoch() for score in one.scores)
         if one.seen == changed.count and epoch == one.epoch:
             return one.score
         if len(one.score) < rows:
             one.score = np.concatenate([one.score, np.full(rows - len(one.score), _NEVER)])
         touched = changed.since(one.seen) if one.seen >= 0 and epoch == one.epoch else None
         if touched is None or 2 * len(touched) > rows:
-            one.score = self._numbers(one, columns, _ALL)
+            one.score = self._numbers(one, _ALL)
         else:
-            one.score[touched] = self._numbers(one, Rows(columns, touched), touched)
+            one.score[touched] = self._numbers(one, touched)
         one.seen, one.epoch = changed.count, epoch
         return one.score
 
@@ -145,20 +141,44 @@ class Kernel:
         else:
             one.static[touched] = found
         one.stood = stood.count
+        one.closed = ~(one.static & self.columns.takes)
         if one.constant:
             bias = self._total(one.constant, one.over, self.columns)
             one.bias = bias if len(bias) and bias.min() != bias.max() else None
 
-    def _numbers(self, one: Class, site: Any, rows: Any) -> Numbers:
-        """For a site that shows these rows."""
-        fits = site.takes & one.static[rows]
-        for filter_ in one.filters:
-            fits = fits & self._checked(filter_, one.over, site)
-        numbers = self._total(one.scores, one.over, site)
+    def _numbers(self, one: Class, rows: Any, spent: Mapping[str, Any] = _NOTHING) -> Numbers:
+        """Of these rows, or of all, when so much more is `spent` there."""
+        if one.plain:
+            numbers, shut = self._plainly(one, rows, spent)
+        else:
+            site: Any = self.columns if rows is _ALL else Rows(self.columns, rows, spent)
+            shut = one.closed[rows]
+            for filter_ in one.filters:
+                shut = shut | np.logical_not(self._checked(filter_, one.over, site))  # `~` would make -2 of a plain True
+            numbers = self._total(one.scores, one.over, site)
         if one.bias is not None:
             numbers += one.bias[rows]
-        np.putmask(numbers, ~fits, _NEVER)
+        np.putmask(numbers, shut, _NEVER)
         return numbers
+
+    def _plainly(self, one: Class, rows: Any, spent: Mapping[str, Any]) -> tuple[Numbers, Bools]:
+        """The same as the rule `resources` and the score `least_allocated` say, without a detour: this is where time goes."""
+        columns, shut = self.columns, one.closed[rows]
+        total: Any = None
+        for name, need in one.over.resources:
+            free = columns.free.get(name)
+            if free is None:
+                return np.zeros(len(shut), dtype=np.int32), np.ones(len(shut), dtype=np.bool_)
+            left = free[rows] - need
+            if spent:
+                left -= spent[name]
+            shut = shut | (left < _ZERO)
+            part = left * columns.share[name][rows]
+            total = part if total is None else np.add(total, part, out=total)
+        if len(one.over.resources) > 1:
+            total /= len(one.over.resources)
+        total *= _SCALED
+        return total.astype(np.int32), shut
 
     def _total(self, scores: Sequence[Score], ask: Ask, site: Any) -> Numbers:
         total: Any = 0.0
@@ -220,10 +240,10 @@ class Kernel:
             placed += rows.tolist()
         return placed
 
-    def post(self, one: Class, row: int, devices: Mapping[str, int] = _NO_DEVICES) -> None:
-        """A replica of the class stands there from now on."""
-        self.columns.post(row, one.ask.resources, devices)
-        self.peers.post(one.ask, row)
+    def post(self, one: Class, row: int, devices: Mapping[str, int] = _NOTHING, sign: int = 1) -> None:
+        """A replica of the class stands there from now on; or, with `sign` -1, no longer."""
+        self.columns.post(row, one.ask.resources, devices, sign)
+        self.peers.post(one.ask, row, sign)
 
     def _post(self, one: Class, rows: Ints) -> None:
         distinct_rows, counts = np.unique(rows, return_counts=True)
@@ -243,7 +263,7 @@ class Kernel:
 
     def _beside(self, one: Class, shunners: Sequence[Index], numbers: Numbers) -> Numbers:
         """The numbers with regard to who stands where."""
-        gates = Gates(one.over, self.columns, self.peers, one.static, np.arange(len(self.columns)), shunners)
+        gates = Gates(one.over, self.columns, self.peers, one.static, _ALL, shunners)
         return np.where(gates.open() & (numbers >= 0), numbers + gates.preferred(), _NEVER)
 
     def _run_beside(self, one: Class, shunners: Sequence[Index], count: int) -> list[int]:
@@ -312,7 +332,7 @@ class Kernel:
         behind = np.tile(np.arange(1, depth), len(rows))
         spent = {name: need * behind for name, need in one.ask.resources}
         again = np.repeat(rows, depth - 1)
-        more = self._numbers(one, Rows(self.columns, again, spent), again)
+        more = self._numbers(one, again, spent)
         return np.concatenate([numbers[:, None], more.reshape(len(rows), depth - 1)], axis=1)
 
 

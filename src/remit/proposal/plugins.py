@@ -70,12 +70,17 @@ class Filter(NamedTuple):
     """Did others write it? Then its answers are checked."""
 
 
+def STEADY() -> int:  # noqa: N802  (a constant that is asked)
+    """The epoch of what knows nothing beyond the row."""
+    return 0
+
+
 class Score(NamedTuple):
     name: str
     score: Callable[[Ask, Any], Any]
     weight: int = 1
     applies: Callable[[Ask], bool] = lambda ask: True
-    epoch: Callable[[], int] = lambda: 0
+    epoch: Callable[[], int] = STEADY
     """Another number whenever what it knows beyond the row has changed: then every node is scored anew."""
     static: bool = False
     """Does it depend only on what the node is, not on what is left of it?"""
