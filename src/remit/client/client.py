@@ -201,8 +201,8 @@ class Client:
         """The boot of the authority's clock, and the latest that it can show by now; None if no status has told it.
 
         It showed so much at some time after the question was sent: so what has passed here since the sending, with room for
-        drift, is at least what has passed there since. Whoever takes this for the time sees a deadline pass early by no more
-        than the way to the authority took, and never late. It asks nobody: the older the last status, the more room drift has.
+        drift, is at least what has passed there since. Whoever takes this for the time sees a deadline pass early, by what
+        the way to the authority took and by the room for drift, and never late. It asks nobody: ask for the status now and then.
         """
         status = self._status
         if status is None or not status.boot:

@@ -56,7 +56,8 @@ def test_what_is_paused_is_named_by_its_tenant_or_by_itself() -> None:
 
 @pytest.mark.parametrize(("sort", "name"), [("regions", "eu"), ("zones", "eu-a"), ("pools", "gpu"), ("nodes", "n1")])
 def test_a_place_is_avoided_by_any_one_of_its_names(sort: str, name: str) -> None:
-    effects = now(override("o", "avoid", **{sort: ["other", name]}))
+    named: dict[str, Any] = {sort: ["other", name]}
+    effects = now(override("o", "avoid", **named))
     assert effects.avoided(*NODE) == "o"
     assert [places.covers(*NODE) for places in effects.avoids] == [True]
     assert effects.avoided("x", "x", "x", "x") == ""
@@ -134,7 +135,8 @@ def test_an_effect_is_not_mistaken_for_another() -> None:
     effects = now(override("o", "boost", by=3, tenants=["t"]), override("p", "freeze-autoscaler", regions=["eu"]))
     assert effects.paused("t", "w") == effects.avoided(*NODE) == effects.repair_held("t", "w", *NODE) == ""
     assert effects.pinned("t", "w") is None
-    assert effects.avoids == effects.lent("t", "w") == ()
+    assert effects.avoids == ()
+    assert effects.lent("t", "w") == ()
 
 
 def test_when_to_look_again_is_when_the_first_of_them_ends() -> None:
