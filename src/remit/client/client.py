@@ -202,7 +202,7 @@ class Client:
 
         It showed so much at some time after the question was sent: so what has passed here since the sending, with room for
         drift, is at least what has passed there since. Whoever takes this for the time sees a deadline pass early, by what
-        the way to the authority took and by the room for drift, and never late. It asks nobody: ask for the status now and then.
+        the way to the authority took and by the room for drift, and never late. It asks nobody; ask for the status at times.
         """
         status = self._status
         if status is None or not status.boot:
