@@ -64,6 +64,10 @@ def make_ask(
         pairs = tuple(sorted(selector.items())) or ((WORKLOAD_LABEL, workload),)
         return Term(Index(tenant, pairs, key), int(selects(pairs, marked)), skew)
 
+    def spreads(unsatisfiable: str) -> tuple[Term, ...]:
+        found = [one for one in where.topology_spread if one.when_unsatisfiable == unsatisfiable]
+        return tuple(term(one.label_selector, one.topology_key, one.max_skew) for one in found)
+
     anti = tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity)
     if spec.type == "daemon":
         # One replica per node is what a daemon is: it stays away from its own kind.
@@ -86,18 +90,10 @@ def make_ask(
         allowed_zones=_one_of([allow.zones for allow in allowed]),
         allowed_pools=_one_of([allow.pools for allow in allowed]),
         tolerates=Lookup(lambda tainted: all(tolerated(taint, where.tolerations) for taint in tainted)),
-        spread=tuple(
-            term(s.label_selector, s.topology_key, s.max_skew)
-            for s in where.topology_spread
-            if s.when_unsatisfiable == "DoNotSchedule"
-        ),
+        spread=spreads("DoNotSchedule"),
         affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
         anti=anti,
-        prefer=tuple(
-            term(s.label_selector, s.topology_key, s.max_skew)
-            for s in where.topology_spread
-            if s.when_unsatisfiable == "ScheduleAnyway"
-        ),
+        prefer=spreads("ScheduleAnyway"),
         dislikes=Lookup(lambda tainted: not all(_covered(t, where.tolerations) for t in tainted if t.effect == PREFER)),
         fenced=spec.never_twice,
         gang=spec.gang.min if spec.gang else 0,
