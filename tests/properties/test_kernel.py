@@ -158,6 +158,6 @@ def test_a_run_places_as_one_by_one_does(order: tuple[Scene, list[Work], list[tu
         while len(expected) < count and (row := singly.place(one)) >= 0:
             singly.post(one, row, choose(asks[at], singly.columns, row))
             expected.append(row)
-        assert found == expected
+        assert found.rows == expected
     assert at_once.columns.amounts.tolist() == singly.columns.amounts.tolist()
     assert at_once.columns.used == singly.columns.used

@@ -18,7 +18,7 @@ found step by step (gates.py).
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,13 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 _ZERO: Final = np.asarray(0)
 _SCALED: Final = np.asarray(float(SCALE * LEAST.weight))
 RESOURCES: Final = next(one for one in LAW if one.check is fit.resources)
+
+
+class Placed(NamedTuple):
+    """A row for each replica that found a place; and the devices of each, if the class asks for any."""
+
+    rows: list[int]
+    devices: Sequence[Mapping[str, int]]
 
 
 class Class:
@@ -223,8 +230,8 @@ class Kernel:
         row = int(numbers.argmax())
         return row if numbers[row] >= 0 else -1
 
-    def run(self, one: Class, count: int) -> list[int]:
-        """The rows for so many replicas of the class, in their order, and posted; fewer, if that is all that fit."""
+    def run(self, one: Class, count: int) -> Placed:
+        """Places for so many replicas of the class, in their order, and posted; fewer, if that is all that fit."""
         if one.ask.whole or one.ask.shares:
             return self._steps(one, count)
         shunners = self.peers.shunners(one.ask)
@@ -238,7 +245,7 @@ class Kernel:
                 break
             self._post(one, rows)
             placed += rows.tolist()
-        return placed
+        return Placed(placed, ())
 
     def post(self, one: Class, row: int, devices: Mapping[str, int] = _NOTHING, sign: int = 1) -> None:
         """A replica of the class stands there from now on; or, with `sign` -1, no longer."""
@@ -252,12 +259,14 @@ class Kernel:
             for row, count in zip(distinct_rows.tolist(), counts.tolist(), strict=True):
                 self.peers.post(one.ask, row, count)
 
-    def _steps(self, one: Class, count: int) -> list[int]:
-        placed: list[int] = []
-        while len(placed) < count and (row := self.place(one)) >= 0:
-            self.post(one, row, choose(one.ask, self.columns, row))
-            placed.append(row)
-        return placed
+    def _steps(self, one: Class, count: int) -> Placed:
+        rows: list[int] = []
+        devices: list[Mapping[str, int]] = []
+        while len(rows) < count and (row := self.place(one)) >= 0:
+            rows.append(row)
+            devices.append(choose(one.ask, self.columns, row))
+            self.post(one, row, devices[-1])
+        return Placed(rows, devices if any(devices) else ())
 
     # -- beside others -----------------------------------------------------------------------------------------------------
 
@@ -266,7 +275,7 @@ class Kernel:
         gates = Gates(one.over, self.columns, self.peers, one.static, _ALL, shunners)
         return np.where(gates.open() & (numbers >= 0), numbers + gates.preferred(), _NEVER)
 
-    def _run_beside(self, one: Class, shunners: Sequence[Index], count: int) -> list[int]:
+    def _run_beside(self, one: Class, shunners: Sequence[Index], count: int) -> Placed:
         """As `run`, where placements close or open domains for each other: step by step, but over groups of like nodes."""
         alone = [term for term in one.over.anti if term.of.key == NODE]
         once = any(term.own for term in alone)
@@ -288,8 +297,8 @@ class Kernel:
         if placed:
             self._post(one, np.array(placed, dtype=np.int64))
         if len(placed) < count and lines.broken:
-            placed += self._run_beside(one, self.peers.shunners(one.ask), count - len(placed))
-        return placed
+            placed += self._run_beside(one, self.peers.shunners(one.ask), count - len(placed)).rows
+        return Placed(placed, ())
 
     # -- the order of a run ------------------------------------------------------------------------------------------------
 
