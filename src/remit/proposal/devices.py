@@ -11,18 +11,22 @@ from remit.model.resources import WHOLE
 
 
 def choose(ask: Ask, columns: Columns, row: int) -> dict[str, int]:
-    """Thousandths by device name. Shares go where they leave the least over, whole devices to who may take the fewest sorts."""
+    """Thousandths by device name, of a row on which the ask fits."""
     node = columns.nodes[row]
-    if node is None:
-        raise LookupError(f"row {row} is a hole")
-    used = columns.used[row]
+    if node is None or not (ask.whole or ask.shares):
+        return {}
+    return choose_among(ask, node.spec.devices, columns.used[row]) or {}
+
+
+def choose_among(ask: Ask, devices: Sequence[Device], used: Mapping[str, int]) -> dict[str, int] | None:
+    """Shares go where they leave the least over, whole ones so that every part of the ask finds its own; None if that fails."""
     chosen: dict[str, int] = {}
     for one in ask.shares:
-        name = _tightest(one, node.spec.devices, used, chosen)
+        name = _tightest(one, devices, used, chosen)
         if name is None:
-            return {}
+            return None
         chosen[name] = one.amount
-    return chosen if _match(ask.whole, node.spec.devices, used, chosen) else {}
+    return chosen if _match(ask.whole, devices, used, chosen) else None
 
 
 def _tightest(one: Devices, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int]) -> str | None:
