@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from remit.law.columns import Columns
-from remit.law.fit import Ask, Devices
+from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left
+from remit.law.fit import devices as fit_whole
+from remit.law.fit import shares as fit_shares
 from remit.model.kinds import Device
 from remit.model.resources import WHOLE
 
@@ -16,6 +19,19 @@ def choose(ask: Ask, columns: Columns, row: int) -> dict[str, int]:
     if node is None or not (ask.whole or ask.shares):
         return {}
     return choose_among(ask, node.spec.devices, columns.used[row]) or {}
+
+
+class _Left(NamedTuple):
+    """As much of a site as the rules about devices ask of it."""
+
+    whole: Mapping[Model, int]
+    room: Mapping[Model, int]
+
+
+def fits_devices(ask: Ask, devices: Sequence[Device], used: Mapping[str, int]) -> bool:
+    """What the law says of these devices, when so much of them is used."""
+    site = cast(Any, _Left(*devices_left(devices, used)))
+    return bool(fit_whole(ask, site, NOBODY)) and bool(fit_shares(ask, site, NOBODY))
 
 
 def choose_among(ask: Ask, devices: Sequence[Device], used: Mapping[str, int]) -> dict[str, int] | None:

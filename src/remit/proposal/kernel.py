@@ -94,7 +94,8 @@ class Kernel:
         distinct((*LAW, *filters))
         distinct(scores)
         self.columns, self.peers = columns, peers
-        self.filters = tuple(one for one in (*LAW, *filters) if one.check not in (fit.ready, fit.accepting))
+        self.all_filters = (*LAW, *filters)
+        self.filters = tuple(one for one in self.all_filters if one.check not in (fit.ready, fit.accepting))
         self.scores = tuple(scores)
         self._classes: dict[Hashable, Class] = {}
 
@@ -161,7 +162,7 @@ class Kernel:
             site: Any = self.columns if rows is _ALL else Rows(self.columns, rows, spent)
             shut = one.closed[rows]
             for filter_ in one.filters:
-                shut = shut | np.logical_not(self._checked(filter_, one.over, site))  # `~` would make -2 of a plain True
+                shut = shut | np.logical_not(self.checked(filter_, one.over, site))  # `~` would make -2 of a plain True
             numbers = self._total(one.scores, one.over, site)
         if one.bias is not None:
             numbers += one.bias[rows]
@@ -197,7 +198,7 @@ class Kernel:
         # Out of its range no score may make a place impossible, or an impossible one possible.
         return np.maximum(numbers, 0, out=numbers)
 
-    def _checked(self, filter_: Filter, ask: Ask, site: Any) -> Any:
+    def checked(self, filter_: Filter, ask: Ask, site: Any) -> Any:
         if not filter_.foreign:
             return filter_.check(ask, site, self.peers)
         try:

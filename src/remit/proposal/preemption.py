@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from remit.law.columns import Bools, Columns, Ints
-from remit.law.fit import Ask, devices, devices_left, shares
-from remit.proposal.devices import choose_among
+from remit.law.fit import Ask
+from remit.proposal.devices import choose_among, fits_devices
 
 LOOK_AT: Final = 128
 """How many nodes are looked at closely for each that is wanted, before it is given up for now."""
@@ -149,18 +149,7 @@ def _fits(ask: Ask, columns: Columns, row: int, found: Candidates, gone: Sequenc
     node = columns.nodes[row]
     if node is None:
         return False
-    if not (ask.whole or ask.shares):
-        return True
-    whole, room = devices_left(node.spec.devices, _used(columns, row, found, gone))
-    site = _Left(whole, room)
-    return bool(devices(ask, site, None)) and bool(shares(ask, site, None))  # type: ignore[arg-type]
-
-
-class _Left(NamedTuple):
-    """As much of a site as the rules about devices ask of it."""
-
-    whole: Mapping[tuple[str, str], int]
-    room: Mapping[tuple[str, str], int]
+    return not (ask.whole or ask.shares) or fits_devices(ask, node.spec.devices, _used(columns, row, found, gone))
 
 
 def _used(columns: Columns, row: int, found: Candidates, gone: Sequence[int]) -> dict[str, int]:
