@@ -114,6 +114,8 @@ class Ask(NamedTuple):
     plain: bool
     """Is it asked of a node only what it is, and that it has the resources? Then nobody else needs to be looked at, nor the
     clock."""
+    pins: tuple[Any, ...] = ()
+    """Places that a person's override keeps it to; a proposer's affair, not the law's."""
 
 
 class ByModel(Protocol):

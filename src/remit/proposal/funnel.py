@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from remit.model.claims import Code
 from remit.model.kinds import Node
 from remit.proposal.devices import fits_devices
 from remit.proposal.kernel import Class, Kernel
-from remit.proposal.plugins import Cure, Filter
-
-ROOM: Final = frozenset((fit.resources, fit.devices, fit.shares))
+from remit.proposal.plugins import ROOM, Cure, Filter
 
 
 class Step(NamedTuple):

@@ -29,7 +29,7 @@ from remit.law.fit import Ask, Index
 from remit.law.peers import ColumnPeers
 from remit.proposal.devices import choose
 from remit.proposal.gates import GROUPS_MAX, SCALE, Gates, group
-from remit.proposal.plugins import COUPLED, LAW, STATIC, STEADY, Filter, PluginError, Score, distinct
+from remit.proposal.plugins import COUPLED, LAW, ROOM, STATIC, STEADY, Filter, PluginError, Score, distinct
 from remit.proposal.scores import DEFAULT, LEAST
 
 NODE: Final = "node"
@@ -248,13 +248,54 @@ class Kernel:
             placed += rows.tolist()
         return Placed(placed, ())
 
+    def undo(self, one: Class, placed: Placed) -> None:
+        """Take a run's postings back."""
+        if placed.devices:
+            for row, devices in zip(placed.rows, placed.devices, strict=True):
+                self.post(one, row, devices, -1)
+        elif placed.rows:
+            self._post(one, np.array(placed.rows, dtype=np.int64), -1)
+
+    def best(self, one: Class, count: int) -> list[tuple[int, int, dict[str, int]]]:
+        """The rows that are ahead, the total of each in thousandths, and what each plug-in gave it."""
+        numbers = self.refresh(one)
+        shunners = self.peers.shunners(one.ask)
+        if one.coupled or shunners:
+            numbers = self._beside(one, shunners, numbers)
+        rows = np.flatnonzero(numbers >= 0)
+        rows = rows[_best(numbers[rows], count)]
+        rows = rows[np.argsort(-numbers[rows], kind="stable")]
+        site = Rows(self.columns, rows)
+        parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in (*one.scores, *one.constant)}
+        return [
+            (row, int(numbers[row]) // (SCALE // 1000), {name: int(part[at]) for name, part in parts.items()})
+            for at, row in enumerate(rows.tolist())
+        ]
+
+    def name(self, row: int) -> str:
+        node = self.columns.nodes[row]
+        return "" if node is None else node.metadata.name
+
+    def roomless(self, one: Class) -> Bools:
+        """The rows that every filter passes but those about room."""
+        self.refresh(one)
+        found = ~one.closed
+        shunners = self.peers.shunners(one.ask)
+        if one.coupled or shunners:
+            found = found & Gates(one.over, self.columns, self.peers, one.static, _ALL, shunners).open()
+        for filter_ in one.filters:
+            if filter_.check not in ROOM:
+                found = found & self.checked(filter_, one.over, self.columns)
+        return found
+
     def post(self, one: Class, row: int, devices: Mapping[str, int] = _NOTHING, sign: int = 1) -> None:
         """A replica of the class stands there from now on; or, with `sign` -1, no longer."""
         self.columns.post(row, one.ask.resources, devices, sign)
         self.peers.post(one.ask, row, sign)
 
-    def _post(self, one: Class, rows: Ints) -> None:
+    def _post(self, one: Class, rows: Ints, sign: int = 1) -> None:
         distinct_rows, counts = np.unique(rows, return_counts=True)
+        counts *= sign
         self.columns.post_run(distinct_rows, counts, one.ask.resources)
         if self.peers.minds(one.ask) or one.ask.anti:
             for row, count in zip(distinct_rows.tolist(), counts.tolist(), strict=True):

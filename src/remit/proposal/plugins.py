@@ -111,6 +111,9 @@ STATIC: Final = frozenset(rule.check for rule in fit.STATIC)
 COUPLED: Final = frozenset((fit.spread, fit.affinity, fit.anti_affinity, fit.shunned))
 """Those that look at others: a placement may change their answer about other nodes."""
 
+ROOM: Final = frozenset((fit.resources, fit.devices, fit.shares))
+"""Those that only ask whether there is enough left."""
+
 
 def installed_filters(points: Iterable[EntryPoint] | None = None) -> tuple[Filter, ...]:
     return tuple(_load(point, Filter) for point in sorted(points or entry_points(group=FILTERS), key=_name))
