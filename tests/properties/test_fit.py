@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from remit.law import fit
 from remit.law.asks import make_ask
-from remit.law.columns import ColumnPeers, Columns, Left, over
+from remit.law.columns import Columns, Left, Rows, over
+from remit.law.peers import ColumnPeers
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec, Template, WorkloadSpec
 from remit.model.resources import Amount
-from tests.unit.law.draws import MODELS, TOPOLOGY_KEYS, amounts, nodes_left, one_of, scenes
+from tests.unit.law.draws import MODELS, TOPOLOGY_KEYS, amounts, few, nodes_left, one_of, scenes
 from tests.unit.law.oracle import Scene, Work, broken, devices_found
 from tests.unit.law.scalar import OneNode, PlainPeers
 
@@ -47,8 +48,8 @@ def column(truth: Any, rows: int) -> list[bool]:
     return [bool(one) for one in np.broadcast_to(np.asarray(truth, dtype=np.bool_), rows)]
 
 
-@given(st.lists(nodes_left(0), min_size=1, max_size=4))
-def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: list[Left]) -> None:
+@given(st.integers(1, 4).flatmap(lambda count: st.tuples(*map(nodes_left, range(count)))))
+def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[Left, ...]) -> None:
     columns = Columns(left)
     for row, site in enumerate(OneNode(one) for one in left):
         assert {name: free[row] for name, free in columns.free.items()} == {n: site.free.get(n, 0) for n in columns.free}
@@ -153,26 +154,71 @@ def test_halls_condition_finds_devices_exactly_when_a_search_does__also_where_mo
 # ----------------------------------------------------------------------------------------------------------- increments
 
 
-@given(scenes(most=4), st.data())
-def test_columns_renewed_row_by_row_are_the_columns_made_anew(scene: Scene, data: st.DataObject) -> None:
-    columns = Columns(scene.left)
-    later = []
-    for row, one in enumerate(scene.left):
-        spec, status = one.node.spec, data.draw(nodes_left(row)).node.status
-        used = {device.name: data.draw(one_of((0, 300, 1000))) for device in spec.devices}
-        free = {name: count for name, count in data.draw(amounts).items() if count}
-        later.append(Left(type(one.node)(metadata=one.node.metadata, spec=spec, status=status), free, used))
-        columns.renew(row, later[-1])
-    anew = Columns(later)
-    for renewed, made in ((columns.free, anew.free), (columns.whole, anew.whole), (columns.room, anew.room)):
-        names: set[Any] = {*renewed, *made}
-        zeros = np.zeros(len(later), dtype=np.int64)
-        for name in sorted(names):
-            there: Any = renewed
-            again: Any = made
-            assert there.get(name, zeros).tolist() == again.get(name, zeros).tolist(), name
-    assert columns.ready.tolist() == anew.ready.tolist()
-    assert columns.open.tolist() == anew.open.tolist()
+def shown(columns: Columns) -> dict[str, Any]:
+    """All that rules can see, by node: rows may stand in any order, and names may have any ids."""
+    found = {}
+    for name, row in columns.rows.items():
+        found[name] = {
+            "free": {what: int(column[row]) for what, column in columns.free.items() if column[row]},
+            "whole": {model: int(column[row]) for model, column in columns.whole.items() if column[row]},
+            "room": {model: int(column[row]) for model, column in columns.room.items() if column[row]},
+            "facts": (columns.ready[row], columns.open[row], columns.taint_sets[columns.taints[row]]),
+            "places": (
+                columns.regions[columns.region[row]],
+                columns.zones[columns.zone[row]],
+                columns.pools[columns.pool[row]],
+            ),
+            "domains": {
+                key: columns.domains(key).values[columns.domains(key).ids[row]]
+                for key in TOPOLOGY_KEYS
+                if columns.domain(key)[0][row]
+            },
+        }
+    return found
+
+
+@given(st.data(), scenes(most=3))
+def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_stays(data: st.DataObject, scene: Scene) -> None:
+    columns, lefts = Columns(), dict[str, Left]()
+    kept: list[tuple[Columns, dict[str, Any]]] = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        match data.draw(st.sampled_from(("put", "put", "post", "post", "drop", "freeze", "look"))):
+            case "put":
+                new = data.draw(nodes_left(data.draw(st.integers(0, 3))))
+                name = new.node.metadata.name
+                old = lefts.get(name, Left(new.node, dict(new.node.spec.capacity.pairs), {}))
+                free = {what: old.free.get(what, 0) for what in ("cpu", "memory")}
+                lefts[name] = Left(new.node, free, old.used)
+                columns.put(new.node)
+            case "post" if lefts:
+                name = data.draw(st.sampled_from(sorted(lefts)))
+                pairs, left = data.draw(amounts), lefts[name]
+                names = [device.name for device in left.node.spec.devices]
+                devices = dict.fromkeys(data.draw(few(st.sampled_from(names))), 250) if names else {}
+                free = {what: left.free.get(what, 0) - pairs[what] for what in pairs}
+                used = {device: left.used.get(device, 0) + devices.get(device, 0) for device in {*left.used, *devices}}
+                lefts[name] = Left(left.node, free, used)
+                columns.post(columns.rows[name], pairs.items(), devices)
+            case "drop" if lefts:
+                name = data.draw(st.sampled_from(sorted(lefts)))
+                del lefts[name]
+                columns.drop(name)
+            case "freeze":
+                kept.append((columns.freeze(), shown(columns)))
+            case "look":
+                columns.label("disk"), columns.domain("rack")
+        assert shown(columns) == shown(Columns(lefts.values()))
+    for frozen, was in kept:
+        assert shown(frozen) == was
+    ask = ask_of(scene.work, scene)
+    fits = column(fit.mask(over(ask, columns), columns, ColumnPeers(columns, {})), len(columns))
+    anew = Columns(lefts.values())
+    fits_anew = column(fit.mask(over(ask, anew), anew, ColumnPeers(anew, {})), len(anew))
+    assert {n for n, row in columns.rows.items() if fits[row]} == {n for n, row in anew.rows.items() if fits_anew[row]}
+    assert not any(fits[row] for row, node in enumerate(columns.nodes) if node is None)
+    rows = np.array(data.draw(st.lists(st.integers(0, len(columns) - 1))) if len(columns) else [], dtype=np.int64)
+    taken = column(fit.mask(over(ask, columns), Rows(columns, rows), ColumnPeers(columns, {})), len(rows))
+    assert taken == [fits[row] for row in rows]
 
 
 @given(scenes())

@@ -1,29 +1,38 @@
 """How do many nodes look as one `Site`, a column for each thing that a rule asks of them? No rules here: those are in fit.py.
 
-A column has one entry a node, in the order given. What is a number or a bool stands in it as such. What is a name (a region,
-a label's value, a whole set of taints) stands there as an id, an index into its distinct values, so that a rule judges each
-distinct value once and spreads the answers: `over` does that for the look-up tables of an `Ask`. The id of what is absent is
--1, and tables by domain have one slot more than there are values, so that -1 finds "no domain" in the last.
+A column has one entry a node. What is a number or a bool stands in it as such. What is a name (a region, a label's value, a
+whole set of taints) stands there as an id, an index into its distinct values, so that a rule judges each distinct value once
+and spreads the answers: `over` does that for the look-up tables of an `Ask`. The id of what is absent is -1, and tables by
+domain have one slot more than there are values, so that -1 finds "no domain" in the last.
+
+A change touches its row, never the table: `put` says what a node is, `post` takes or gives back what a holder needs. A node
+that is gone leaves a hole, a row that nothing fits, which the next new node fills. `since` tells which rows have changed, so
+that whoever keeps answers about them renews only those. `freeze` is a copy that costs nothing until one of the two is written
+to: then the arrays that are written to are copied, once.
 
 Amounts are int64: model/quantity.py refuses what would not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import STATIC, Ask, Index, Model, devices_left, mask
-from remit.law.labels import LabelColumn, match_columns, selects
-from remit.model.kinds import Node, NodeExpression, NodeHealth
+from remit.law.fit import Ask, Model, devices_left
+from remit.law.labels import LabelColumn, match_columns
+from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Pairs = Iterable[tuple[str, int]]
 H = TypeVar("H", bound=Hashable)
-_NOBODY: Final[Mapping[str, int]] = {}
+_UNUSED: Final[Mapping[str, int]] = {}
+_ROWS_MIN: Final = 16
+CHANGES_MAX: Final = 1 << 16
+"""How many changes are remembered by row; whoever last looked before that looks at everything."""
 
 
 class Left(NamedTuple):
@@ -36,42 +45,131 @@ class Left(NamedTuple):
     used: Mapping[str, int]
 
 
+class Names:
+    """Distinct values and their ids, in the order of their first appearance. Grows, and never changes what it has said."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.ids: dict[Any, int] = {}
+
+    def id(self, value: Hashable | None) -> int:
+        if value is None:
+            return -1
+        found = self.ids.setdefault(value, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
+
+
+class Changes:
+    """Which rows changed, one after another. `count` says how many changes there were since the beginning."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._rows = np.zeros(2 * CHANGES_MAX, dtype=np.int64)
+        self._used = 0
+
+    def add(self, row: int) -> None:
+        if self._used == len(self._rows):
+            self._forget()
+        self._rows[self._used] = row
+        self._used += 1
+        self.count += 1
+
+    def extend(self, rows: Ints) -> None:
+        rows = rows[-CHANGES_MAX:]
+        if self._used + len(rows) > len(self._rows):
+            self._forget()
+        self._rows[self._used : self._used + len(rows)] = rows
+        self._used += len(rows)
+        self.count += len(rows)
+
+    def since(self, count: int) -> Ints | None:
+        """The rows that changed after the first `count` changes, some maybe more than once; None if that is forgotten."""
+        back = self.count - count
+        return None if back > self._used else self._rows[self._used - back : self._used]
+
+    def _forget(self) -> None:
+        kept = self._rows[self._used - CHANGES_MAX : self._used].copy()
+        self._rows[:CHANGES_MAX] = kept
+        self._used = CHANGES_MAX
+
+    def frozen(self) -> Changes:
+        copy = Changes.__new__(Changes)
+        copy.count, copy._rows, copy._used = self.count, self._rows[:0], 0
+        return copy
+
+
 class Columns:
-    """Nodes as a `fit.Site`. What is left of one may be renewed in place; when it changes what it is, make new columns."""
+    """Nodes as a `fit.Site`: what they are, and what is left of them.
 
-    free: Mapping[str, Ints]
-    whole: Mapping[Model, Ints]
-    room: Mapping[Model, Ints]
+    `rows` finds the row of a node by its name; `nodes` has None in a hole. `resources` are the rows of `amounts` (what is
+    left) and `capacity`, which `free` shows by name. `used` is what is taken of each device of a row.
+    """
 
-    def __init__(self, left: Sequence[Left]) -> None:
-        self.nodes = tuple(one.node for one in left)
-        specs = [node.spec for node in self.nodes]
-        devices = [devices_left(one.node.spec.devices, one.used) for one in left]
-        # Capacity names the columns: a resource that nobody has left now must have one to be freed into.
-        self.free = _by_name([one.free for one in left], (name for spec in specs for name, _ in spec.capacity))
-        self.whole = _by_name([whole for whole, _ in devices], (model for whole, _ in devices for model in whole))
-        self.room = _by_name([room for _, room in devices], self.whole)
-        self.ready = np.array([_ready(node) for node in self.nodes], dtype=np.bool_)
-        self.open = np.array([_open(node) for node in self.nodes], dtype=np.bool_)
-        self.region, self.regions = _ids(spec.region for spec in specs)
-        self.zone, self.zones = _ids(spec.zone for spec in specs)
-        self.pool, self.pools = _ids(spec.pool for spec in specs)
-        self.taints, self.taint_sets = _ids(spec.taints for spec in specs)
-        self._labels: dict[str, LabelColumn] = {}
-        self._domains: dict[str, LabelColumn] = {
-            "region": LabelColumn(self.region, self.regions),
-            "zone": LabelColumn(self.zone, self.zones),
-            "pool": LabelColumn(self.pool, self.pools),
-        }
-        self._slots: dict[str, dict[str, int]] = {}
+    amounts: Ints
+    capacity: Ints
+    free: dict[str, Ints]
+    whole: dict[Model, Ints]
+    room: dict[Model, Ints]
+    region: Ints
+    zone: Ints
+    pool: Ints
+    taints: Ints
+    ready: Bools
+    open: Bools
+
+    def __init__(self, left: Iterable[Left] = ()) -> None:
+        self.nodes: list[Node | None] = []
+        self.rows: dict[str, int] = {}
+        self.used: list[Mapping[str, int]] = []
+        self.resources: dict[str, int] = {}
+        self._holes: list[int] = []
+        self._places = {name: Names() for name in ("region", "zone", "pool", "taints")}
+        self._labels: dict[str, tuple[Ints, Names]] = {}
+        self._domains: dict[str, tuple[Ints, Names]] = {}
+        self._whole: dict[Model, Ints] = {}
+        self._room: dict[Model, Ints] = {}
+        self._facts: dict[str, npt.NDArray[Any]] = {}
+        self._amounts: Ints = np.zeros((0, 0), dtype=np.int64)
+        self._capacity: Ints = self._amounts
+        self._own = {"amounts", "devices", "facts"}
+        """Which groups of arrays are nobody else's, and so may be written to."""
+        self.changed = Changes()
+        """Rows of which something changed."""
+        self.restood = Changes()
+        """Rows that changed what they are, so that answers of the static rules hold no longer."""
+        self._allocate(_ROWS_MIN)
+        for one in left:
+            row = self.put(one.node)
+            taken = [(name, count - one.free.get(name, 0)) for name, count in one.node.spec.capacity]
+            self.post(row, taken, one.used)
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    # -- what a rule asks --------------------------------------------------------------------------------------------------
 
     @property
     def standing(self) -> int:
         """Answers about whole columns are never remembered by what one node is; the object itself will do."""
         return id(self)
+
+    @property
+    def regions(self) -> list[str]:
+        return self._places["region"].values
+
+    @property
+    def zones(self) -> list[str]:
+        return self._places["zone"].values
+
+    @property
+    def pools(self) -> list[str]:
+        return self._places["pool"].values
+
+    @property
+    def taint_sets(self) -> list[tuple[Taint, ...]]:
+        return self._places["taints"].values
 
     def labelled(self, wanted: Sequence[NodeExpression]) -> Bools:
         return match_columns(wanted, {one.key: self.label(one.key) for one in wanted}, len(self))
@@ -79,8 +177,9 @@ class Columns:
     def label(self, key: str) -> LabelColumn:
         """The column of one label key, made when it is first asked for: nodes have many labels and rules name few."""
         if key not in self._labels:
-            self._labels[key] = LabelColumn(*_ids(node.metadata.labels.get(key) for node in self.nodes))
-        return self._labels[key]
+            self._labels[key] = self._column(lambda node: node.metadata.labels.get(key))
+        ids, names = self._labels[key]
+        return LabelColumn(ids[: len(self)], names.values)
 
     def domain(self, key: str) -> tuple[Bools, Ints]:
         ids = self.domains(key).ids
@@ -88,26 +187,271 @@ class Columns:
 
     def domains(self, key: str) -> LabelColumn:
         """The column of a topology key: `node`, `region`, `zone` and `pool` are the node's own, any other is a label."""
-        if key not in self._domains:
-            named = (n.metadata.name if key == "node" else n.metadata.labels.get(key) for n in self.nodes)
-            self._domains[key] = LabelColumn(*_ids(name or None for name in named))
-        return self._domains[key]
+        ids, names = self._domain(key)
+        return LabelColumn(ids[: len(self)], names.values)
 
     def slots(self, key: str) -> Mapping[str, int]:
         """The id of each domain of a topology key, by its name."""
-        if key not in self._slots:
-            self._slots[key] = {value: slot for slot, value in enumerate(self.domains(key).values)}
-        return self._slots[key]
+        return self._domain(key)[1].ids
 
-    def renew(self, row: int, left: Left) -> None:
-        """Write anew what is left of one node, and whether it is ready and open. Its labels, taints and place stay."""
-        whole, room = devices_left(left.node.spec.devices, left.used)
-        for name, column in self.free.items():
-            column[row] = left.free.get(name, 0)
-        for model, column in self.whole.items():
-            column[row] = whole.get(model, 0)
-            self.room[model][row] = room.get(model, 0)
-        self.ready[row], self.open[row] = _ready(left.node), _open(left.node)
+    def _domain(self, key: str) -> tuple[Ints, Names]:
+        if key in ("region", "zone", "pool"):
+            return self._facts[key], self._places[key]
+        if key not in self._domains:
+            self._domains[key] = self._column(lambda node: domain_name(node, key))
+        return self._domains[key]
+
+    # -- what is observed --------------------------------------------------------------------------------------------------
+
+    def put(self, node: Node) -> int:
+        """What a node is, from now on. What is posted on it stays posted: one that shrank may have less than nothing left."""
+        name = node.metadata.name
+        row = self.rows.get(name)
+        self._write("facts", "amounts", "devices")
+        if row is None:
+            row = self.rows[name] = self._new_row()
+        old = self.nodes[row]
+        self.nodes[row] = node
+        self._resize(row, node)
+        self._show_devices(row)
+        if old is None or _standing(old) != _standing(node):
+            self._stand(row, node)
+        self.ready[row] = node.status.health is NodeHealth.READY
+        self.open[row] = not (node.spec.unschedulable or node.spec.draining)
+        self.changed.add(row)
+        return row
+
+    def drop(self, name: str) -> None:
+        """The node is gone, and whatever was posted on it."""
+        self._write("facts", "amounts", "devices")
+        row = self.rows.pop(name)
+        self.nodes[row], self.used[row] = None, _UNUSED
+        self.ready[row] = self.open[row] = False
+        self.amounts[:, row] = self.capacity[:, row] = 0
+        self._show_devices(row)
+        for name in self._places:
+            self._facts[name][row] = -1
+        for ids, _ in (*self._labels.values(), *self._domains.values()):
+            ids[row] = -1
+        self._holes.append(row)
+        self.changed.add(row)
+        self.restood.add(row)
+
+    def post(self, row: int, pairs: Pairs, devices: Mapping[str, int] = _UNUSED, sign: int = 1) -> None:
+        """Take what one holder needs (`sign` 1), or give it back (-1)."""
+        if "amounts" not in self._own:
+            self._write("amounts")
+        for name, count in pairs:
+            at = self.resources.get(name)
+            if at is None:
+                at = self._new_resource(name)
+            self.amounts[at, row] -= sign * count
+        if devices:
+            self._write("devices")
+            used = dict(self.used[row])
+            for device, share in devices.items():
+                used[device] = used.get(device, 0) + sign * share
+            self.used[row] = {device: share for device, share in used.items() if share}
+            self._show_devices(row)
+        self.changed.add(row)
+
+    def post_run(self, rows: Ints, counts: Ints, pairs: Pairs) -> None:
+        """Take for so many equal holders on each of these rows, which are all different, and need no devices."""
+        self._write("amounts")
+        for name, count in pairs:
+            at = self.resources.get(name)
+            if at is None:
+                at = self._new_resource(name)
+            self.amounts[at, rows] -= counts * count
+        self.changed.extend(rows)
+
+    def freeze(self) -> Columns:
+        """These columns as they are now; both may be written to from here on, and neither shows in the other."""
+        twin = Columns.__new__(Columns)
+        twin.__dict__.update(self.__dict__)
+        twin._labels, twin._domains = self._labels.copy(), self._domains.copy()
+        twin.changed, twin.restood = self.changed.frozen(), self.restood.frozen()
+        self._own, twin._own = set(), set()
+        return twin
+
+    # -- arrays ------------------------------------------------------------------------------------------------------------
+
+    def _write(self, *groups: str) -> None:
+        for group in groups:
+            if group in self._own:
+                continue
+            self._own.add(group)
+            match group:
+                case "amounts":
+                    self._amounts, self._capacity = self._amounts.copy(), self._capacity.copy()
+                    self.resources = self.resources.copy()
+                case "devices":
+                    self._whole = {model: column.copy() for model, column in self._whole.items()}
+                    self._room = {model: column.copy() for model, column in self._room.items()}
+                    self.used = self.used.copy()
+                case _:
+                    self._facts = {name: column.copy() for name, column in self._facts.items()}
+                    self._labels = {key: (ids.copy(), names) for key, (ids, names) in self._labels.items()}
+                    self._domains = {key: (ids.copy(), names) for key, (ids, names) in self._domains.items()}
+                    self.nodes, self.rows, self._holes = self.nodes.copy(), self.rows.copy(), self._holes.copy()
+            self._show()
+
+    def _allocate(self, rows: int) -> None:
+        """Room for so many rows; what is there stays."""
+
+        def grown(column: npt.NDArray[Any] | None, kind: Any, fill: int = 0) -> npt.NDArray[Any]:
+            made = np.full(rows, fill, dtype=kind)
+            if column is not None:
+                made[: len(column)] = column
+            return made
+
+        facts = self._facts
+        self._facts = {
+            **{name: grown(facts.get(name), np.int64, -1) for name in self._places},
+            **{name: grown(facts.get(name), np.bool_) for name in ("ready", "open")},
+        }
+        more = (0, 0), (0, rows - self._amounts.shape[1])
+        self._amounts, self._capacity = np.pad(self._amounts, more), np.pad(self._capacity, more)
+        self._whole = {model: grown(column, np.int64) for model, column in self._whole.items()}
+        self._room = {model: grown(column, np.int64) for model, column in self._room.items()}
+        for kept in (self._labels, self._domains):
+            for key, (ids, names) in kept.items():
+                kept[key] = grown(ids, np.int64, -1), names
+        self._show()
+
+    def _show(self) -> None:
+        """The arrays have more room than there are rows: rules see as much of them as there are."""
+        rows = len(self.nodes)
+        self.amounts, self.capacity = self._amounts[:, :rows], self._capacity[:, :rows]
+        self.free = {name: self.amounts[at] for name, at in self.resources.items()}
+        self.whole = {model: column[:rows] for model, column in self._whole.items()}
+        self.room = {model: column[:rows] for model, column in self._room.items()}
+        for name, column in self._facts.items():
+            setattr(self, name, column[:rows])
+
+    def _new_row(self) -> int:
+        if self._holes:
+            return self._holes.pop()
+        row = len(self.nodes)
+        self.nodes.append(None)
+        self.used.append(_UNUSED)
+        if row >= self._amounts.shape[1]:
+            self._allocate(2 * (row + 1))
+        else:
+            self._show()
+        return row
+
+    def _new_resource(self, name: str) -> int:
+        at = self.resources[name] = len(self.resources)
+        line = np.zeros((1, len(self._facts["ready"])), dtype=np.int64)
+        self._amounts, self._capacity = np.concatenate([self._amounts, line]), np.concatenate([self._capacity, line])
+        self._show()
+        return at
+
+    def _resize(self, row: int, node: Node) -> None:
+        capacity = dict(node.spec.capacity.pairs)
+        for name in capacity:
+            if name not in self.resources:
+                self._new_resource(name)
+        for name, at in self.resources.items():
+            now = capacity.get(name, 0)
+            self.amounts[at, row] += now - self.capacity[at, row]
+            self.capacity[at, row] = now
+
+    def _show_devices(self, row: int) -> None:
+        node = self.nodes[row]
+        if not self._whole and (node is None or not node.spec.devices):
+            return
+        whole, room = devices_left(node.spec.devices, self.used[row]) if node is not None else ({}, {})
+        new = [model for model in whole if model not in self._whole]
+        for model in new:
+            for columns in (self._whole, self._room):
+                columns[model] = np.zeros(len(self._facts["ready"]), dtype=np.int64)
+        if new:
+            self._show()
+        for model, column in self._whole.items():
+            column[row], self._room[model][row] = whole.get(model, 0), room.get(model, 0)
+
+    def _stand(self, row: int, node: Node) -> None:
+        spec = node.spec
+        for name, value in (("region", spec.region), ("zone", spec.zone), ("pool", spec.pool), ("taints", spec.taints)):
+            self._facts[name][row] = self._places[name].id(value)
+        for key, (ids, names) in self._labels.items():
+            ids[row] = names.id(node.metadata.labels.get(key))
+        for key, (ids, names) in self._domains.items():
+            ids[row] = names.id(domain_name(node, key))
+        self.restood.add(row)
+
+    def _column(self, value: Any) -> tuple[Ints, Names]:
+        names = Names()
+        ids = np.full(len(self._facts["ready"]), -1, dtype=np.int64)
+        ids[: len(self)] = [-1 if node is None else names.id(value(node)) for node in self.nodes]
+        return ids, names
+
+
+def domain_name(node: Node, key: str) -> str | None:
+    """The domain of a key that is not a place: a node's own name, or a label; an empty one names no domain."""
+    return node.metadata.name if key == "node" else node.metadata.labels.get(key) or None
+
+
+def _standing(node: Node) -> tuple[object, ...]:
+    """All that a node is, apart from what is left of it."""
+    spec = node.spec
+    return spec.region, spec.zone, spec.pool, spec.taints, node.metadata.labels
+
+
+class Rows:
+    """Some rows of columns as a `fit.Site`, each maybe several times; `spent` is taken off what is left of each."""
+
+    def __init__(self, columns: Columns, rows: Ints, spent: Mapping[str, Any] = _UNUSED) -> None:
+        self.columns, self.rows = columns, rows
+        self.free = _Taken(columns.free, rows, spent)
+        self.whole = _Taken(columns.whole, rows, spent)
+        self.room = _Taken(columns.room, rows, _UNUSED)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getattr__(self, name: str) -> Any:
+        """Ready, open and the places: taken when they are first asked for."""
+        if name not in ("ready", "open", "region", "zone", "pool", "taints"):
+            raise AttributeError(name)
+        found = getattr(self.columns, name).take(self.rows)
+        self.__dict__[name] = found
+        return found
+
+    @property
+    def standing(self) -> int:
+        return id(self)
+
+    def labelled(self, wanted: Sequence[NodeExpression]) -> Bools:
+        columns = {one.key: self.columns.label(one.key) for one in wanted}
+        taken = {key: LabelColumn(column.ids.take(self.rows), column.values) for key, column in columns.items()}
+        return match_columns(wanted, taken, len(self.rows))
+
+    def domain(self, key: str) -> tuple[Bools, Ints]:
+        ids = self.columns.domains(key).ids.take(self.rows)
+        return ids >= 0, ids
+
+
+class _Taken(dict[Any, Ints]):
+    """Columns at some rows, each taken when it is first asked for."""
+
+    def __init__(self, columns: Mapping[Any, Ints], rows: Ints, spent: Mapping[Any, Any]) -> None:
+        self._columns, self._rows, self._spent = columns, rows, spent
+
+    def __missing__(self, name: Any) -> Ints:
+        taken = self._columns[name].take(self._rows)
+        if name in self._spent:
+            taken -= self._spent[name]
+        self[name] = taken
+        return taken
+
+    def get(self, name: Any, default: Any = 0) -> Any:
+        return self[name] if name in self._columns else default
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._columns)
 
 
 def over(ask: Ask, columns: Columns) -> Ask:
@@ -123,76 +467,6 @@ def over(ask: Ask, columns: Columns) -> Ask:
     )
 
 
-class ColumnPeers:
-    """Who is where, as `fit.Peers` over columns, from how many are in each domain by its name. For asks made `over` those."""
-
-    def __init__(self, columns: Columns, counted: Mapping[Index, Mapping[str, int]]) -> None:
-        self._columns = columns
-        self._counted = counted
-        self._counts: dict[Index, Ints] = {}
-        self._totals = {index: sum(by_domain.values()) for index, by_domain in counted.items()}
-        self._carried: dict[str, list[Index]] = {}
-        self._possible: tuple[Ask, Bools] | None = None
-        for index in counted:
-            if index.carriers:
-                self._carried.setdefault(index.tenant, []).append(index)
-
-    def counts(self, index: Index) -> Ints:
-        """By the id of the domain. Domains in which there is no node (any more) count in the total alone."""
-        if index not in self._counts:
-            slots = self._columns.slots(index.key)
-            self._counts[index] = made = np.zeros(len(slots) + 1, dtype=np.int64)
-            for domain, count in self._counted.get(index, _NOBODY).items():
-                if domain in slots:
-                    made[slots[domain]] = count
-        return self._counts[index]
-
-    def least(self, ask: Ask, index: Index) -> int:
-        known, ids = self._columns.domain(index.key)
-        found = self.counts(index)[ids[known & self._where(ask)]]
-        return int(found.min()) if found.size else 0
-
-    def total(self, index: Index) -> int:
-        return self._totals.get(index, 0)
-
-    def shunners(self, ask: Ask) -> Sequence[Index]:
-        return [index for index in self._carried.get(ask.tenant, ()) if selects(index.selector, ask.labels)]
-
-    def add(self, index: Index, domain: str, count: int = 1) -> None:
-        """So many more are there, or fewer: a run of placements moves the counts and keeps the columns."""
-        counts = self.counts(index)
-        if index.carriers and index not in self._carried.setdefault(index.tenant, []):
-            self._carried[index.tenant].append(index)
-        self._totals[index] = self.total(index) + count
-        if (slot := self._columns.slots(index.key).get(domain)) is not None:
-            counts[slot] += count
-
-    def _where(self, ask: Ask) -> Bools:
-        """Where it could be placed at all. Kept for the last ask only, by identity: an ask that holds arrays has no equal."""
-        if self._possible is None or self._possible[0] is not ask:
-            self._possible = ask, mask(ask, self._columns, self, STATIC)
-        return self._possible[1]
-
-
-def _ready(node: Node) -> bool:
-    return node.status.health is NodeHealth.READY
-
-
-def _open(node: Node) -> bool:
-    return not (node.spec.unschedulable or node.spec.draining)
-
-
-def _by_name(rows: Sequence[Mapping[H, int]], names: Iterable[H]) -> dict[H, Ints]:
-    """A column for each name; a row without it has none of it."""
-    return {name: np.array([row.get(name, 0) for row in rows], dtype=np.int64) for name in dict.fromkeys(names)}
-
-
-def _ids(values: Iterable[H | None]) -> tuple[Ints, list[H]]:
-    """Ids into the distinct values, in the order of their first appearance; -1 for None."""
-    seen: dict[H, int] = {}
-    ids = [-1 if value is None else seen.setdefault(value, len(seen)) for value in values]
-    return np.array(ids, dtype=np.int64), list(seen)
-
-
 def _table(answers: Mapping[H, bool], values: Sequence[H]) -> Bools:
-    return np.array([answers[value] for value in values], dtype=np.bool_)
+    """By id; -1, the id of a hole, finds the last, which is False."""
+    return np.array([*(answers[value] for value in values), False], dtype=np.bool_)

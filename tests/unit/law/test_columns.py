@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 
 from remit.law import asks, fit
-from remit.law.columns import ColumnPeers, Columns, Left, over
+from remit.law.columns import CHANGES_MAX, Columns, Left, over
+from remit.law.peers import ColumnPeers
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, Placement, Spread, Taint
 from tests.unit.law.test_fit import ask_for, node
@@ -72,9 +73,50 @@ def test_a_label_called_like_a_place_is_no_place() -> None:
     assert columns.domain("zone")[1].tolist() == [0, 1]
 
 
-def test_a_label_column_is_made_once() -> None:
+def test_a_label_column_is_made_once__and_follows_its_nodes() -> None:
     columns = Columns(three())
-    assert columns.label("rack") is columns.label("rack")
+    assert columns.label("rack").values is columns.label("rack").values
+    columns.drop("n1")
+    columns.put(node("n4", rack="r9").node)
+    columns.put(node("n3", rack="r1").node)
+    assert columns.label("rack").ids.tolist() == [2, -1, 0]
+    assert columns.label("rack").values == ["r1", "r2", "r9"]
+
+
+def test_a_hole_fits_nothing__and_the_next_node_fills_it() -> None:
+    columns = Columns(three())
+    columns.label("rack")
+    columns.drop("n3")
+    ask = over(ask_for(), columns)
+    assert fit.mask(ask, columns, ColumnPeers(columns, {})).tolist() == [True, False, False]
+    assert fit.mask(ask, columns, ColumnPeers(columns, {}), fit.STATIC).tolist() == [True, False, False]
+    assert columns.put(node("n4").node) == 2
+    assert fit.mask(ask, columns, ColumnPeers(columns, {})).tolist() == [True, False, True]
+
+
+def test_since_tells_the_rows_that_changed__until_that_is_too_long_ago() -> None:
+    columns = Columns(three())
+    before, stood = columns.changed.count, columns.restood.count
+    columns.post(1, [("cpu", 1)])
+    columns.post_run(np.array([0, 2]), np.array([1, 1]), [("cpu", 1)])
+    found = columns.changed.since(before)
+    assert found is not None and found.tolist() == [1, 0, 2]
+    assert columns.restood.count == stood
+    for _ in range(2 * CHANGES_MAX):
+        columns.changed.add(0)
+    assert columns.changed.since(before) is None
+    last = columns.changed.since(columns.changed.count - 3)
+    assert last is not None and last.tolist() == [0, 0, 0]
+
+
+def test_new_domains_find_their_place_in_counts_that_were_made_before() -> None:
+    columns = Columns(three())
+    index = fit.Index("risk", (("app", "api"),), "zone")
+    peers = ColumnPeers(columns, {index: {"a": 5, "b": 1}})
+    assert peers.counts(index).tolist() == [5, 1, 0]
+    columns.put(node("n4", zone="c").node)
+    peers.add(index, "c")
+    assert peers.counts(index).tolist() == [5, 1, 1, 0]
 
 
 def test_amounts_keep_all_their_bits() -> None:
@@ -116,7 +158,7 @@ def test_a_device_used_beyond_itself_has_no_room_and_not_less() -> None:
 def test_a_resource_that_nobody_had_left_has_a_column_to_be_freed_into() -> None:
     columns = Columns([node()._replace(free={})])
     assert columns.free["cpu"].tolist() == [0]
-    columns.renew(0, node()._replace(free={"cpu": 700}))
+    columns.post(0, [("cpu", 700)], sign=-1)
     assert columns.free["cpu"].tolist() == [700]
 
 
