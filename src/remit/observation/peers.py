@@ -37,6 +37,11 @@ class SeenPeers(ColumnPeers):
         """By generation, which of the counts kept are to be moved with its replicas."""
         self._tenants: set[str] = set()
 
+    @property
+    def counting(self) -> bool:
+        """Is there anything to keep up?"""
+        return bool(self._counts)
+
     def counts(self, index: Index) -> Ints:
         if self._stood != self._columns.restood.count:
             self.clear()
@@ -75,13 +80,18 @@ class SeenPeers(ColumnPeers):
         self._of.clear()
         self._tenants.clear()
 
+    def kept(self) -> list[Index]:
+        """Those whose counts are kept up."""
+        return list(self._counts)
+
     def reshaped(self) -> None:
         """A generation came, went, or came to another shape."""
         self._of.clear()
 
     def _make(self, index: Index) -> None:
         if len(self._counts) >= INDEXES_MAX:
-            self._counts.pop(next(iter(self._counts)))
+            first = next(iter(self._counts))
+            del self._counts[first], self._totals[first]
         rows = self._spots(self._shapes.picked(index))
         ids = self._columns.domains(index.key).ids[rows]
         size = len(self._columns.slots(index.key))

@@ -25,18 +25,18 @@ _NO_DEVICES: Final[Mapping[str, int]] = {}
 _NO_VICTIMS: Final[Mapping[str, str]] = {}
 
 
-class _Stamp(msgspec.Struct, gc=False):
+class _Stamp(msgspec.Struct, frozen=True, gc=False):
     uid: str = ""
 
 
-class _Spec(msgspec.Struct, gc=False):
+class _Spec(msgspec.Struct, frozen=True, gc=False):
     workload: str
     generation: int
     index: int = 0
     priority: int = 0
 
 
-class _Status(msgspec.Struct, gc=False):
+class _Status(msgspec.Struct, frozen=True, gc=False):
     phase: Phase = Phase.PENDING
     attempt: int = 1
     node: str = ""
@@ -48,7 +48,7 @@ class _Status(msgspec.Struct, gc=False):
 _UNTOUCHED: Final = _Status()
 
 
-class Lean(msgspec.Struct, gc=False):
+class Lean(msgspec.Struct, frozen=True, gc=False):
     """As much of a replica as a scheduler needs; what else the row says is skipped unread."""
 
     metadata: _Stamp

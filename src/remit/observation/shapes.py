@@ -34,20 +34,20 @@ Labels = tuple[tuple[str, str], ...]
 Selector = tuple[tuple[str, str], ...]
 
 
-class _Template(msgspec.Struct, gc=False):
+class _Template(msgspec.Struct, frozen=True, gc=False):
     resources: msgspec.Raw = msgspec.Raw(b"")
     devices: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Disruption(msgspec.Struct, gc=False, rename="camel"):
+class _Disruption(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     min_available: int = 0
 
 
-class _Gang(msgspec.Struct, gc=False):
+class _Gang(msgspec.Struct, frozen=True, gc=False):
     min: int = 0
 
 
-class _Work(msgspec.Struct, gc=False, rename="camel"):
+class _Work(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     type: str
     template: _Template
     replace: str = ""
@@ -58,20 +58,20 @@ class _Work(msgspec.Struct, gc=False, rename="camel"):
     priority_class: str = ""
 
 
-class _Spec(msgspec.Struct, gc=False):
+class _Spec(msgspec.Struct, frozen=True, gc=False):
     labels: dict[str, str]
     spec: _Work
 
 
-class _Lean(msgspec.Struct, gc=False):
+class _Lean(msgspec.Struct, frozen=True, gc=False):
     spec: _Spec
 
 
-class _Meta(msgspec.Struct, gc=False):
+class _Meta(msgspec.Struct, frozen=True, gc=False):
     deleting: bool = False
 
 
-class _Owner(msgspec.Struct, gc=False):
+class _Owner(msgspec.Struct, frozen=True, gc=False):
     metadata: _Meta
 
 

@@ -69,7 +69,7 @@ class Table:
             if self._size:
                 made[: self._size] = getattr(self, name)[: self._size]
             setattr(self, name, made)
-            setattr(self.at, name, memoryview(made))
+            setattr(self.at, name, made.data)
         self._rows = rows
 
 
