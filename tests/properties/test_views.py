@@ -17,13 +17,17 @@ from remit.commitment.books import Moment
 from remit.commitment.draft import Draft
 from remit.law.columns import over
 from remit.law.fit import RULES, carried, mask, misfits
+from remit.model.claims import Apply, Delete, Spawn
+from remit.model.fields import Metadata
+from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec, Workload
 from remit.observation.checking import differences, recount
 from remit.observation.view import PARTS, View
+from remit.simulate.checkers.rows import of_kind, phase_of
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import HEAD, Event
-from tests.properties.machines import FakeClock, Scope
-from tests.properties.test_authority_machine import NUMBER, AuthorityMachine
+from tests.properties.machines import OPERATOR, USER, FakeClock, Scope, workload
+from tests.properties.test_authority_machine import NUMBER, SPREAD, AuthorityMachine
 
 
 async def listed(view: View, store: MemoryStore) -> None:
@@ -87,8 +91,25 @@ def sums_of_books(books: Any) -> dict[str, Any]:
     }
 
 
+def twins() -> list[Workload]:
+    """Equal but for their names and labels, which matter to some: to an anti-affinity, to a term, to a policy's rule."""
+    return [
+        workload("twin", "100m"),
+        workload("shy", "100m", labels={"app": "apart"}),
+        workload("odd", "100m", labels={"app": "odd"}),
+        workload("loud", "3", 3, priority="high", labels={"app": "apart"}),
+        workload("quiet", "3", 3, priority="high"),
+        workload("wide", "500m", placement=SPREAD, labels={"app": "odd"}),
+    ]
+
+
+LABELLED = PolicySpec(rules=(PolicyRule(match=PolicyMatch(labels={"app": "odd"}), allow=PolicyAllow(zones=("b",))),))
+
+
 class ViewMachine(AuthorityMachine):
     """How the next events are told is drawn; then everything must be as if it had been listed just now."""
+
+    always = frozenset({0, 2, 6, 10})
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,8 +122,44 @@ class ViewMachine(AuthorityMachine):
     def the_next_is_told_so(self, way: str) -> None:
         self.way = way
 
-    @rule(n=NUMBER, m=NUMBER, grant=NUMBER)
-    def something_is_assumed(self, n: int, m: int, grant: int) -> None:
+    @rule(n=NUMBER)
+    def twins_are_declared(self, n: int) -> None:
+        for work in twins()[n % 6 :][:3]:
+            self.ask(USER, Apply(work))
+            self.ask(self.r.actors["workloads"], Spawn("t1", work.metadata.name, 1, 0, 2))
+
+    @rule(n=NUMBER)
+    def a_rule_looks_at_labels(self, n: int) -> None:
+        self.ask(
+            OPERATOR, Apply(Policy(metadata=Metadata(name="labels"), spec=LABELLED)) if n % 3 else Delete("Policy", "labels")
+        )
+
+    @rule(n=NUMBER)
+    def victims_go(self, n: int) -> None:
+        """One after another, while what was reserved for them waits; some are queued and bound anew meanwhile."""
+        for key in self.replicas("reserved"):
+            for victim in list(self.r.row(key).get("status", {}).get("victims", {}))[: n % 3 + 1]:
+                on = {"draining": "stop", "stopping": "stopped", "released": "requeue" if n % 2 else "forget"}
+                if victim in self.r.checker.rows and (phase := str(phase_of(self.r.row(victim)))) in on:
+                    self.move(victim, on[phase])
+
+    @rule(n=NUMBER)
+    def work_goes_away(self, n: int) -> None:
+        """A workload that is deleted, with all that is of it: its name may be given again."""
+        works = sorted(key for key, _ in of_kind(self.r.checker.rows, "workload"))
+        if works:
+            _, owner, name = works[n % len(works)].split("/")
+            self.ask(OPERATOR, Delete("Workload", name, owner))
+            for key in self.replicas("pending", "reserved", "released"):
+                if key.startswith(f"replica/{owner}/{name}-"):
+                    self.move(key, "forget" if phase_of(self.r.row(key)) == "released" else "cancel")
+            for key in self.replicas("released"):
+                if key.startswith(f"replica/{owner}/{name}-"):
+                    self.move(key, "forget")
+            self.ask(self.r.actors["workloads"], Delete("Workload", name, owner))
+
+    @rule(n=NUMBER, m=NUMBER)
+    def something_is_assumed(self, n: int, m: int) -> None:
         view = self.view
         waiting = [slot for slot in view.replicas.pending() if slot not in view.assumed]
         if not waiting or not view.columns.rows or view.head is None:
@@ -182,4 +239,4 @@ class ViewMachine(AuthorityMachine):
 
 def test_a_view_keeps_the_sums_of_the_books() -> None:
     """S23 F03 F06 F07 F10 F21."""
-    run_state_machine_as_test(ViewMachine, settings=settings(max_examples=25, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(ViewMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None))
