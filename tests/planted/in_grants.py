@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from remit.commitment import granting, placing, recognising, restoring
 from remit.commitment.draft import Draft
-from remit.commitment.ledgers import GrantLedger
+from remit.law.ledgers import GrantLedger
 from remit.model.claims import Accept, AnyClaim, Close, Credit, Issue, Operation, Refused, Yield
 from remit.model.objects import key_of
 from remit.model.records import Grant

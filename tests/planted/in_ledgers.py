@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import draft, holding, moving, placing
+from remit.commitment import draft, moving, placing
 from remit.commitment.draft import Draft
-from remit.commitment.ledgers import GrantLedger, NodeLedger
+from remit.law import holding
 from remit.law.fit import misfits
+from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import HOLDS, OWNER
 from remit.model.claims import AnyClaim, Bind, Code, Move, Operation, Refused, Reserve
 from remit.model.records import Phase, Replica, ReplicaStatus
@@ -99,7 +100,8 @@ def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
 @bug(2, scenario="contest", seeds=2, expects=("exclusive_device_has_one_owner", *ROOM))
 def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not posted on their node, and whoever proposes does not look either."""
-    patch.setattr(Draft, "_on_node", lambda self, ask, status: ask.resources)
+    for module in (draft, holding):
+        patch.setattr(module, "on_node", lambda ask, devices: ask.resources)
     devices = Scheduler._devices
 
     def any_of(self: Scheduler, node: Any, shape: Any, free: Any) -> Any:

@@ -13,6 +13,7 @@ from remit.commitment.standby import Standby
 from remit.model.claims import AnyClaim, Delete, Mark, Move, Spawn
 from remit.model.kinds import Node, NodeHealth
 from remit.model.records import Phase, Replica
+from remit.observation.following import Follower
 from remit.simulate.actors import scheduler
 from remit.simulate.actors.agents import Agent
 from remit.simulate.actors.controllers import Endpoints, Nodes, Repair, Workloads
@@ -44,13 +45,13 @@ def standbys_are_impatient(patch: pytest.MonkeyPatch) -> None:
 @bug(4, 30, scenario="stale-observers", expects=("observers_never_go_back",))
 def a_stale_list_is_trusted_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     """An observer that has just begun asks any member for its first list."""
-    patch.setattr(View, "lister", lambda self: self._store)
+    patch.setattr(Follower, "lister", lambda self: self._store)
 
 
 @bug(4, 6, scenario="stale-observers", expects=("observers_never_go_back",))
 def an_older_list_is_taken(patch: pytest.MonkeyPatch) -> None:
     """An observer takes a list that is older than what it has seen."""
-    patch.setattr(View, "_takes", lambda self, head, revision: True)
+    patch.setattr(Follower, "_takes", lambda self, head, revision: True)
 
 
 @bug(5, 22, scenario="recovery", expects=MISSED)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import decide, draft, granting, ledgers, moving, outcomes, placing
+from remit.commitment import decide, draft, granting, moving, outcomes, placing
 from remit.commitment.rulings import RULINGS
+from remit.law import ledgers
 from remit.law.lifecycle import OWNER, TABLE
 from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve, Role
 from remit.model.fields import Metadata

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from remit.commitment.books import Books, generation_of
-from remit.commitment.holding import copy_of
-from remit.commitment.ledgers import DEVICE
+from remit.law.holding import copy_of
+from remit.law.ledgers import DEVICE
 from remit.law.lifecycle import HOLDS
 from remit.model.kinds import Tenant
 from remit.model.objects import key_of

@@ -26,15 +26,15 @@ from remit.commitment.books import (
     generation_of,
     picks,
 )
-from remit.commitment.holding import UNSETTLED, Pairs, held_by, lessen, same_hold
-from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger, domain_of, outstanding
 from remit.law.fit import Ask, Index, carried
+from remit.law.holding import UNSETTLED, held_by, needs, on_node, same_hold
 from remit.law.labels import selects
+from remit.law.ledgers import GrantLedger, NodeLedger, burdens, domain_of, ledgers_of
 from remit.law.lifecycle import HOLDS
 from remit.model.claims import Refused
 from remit.model.kinds import Node, Tenant, Workload
 from remit.model.objects import AnyObject, key
-from remit.model.records import Generation, Grant, GrantPhase, Phase, PolicyRevision, Replica, ReplicaStatus
+from remit.model.records import Generation, Grant, Phase, PolicyRevision, Replica, ReplicaStatus
 
 
 class Draft:
@@ -253,9 +253,8 @@ class Draft:
             case Node():
                 self._put_node(thing)
             case Tenant():
-                self._put_ledger(f"tenant/{thing.metadata.name}", dict(thing.spec.quota.pairs), None, thing.metadata.name)
-                emergency = dict(thing.spec.emergency_quota.pairs)
-                self._put_ledger(f"tenant/{thing.metadata.name}/emergency", emergency, None, thing.metadata.name)
+                for ledger, amount, tenant in ledgers_of(thing):
+                    self._put_ledger(ledger, dict(amount.pairs), None, tenant)
             case Grant():
                 self._put_grant(thing, before)
             case Generation() | Workload():
@@ -281,12 +280,10 @@ class Draft:
             case Node() as node:
                 self.nodes[node.metadata.name] = None
                 self.relabelled = True
-            case Tenant() as tenant:
-                self.grants[f"tenant/{tenant.metadata.name}"] = None
-                self.grants[f"tenant/{tenant.metadata.name}/emergency"] = None
-            case Grant() as grant:
-                self._burden(grant, -1)
-                for ledger in (grant.metadata.name, *(f"{grant.metadata.name}/{t}" for t in grant.spec.shares)):
+            case Tenant() | Grant() as opened:
+                if isinstance(opened, Grant):
+                    self._burden(opened, -1)
+                for ledger, _, _ in ledgers_of(opened):
                     self.grants[ledger] = None
             case Generation() | Workload():
                 self._reshape()
@@ -313,7 +310,7 @@ class Draft:
         if ledger is None:
             raise LookupError(f"{name} is bound to {status.node}, which is not in the books")
         self.replicas[name] = new
-        ledger.post(self._on_node(ask, status) if status.devices else ask.resources, 1)
+        ledger.post(on_node(ask, status.devices), 1)
         for grant in status.grants:
             self._charged(name, grant).draw(ask.charge.pairs, 1)
         self._spot(ask, status.node, 1)
@@ -367,9 +364,9 @@ class Draft:
         ledger = self._own_node(replica.status.node)
         if ask is None or ledger is None:
             raise LookupError(f"{name} holds room, but its generation or its node is not in the books")
-        on_node, on_grants = self.needs(replica, ask)
-        ledger.post(on_node, sign)
-        for grant, charge in zip(replica.status.grants, on_grants, strict=True):
+        pairs, charges = needs(replica.status, ask, self._copy)
+        ledger.post(pairs, sign)
+        for grant, charge in zip(replica.status.grants, charges, strict=True):
             self._charged(name, grant).draw(charge, sign)
         self._spot(ask, replica.status.node, sign)
 
@@ -379,29 +376,11 @@ class Draft:
             raise LookupError(f"{name} is charged to {grant}, which is not in the books")
         return own
 
-    def _on_node(self, ask: Ask, status: ReplicaStatus) -> Pairs:
-        if not status.devices:
-            return ask.resources
-        return (*ask.resources, *((DEVICE + device, share) for device, share in status.devices.items()))
-
-    def needs(self, replica: Replica, ask: Ask) -> tuple[Pairs, list[Pairs]]:
-        """What a holding replica posts: on its node, and on each of its grants."""
-        status = replica.status
-        on_node = self._on_node(ask, status)
-        if status.phase is not Phase.RESERVED or not status.victims:
-            return on_node, [ask.charge.pairs] * len(status.grants)
-        wanted, charges = dict(on_node), [dict(ask.charge.pairs) for _ in status.grants]
-        for victim, copy in status.victims.items():
-            found = self.replica(victim)
-            shape = self.ask(generation_of(found[0])) if found is not None else None
-            if found is None or shape is None or not held_by(found[0], copy):
-                continue
-            theirs, their_charges = self.needs(found[0], shape)
-            lessen(wanted, theirs)
-            for grant, charge in zip(status.grants, charges, strict=True):
-                if grant in found[0].status.grants:
-                    lessen(charge, their_charges[found[0].status.grants.index(grant)])
-        return tuple(wanted.items()), [tuple(charge.items()) for charge in charges]
+    def _copy(self, victim: str, copy: str) -> tuple[ReplicaStatus, Ask] | None:
+        """See `holding.Find`."""
+        found = self.replica(victim)
+        ask = self.ask(generation_of(found[0])) if found is not None and held_by(found[0], copy) else None
+        return None if found is None or ask is None else (found[0].status, ask)
 
     def _spot(self, ask: Ask, node: str, sign: int) -> None:
         spots = self.spots.get(ask.generation)
@@ -439,26 +418,16 @@ class Draft:
     def _put_grant(self, grant: Grant, before: Any) -> None:
         if isinstance(before, Grant):
             self._burden(before, -1)
-        name, spec = grant.metadata.name, grant.spec
         deadline = self._deadline(grant)
-        amount = spec.amount if spec.issuer else spec.amount - grant.status.returned
-        self._put_ledger(name, dict(amount.pairs), grant, spec.tenant, deadline)
-        for tenant, share in spec.shares.items():
-            self._put_ledger(f"{name}/{tenant}", dict(share.pairs), grant, tenant, deadline)
+        for ledger, amount, tenant in ledgers_of(grant):
+            self._put_ledger(ledger, dict(amount.pairs), grant, tenant, deadline)
         self._burden(grant, 1)
 
     def _burden(self, grant: Grant, sign: int) -> None:
-        """Post an issued grant on what it was carved out of; a held copy burdens nothing here."""
-        if grant.spec.issuer:
-            return
-        parent = self._own_grant(grant.spec.parent) if grant.spec.parent else None
-        if parent is not None:
-            parent.lend(outstanding(grant), sign)
-        if grant.status.phase is not GrantPhase.CLOSED or outstanding(grant):
-            for tenant, share in grant.spec.shares.items():
-                emergency = self._own_grant(f"tenant/{tenant}/emergency")
-                if emergency is not None:
-                    emergency.lend(share.pairs, sign)
+        for name, pairs in burdens(grant):
+            ledger = self._own_grant(name)
+            if ledger is not None:
+                ledger.lend(pairs, sign)
 
     def _deadline(self, grant: Grant) -> int | None:
         """On this authority's clock. At a takeover, what was issued here gets a full new term, as every lease does: nobody

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
 from remit.commitment.leasing import restored
-from remit.commitment.ledgers import SCOPE, GrantLedger, outstanding
 from remit.commitment.placing import lifeless
 from remit.commitment.recognising import PEER, awaited_peers, forgetful, lenders, misaddressed, note, on_record, parted
 from remit.commitment.rulings import BUDGETEERS, Coordination, refuse, ruling
+from remit.law.ledgers import SCOPE, GrantLedger, outstanding
 from remit.model.claims import (
     Accept,
     Close,

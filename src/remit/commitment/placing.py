@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE, decode_replica, generation_of
 from remit.commitment.draft import Draft
-from remit.commitment.holding import copy_of, held_by
-from remit.commitment.ledgers import DEVICE, GrantLedger, NodeLedger
 from remit.commitment.recognising import forgetful, lenders
 from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit
 from remit.law.fit import devices as fit_devices
+from remit.law.holding import copy_of, held_by
+from remit.law.ledgers import DEVICE, GrantLedger, NodeLedger
 from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
 from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
 from remit.model.fields import Deadline

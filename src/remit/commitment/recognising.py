@@ -25,8 +25,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
-from remit.commitment.ledgers import SCOPE
 from remit.commitment.rulings import BUDGETEERS, Coordination, refuse, ruling
+from remit.law.ledgers import SCOPE
 from remit.model.claims import Accept, Code, Credit, Operation, Recognise, Refused, Vouch
 from remit.model.fields import DNS_LABEL, Stamp
 from remit.model.objects import key_of

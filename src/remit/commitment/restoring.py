@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.commitment.leasing import ANY_LEASE
-from remit.commitment.ledgers import SCOPE
 from remit.commitment.loading import rows
 from remit.commitment.outcomes import BATCH, Entry, batch_key, decode_batch
 from remit.commitment.recognising import PEER, note, on_record
+from remit.law.ledgers import SCOPE
 from remit.law.lifecycle import edge
 from remit.model.fields import Stamp
 from remit.model.kinds import NodeHealth

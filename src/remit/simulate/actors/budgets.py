@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from remit.client.client import NoAnswer
 from remit.client.tenure import Tenure
-from remit.commitment.ledgers import SCOPE, outstanding
+from remit.law.ledgers import SCOPE, outstanding
 from remit.model.claims import (
     Accept,
     Accepted,

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from remit.client.client import NoAnswer
-from remit.commitment.ledgers import SCOPE
+from remit.law.ledgers import SCOPE
 from remit.model.claims import Actor, AnyClaim, Apply, DeclareLost, Delete, Operation, Role, Verdict
 from remit.model.fields import Metadata
 from remit.model.kinds import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from remit.commitment.holding import held_by
+from remit.law.holding import held_by
 from remit.law.lifecycle import HOLDS
 from remit.model.claims import AnyClaim, Bind, Code, Ganged, Move, Refused, Reserve, Role, Verdict
 from remit.model.kinds import Node, NodeHealth, WorkloadSpec

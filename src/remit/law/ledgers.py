@@ -1,4 +1,4 @@
-"""What is left of a node, and of a grant? The books of one each; sums of postings, kept by books.py alone."""
+"""What is left of a node, and of a grant? The books of one each: sums of postings. Who posts what is not decided here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from remit.law.fit import ANY, Model
 from remit.law.labels import match_labels
-from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint
+from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint, Tenant
 from remit.model.objects import encode
 from remit.model.records import Grant, GrantPhase
 from remit.model.resources import WHOLE, Amount
@@ -257,3 +257,26 @@ SCOPE = "scope/"
 def outstanding(grant: Grant) -> tuple[tuple[str, int], ...]:
     """What of an issued grant still burdens its parent: all of it, less what the holder reported back."""
     return (grant.spec.amount - grant.status.returned).pairs
+
+
+def ledgers_of(thing: Tenant | Grant) -> tuple[tuple[str, Amount, str], ...]:
+    """Which ledgers a row opens: the name of each, how much there is of it, and for which tenant."""
+    name = thing.metadata.name
+    if isinstance(thing, Tenant):
+        return (f"tenant/{name}", thing.spec.quota, name), (f"tenant/{name}/emergency", thing.spec.emergency_quota, name)
+    amount = thing.spec.amount if thing.spec.issuer else thing.spec.amount - thing.status.returned
+    shares = ((f"{name}/{tenant}", share, tenant) for tenant, share in thing.spec.shares.items())
+    return (name, amount, thing.spec.tenant), *shares
+
+
+def burdens(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+    """What an issued grant takes of other ledgers: of what it was carved out of, and for a budget's shares of the tenants'
+    emergency quota. A copy that is held from elsewhere takes nothing here.
+    """
+    if grant.spec.issuer:
+        return ()
+    due = outstanding(grant)
+    parent = ((grant.spec.parent, due),) if grant.spec.parent else ()
+    if grant.status.phase is GrantPhase.CLOSED and not due:
+        return parent
+    return *parent, *((f"tenant/{tenant}/emergency", share.pairs) for tenant, share in grant.spec.shares.items())

@@ -1,0 +1,160 @@
+"""Is what a view has kept up what it would be if it were made anew? Recomputes and compares; it corrects nothing.
+
+`recount` makes every sum again from the view's own rows, one after another: a posting that was forgotten or made twice shows.
+`differences` compares a view with another that was listed from the store just now: a row that was missed shows. Both are for
+tests and the simulator; a quiescent view must pass (S23).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from remit.law.fit import Ask, Index, devices_left
+from remit.law.holding import needs
+from remit.law.ledgers import DEVICE, burdens, domain_of, ledgers_of
+from remit.model.kinds import Node, Tenant
+from remit.model.records import Grant
+from remit.observation.accounts import same
+from remit.observation.replicas import PHASES, Held
+from remit.observation.shapes import Seen
+from remit.observation.tables import NONE
+from remit.observation.view import View
+
+Sums = dict[str, dict[str, int]]
+
+
+def recount(view: View) -> Iterator[str]:
+    """Everything in which the sums of a view are not those of its rows and of what it assumes."""
+    nodes: Sums = defaultdict(lambda: defaultdict(int))
+    grants: Sums = defaultdict(lambda: defaultdict(int))
+    for row, held, ask in _holders(view):
+        pairs, charges = needs(held, ask, lambda victim, copy: _copy(view, victim, copy))
+        for name, count in pairs:
+            nodes[_node(view, row).metadata.name][name] += count
+        for grant, charge in zip(held.grants, charges, strict=True):
+            for name, count in charge:
+                grants[grant][name] += count
+    yield from _nodes(view, nodes)
+    yield from _ledgers(view, grants)
+    yield from _counts(view)
+
+
+def _holders(view: View) -> Iterator[tuple[int, Held, Ask]]:
+    kept = view.replicas
+    for slot in kept.slots.values():
+        if kept.at.node[slot] != NONE:
+            yield kept.at.node[slot], kept.held(slot), view.ask(slot)
+    for slot, one in view.assumed.items():
+        yield one.row, Held(PHASES[kept.at.phase[slot]], one.devices, one.grants, {}), view.ask(slot)
+
+
+def _copy(view: View, victim: str, copy: str) -> tuple[Held, Ask] | None:
+    slot = view.replicas.slots.get(victim)
+    if slot is None or view.replicas.at.node[slot] == NONE or not view.replicas.is_copy(slot, copy):
+        return None
+    return view.replicas.held(slot), view.ask(slot)
+
+
+def _node(view: View, row: int) -> Node:
+    node = view.columns.nodes[row]
+    if node is None:
+        raise LookupError(f"somebody holds room on row {row}, which is a hole")
+    return node
+
+
+def _nodes(view: View, taken: Sums) -> Iterator[str]:
+    columns = view.columns
+    for name, row in columns.rows.items():
+        spec, due = _node(view, row).spec, taken[name]
+        free = {resource: int(column[row]) for resource, column in columns.free.items()}
+        left = dict(spec.capacity.pairs)
+        for resource, count in due.items():
+            if not resource.startswith(DEVICE):
+                left[resource] = left.get(resource, 0) - count
+        if not same(free, left):
+            yield f"node {name}: {free} left, by its holders {left}"
+        used = {resource.removeprefix(DEVICE): n for resource, n in due.items() if resource.startswith(DEVICE) and n}
+        if columns.used[row] != used:
+            yield f"node {name}: {columns.used[row]} used of devices, by their holders {used}"
+        whole, room = devices_left(spec.devices, used)
+        shown = {model: (int(column[row]), int(columns.room[model][row])) for model, column in columns.whole.items()}
+        if any(shown[model] != (whole.get(model, 0), room.get(model, 0)) for model in shown):
+            yield f"node {name}: devices show as {shown}, and are {whole}, {room}"
+
+
+def _ledgers(view: View, drawn: Sums) -> Iterator[str]:
+    accounts = view.accounts
+    lent: Sums = defaultdict(lambda: defaultdict(int))
+    for grant in accounts.grants.values():
+        for name, pairs in burdens(grant):
+            for resource, count in pairs:
+                lent[name][resource] += count
+    things: list[Tenant | Grant] = [*accounts.tenants.values(), *accounts.grants.values()]
+    opened = {name: amount for thing in things for name, amount, _ in ledgers_of(thing)}
+    if opened.keys() != accounts.ledgers.keys():
+        yield f"ledgers {sorted(opened.keys() ^ accounts.ledgers.keys())} are kept without a row, or not kept"
+    for name, ledger in accounts.ledgers.items():
+        amount = dict(opened[name].pairs) if name in opened else {}
+        if not (same(ledger.amount, amount) and same(ledger.lent, lent[name]) and same(ledger.used, drawn[name])):
+            kept = f"{ledger.amount}, lent {ledger.lent}, used {ledger.used}"
+            yield f"{name}: {kept}; by the rows {amount}, {dict(lent[name])}, {dict(drawn[name])}"
+
+
+def _counts(view: View) -> Iterator[str]:
+    kept, shapes = view.replicas, view.shapes
+    spots = [(kept.at.generation[slot], kept.at.node[slot]) for slot in kept.slots.values() if kept.at.node[slot] != NONE]
+    spots += [(one.generation, one.row) for one in view.assumed.values()]
+    for index in view.peers.kept():
+        due: dict[str, int] = defaultdict(int)
+        for generation, row in spots:
+            if shapes.counts_in(generation, index):
+                due[domain_of(_node(view, row), index.key)] += 1
+        yield from _count(view, index, due)
+
+
+def _count(view: View, index: Index, due: dict[str, int]) -> Iterator[str]:
+    counts, slots = view.peers.counts(index), view.columns.slots(index.key)
+    total = sum(due.values())
+    due.pop("", None)
+    found = {domain: int(counts[slot]) for domain, slot in slots.items() if counts[slot]}
+    if found != dict(due) or int(counts[-1]) or view.peers.total(index) != total:
+        yield f"{index}: {found}, {view.peers.total(index)} in all; by the rows {dict(due)}, {total}"
+
+
+def differences(view: View, other: View) -> Iterator[str]:
+    """Everything in which two views do not show the same rows. What is assumed is left out."""
+    for key in sorted(view.things.revisions.items() ^ other.things.revisions.items()):
+        yield f"{key[0]} is not known at one revision"
+    mine, theirs = _rows(view), _rows(other)
+    for name in sorted({*mine, *theirs}):
+        if mine.get(name) != theirs.get(name):
+            yield f"{name} is {mine.get(name)} here, and {theirs.get(name)} there"
+    if (view.policy, view.head, view.revision) != (other.policy, other.head, other.revision):
+        yield f"{view.head} at {view.revision} here, and {other.head} at {other.revision} there; or another policy"
+
+
+def _rows(view: View) -> dict[str, object]:
+    kept, shapes = view.replicas, view.shapes
+    found: dict[str, object] = {}
+    for path, owner in shapes.workloads.ids.items():
+        found[f"workload/{path}"] = shapes.workloads.at.state[owner], shapes.workloads.at.revision[owner]
+    for generation in shapes.ids.values():
+        seen = shapes.seen(generation)
+        found[f"generation/{seen.tenant}/{seen.workload}/{seen.number}"] = _shown(view, seen), shapes.at.revision[generation]
+    for key, slot in kept.slots.items():
+        at = kept.at
+        numbers = tuple(getattr(at, name)[slot] for name in kept.columns if name not in ("node", "generation", "grants"))
+        node = at.node[slot]
+        found[key] = (
+            numbers, kept.held(slot), "" if node == NONE else _node(view, node).metadata.name,
+            shapes.seen(at.generation[slot])._replace(shape=0),
+        )  # fmt: skip
+    return found
+
+
+def _shown(view: View, seen: Seen) -> tuple[object, ...]:
+    """A generation without ids, which differ from view to view; its ask by what can be compared of it."""
+    ask = view.shapes.ask(seen.shape)
+    plain = ask.charge, ask.resources, ask.whole, ask.shares, ask.wanted, ask.spread, ask.affinity, ask.anti, ask.gang
+    return seen._replace(shape=0), plain, ask.fenced, ask.policy, ask.policy_until, ask.plain

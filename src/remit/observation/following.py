@@ -1,0 +1,167 @@
+"""Is this all that was committed? List, then watch, and prove that nothing was missed; what the rows mean is the sink's affair.
+
+A list may come from a member that lags: one that is older than what this observer has seen is refused. After a restart it has
+seen nothing that it could compare with, so its first list is a linearizable one. A list comes in pages and is taken as a whole:
+the sink learns where it begins and where it ends, and one that breaks off begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from remit.store import chain
+from remit.store.protocol import HEAD, Event, Head, Row, Store, StoreError, Unavailable
+from remit.world.promises import Clock, World
+
+MARKER: Final = "incarnation"
+"""The row that says which incarnation the rows were last doubted for."""
+
+_LOOKS: Final = 2
+"""How often it is looked, in the time after which a silent watch is dead, whether anything came."""
+
+
+class Part(NamedTuple):
+    """Some of what is listed: what begins with `prefix`, past `after`."""
+
+    prefix: str
+    after: str = ""
+
+
+EVERYTHING: Final = Part("allotment/"), Part("", "batch0")
+"""But what every batch leaves behind, which grows with the run and which no observer reads: `batch0` is the next key after
+every `batch/…`, and only allotments come before those."""
+
+
+class Sight:
+    """Where an observer stands: at which revision of which chain, and since when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.head: Head | None = None
+        self.revision = 0
+        self.seen_ms = 0
+        self._clock = clock
+        self._doubted = ""
+
+    def reached(self, head: Head, revision: int) -> None:
+        self.head, self.revision, self.seen_ms = head, revision, self._clock.now_ms()
+
+    def doubted(self, marker: bytes | None) -> None:
+        """What the row `MARKER` says."""
+        self._doubted = "" if marker is None else marker.decode()
+
+    @property
+    def sober(self) -> bool:
+        """Has this incarnation doubted what its backup says? Until then its rows are a memory: nobody writes in its name."""
+        return self.head is not None and self._doubted == self.head.incarnation
+
+    def age_ms(self) -> int:
+        return max(0, self._clock.now_ms() - self.seen_ms)
+
+
+class Sink(Protocol):
+    """Whoever keeps what is observed. It stands at `head` and `revision`, and moves on as it takes a list or an event."""
+
+    @property
+    def head(self) -> Head | None: ...
+    @property
+    def revision(self) -> int: ...
+
+    def begin(self, head: Head, revision: int) -> None:
+        """A list as of this revision begins; one that had begun before is void."""
+        ...
+
+    def page(self, rows: Sequence[Row]) -> None: ...
+
+    def end(self) -> None:
+        """That was the whole list: what was not in it is not there."""
+        ...
+
+    def apply(self, event: Event) -> None:
+        """It follows from what was seen."""
+        ...
+
+
+class Follower:
+    """Feeds a sink. `sure` answers lists that are linearizable; `parts` are listed in their order, as of one revision."""
+
+    def __init__(
+        self, store: Store, sure: Store, world: World, sink: Sink, *, idle_ms: int = 10_000, parts: Sequence[Part] = EVERYTHING
+    ) -> None:
+        self._store = store
+        self._sure = sure
+        self._world = world
+        self._sink = sink
+        self._parts = tuple(parts)
+        self._idle_ms = idle_ms
+        """A scope beats. After so long without a word the watch is dead, whatever it looks like."""
+
+    async def follow(self) -> None:
+        """For ever: list, then watch. A watch that only broke is taken up where it was; whatever else happened, list anew."""
+        listed = False
+        while True:
+            try:
+                if not listed:
+                    await self._list()
+                    listed = True
+                await self._watch()
+                listed = False
+            except Unavailable:
+                await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
+            except (StoreError, TimeoutError):
+                listed = False
+                await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
+
+    async def _list(self) -> None:
+        store = self.lister()
+        page = await store.range(HEAD, limit=1)
+        head = chain.decode_head(page.rows[0].value) if page.rows else None
+        if head is None or not self._takes(head, page.revision):
+            raise TimeoutError("the list is older than what was seen, or there is nothing yet")
+        self._sink.begin(head, page.revision)
+        for prefix, after in self._parts:
+            while True:
+                page = await store.range(prefix, after=after, revision=page.revision)
+                self._sink.page(page.rows)
+                if not page.more:
+                    break
+                after = page.rows[-1].key
+        self._sink.end()
+
+    def lister(self) -> Store:
+        """Whom to ask for everything: somebody sure, as long as nothing has been seen."""
+        return self._sure if self._sink.head is None else self._store
+
+    def _takes(self, head: Head, revision: int) -> bool:
+        """Is this list at least as new as what this observer has seen before?"""
+        known = self._sink.head
+        return revision >= self._sink.revision or (known is not None and head.incarnation != known.incarnation)
+
+    async def _watch(self) -> None:
+        """Until it is time to list anew, or what comes does not follow from what was seen."""
+        watch = await self._store.watch("", after=self._sink.revision)
+        resync_ms = 5 * self._idle_ms
+        until_ms = self._world.clock.now_ms() + resync_ms + self._world.chance.uniform_ms(resync_ms)
+        silent = 0
+        try:
+            while (left_ms := until_ms - self._world.clock.now_ms()) > 0:
+                before = self._sink.revision
+                try:
+                    async with self._world.clock.timeout_ms(min(left_ms, self._idle_ms // _LOOKS)):
+                        await self._read(aiter(watch))
+                except TimeoutError:
+                    silent = silent + 1 if self._sink.revision == before else 0
+                    if silent < _LOOKS:
+                        continue
+                return
+        finally:
+            await watch.close()
+
+    async def _read(self, watch: AsyncIterator[Event]) -> None:
+        """As long as each follows from what was seen."""
+        async for event in watch:
+            if event.revision <= self._sink.revision:
+                continue  # said again
+            if self._sink.head is None or chain.gap(self._sink.head, event) is not None:
+                return
+            self._sink.apply(event)

@@ -1,0 +1,77 @@
+"""What do many changes at once come to? Gathered by what they have in common and posted together; no row is read here.
+
+A batch binds a thousand replicas of a few shapes. One after another they would cost a microsecond for each amount; by shape
+they cost a few array operations in all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from remit.law.columns import Columns
+from remit.observation.accounts import Accounts
+from remit.observation.peers import SeenPeers
+from remit.observation.shapes import Cut, Shapes
+
+_FEW: Final = 8
+"""Below it, arrays cost more than they save."""
+
+
+class Postings:
+    """Takes room for replicas, or gives it back. Nothing shows anywhere until `flush`."""
+
+    def __init__(self, columns: Columns, accounts: Accounts, peers: SeenPeers, shapes: Shapes) -> None:
+        self._columns, self._accounts, self._peers, self._shapes = columns, accounts, peers, shapes
+        self._rows: dict[tuple[Cut, int], list[int]] = {}
+        self._draws: dict[tuple[Cut, tuple[str, ...]], int] = {}
+        self._spots: dict[tuple[int, int], list[int]] = {}
+        self.freed: dict[int, None] = {}
+        """Rows on which room was given back, since somebody last took notice."""
+        self.met: dict[str, None] = {}
+        """Tenants whose replicas came or went, of those that somebody counts."""
+
+    def hold(self, generation: int, row: int, grants: tuple[str, ...], sign: int) -> None:
+        """One replica of this generation, without devices."""
+        cut = self._shapes.cut_of(generation)
+        at = (cut, sign)
+        rows = self._rows.get(at)
+        if rows is None:
+            rows = self._rows[at] = []
+        rows.append(row)
+        drawn = (cut, grants)
+        self._draws[drawn] = self._draws.get(drawn, 0) + sign
+        if self._peers.counting:
+            self._spots.setdefault((generation, sign), []).append(row)
+
+    def spot(self, generation: int, row: int, sign: int) -> None:
+        """It holds something else than its like do; it counts as one of them all the same."""
+        if self._peers.counting:
+            self._spots.setdefault((generation, sign), []).append(row)
+
+    def flush(self) -> None:
+        if self._rows:
+            for (cut, sign), rows in self._rows.items():
+                self._post(cut, rows, sign)
+            self._rows = {}
+        if self._draws:
+            for (cut, grants), times in self._draws.items():
+                if times:
+                    self._accounts.draw(grants, cut.charge, times)
+            self._draws = {}
+        if self._spots:
+            for (generation, sign), rows in self._spots.items():
+                self._peers.move(generation, rows, sign)
+                self.met[self._shapes.tenant_of(generation)] = None
+            self._spots = {}
+
+    def _post(self, cut: Cut, rows: list[int], sign: int) -> None:
+        if sign < 0:
+            self.freed.update(dict.fromkeys(rows))
+        if len(rows) < _FEW:
+            for row in rows:
+                self._columns.post(row, cut.resources, sign=sign)
+        else:
+            unique, counts = np.unique(np.array(rows, dtype=np.int64), return_counts=True)
+            self._columns.post_run(unique, counts * sign, cut.resources)

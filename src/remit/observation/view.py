@@ -1,0 +1,474 @@
+"""What does a scheduler believe of its scope? Nodes, replicas, shapes and ledgers as the rows have them. It writes nothing.
+
+Every sum here is posted as the authority posts it (law/holding.py, law/ledgers.py), so that at one revision both have the same
+left on every node and every grant. What a scheduler has proposed and not yet seen committed it may *assume*: that is posted
+as if it had been bound, and taken back when the truth arrives, when the scheduler says so, or when no word comes in time.
+
+An event is applied whole. Of the replicas that it changes, what they held is given back by the old rows before any other
+row changes: then the rest of it may come in any order, and folded ones need no order at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from remit.law.columns import Columns, Ints
+from remit.law.fit import Ask
+from remit.law.holding import needs
+from remit.law.ledgers import DEVICE, GrantLedger
+from remit.model.records import PolicyRevision
+from remit.observation.accounts import Accounts
+from remit.observation.following import MARKER, Part, Sight
+from remit.observation.listing import Listing
+from remit.observation.news import News
+from remit.observation.peers import SeenPeers
+from remit.observation.postings import Postings
+from remit.observation.replicas import HOLDING, NUMBER, PENDING, RESERVED, Held, Lean, Replicas, decode_lean
+from remit.observation.shapes import Shapes
+from remit.observation.tables import NONE
+from remit.observation.things import KINDS, Things
+from remit.store.protocol import Change, Corrupt, Event, Head, Row
+from remit.world.promises import Clock
+
+PARTS: Final = (Part(MARKER), *(Part(f"{kind}/") for kind in KINDS), Part("replica/"))
+"""What a view is listed from, in an order in which everything finds what it stands on."""
+
+ASSUMED_MS_MAX: Final = 30_000
+"""An assumption that nothing confirmed by then is dropped: the claim was lost, or its answer was."""
+
+_REPLICA: Final = "replica/"
+_NO_DEVICES: Final[Mapping[str, int]] = {}
+
+
+class Assumed(NamedTuple):
+    """A replica taken for bound that is not yet seen to be."""
+
+    row: int
+    devices: Mapping[str, int]
+    grants: tuple[str, ...]
+    generation: int
+    at_ms: int
+
+
+class Lessened(NamedTuple):
+    """What a reservation has posted while its victims still hold: less than it needs."""
+
+    row: int
+    resources: tuple[tuple[str, int], ...]
+    devices: Mapping[str, int]
+    grants: tuple[str, ...]
+    charges: Sequence[tuple[tuple[str, int], ...]]
+
+
+class View(Sight):
+    """The sink of a `Follower` over `PARTS`. `version` counts what was applied or assumed."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.version = 0
+        self._wakes: list[asyncio.Event] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        """As if nothing had ever been seen."""
+        self.head, self.revision = None, 0
+        self.doubted(None)
+        self.columns = Columns()
+        self.replicas = Replicas()
+        self.shapes = Shapes()
+        self.accounts = Accounts(self._clock.boot())
+        self.peers = SeenPeers(self.columns, self.shapes, self._spots)
+        self.things = Things(self.columns, self.shapes, self.accounts, self.peers)
+        self.assumed: dict[int, Assumed] = {}
+        self._postings = Postings(self.columns, self.accounts, self.peers, self.shapes)
+        self._lessened: dict[int, Lessened] = {}
+        self._patrons: dict[str, dict[int, None]] = {}
+        """By the key of a replica: the reservations that name it as a victim."""
+        self._unsettled: dict[int, None] = {}
+        """Reservations of which it must be found out what they post."""
+        self._listing: Listing | None = None
+        self._news = News(anew=True)
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def ledgers(self) -> dict[str, GrantLedger]:
+        """Of every tenant's quota and emergency quota, and of every grant."""
+        return self.accounts.ledgers
+
+    @property
+    def policy(self) -> PolicyRevision | None:
+        """The one in force."""
+        return self.shapes.policy
+
+    def ask(self, slot: int) -> Ask:
+        """What the replica in this slot needs."""
+        return self.shapes.ask(self.shapes.at.shape[self.replicas.at.generation[slot]])
+
+    def take_news(self) -> News:
+        news, self._news = self._news, News()
+        return news
+
+    def subscribe(self) -> asyncio.Event:
+        """Set after every event that was applied; whoever waits for it clears it."""
+        wake = asyncio.Event()
+        self._wakes.append(wake)
+        return wake
+
+    def unsubscribe(self, wake: asyncio.Event) -> None:
+        self._wakes.remove(wake)
+
+    def _spots(self, generations: npt.NDArray[np.intp]) -> Ints:
+        """Where replicas of these generations hold room, or are assumed to; see peers.py."""
+        node, of = self.replicas.column("node"), self.replicas.column("generation")
+        picked = np.zeros(max(self.shapes.size, 1), dtype=np.bool_)
+        picked[generations] = True
+        rows = node[(node >= 0) & picked[of]].astype(np.int64)
+        assumed = [one.row for one in self.assumed.values() if picked[one.generation]]
+        return np.concatenate([rows, np.array(assumed, dtype=np.int64)]) if assumed else rows
+
+    # -- what is assumed ---------------------------------------------------------------------------------------------------
+
+    def assume(self, slot: int, row: int, devices: Mapping[str, int], grants: tuple[str, ...]) -> None:
+        """Take a pending replica for bound to this row, with these devices, charged to these ledgers."""
+        if self.replicas.at.phase[slot] != PENDING or slot in self.assumed:
+            raise ValueError(f"slot {slot} does not wait for a node, or is assumed to have one")
+        one = Assumed(row, dict(devices), grants, self.replicas.at.generation[slot], self._clock.now_ms())
+        self.assumed[slot] = one
+        self._move(one, 1)
+        self._settle()
+
+    def forget(self, slot: int) -> bool:
+        """Take an assumption back; False if there is none (any more)."""
+        one = self.assumed.pop(slot, None)
+        if one is None:
+            return False
+        self._move(one, -1)
+        self._settle()
+        return True
+
+    def expire(self, now_ms: int) -> list[int]:
+        """Drop what was assumed too long ago. Those replicas wait again, and the news say so."""
+        old = [slot for slot, one in self.assumed.items() if now_ms - one.at_ms >= ASSUMED_MS_MAX]
+        for slot in old:
+            self.forget(slot)
+            self._news.waits(slot)
+        return old
+
+    def _move(self, one: Assumed, sign: int) -> None:
+        self._postings.hold(one.generation, one.row, one.grants, sign)
+        if one.devices:
+            self.columns.post(one.row, (), one.devices, sign)
+
+    # -- the sink ----------------------------------------------------------------------------------------------------------
+
+    def begin(self, head: Head, revision: int) -> None:
+        """Over what is known already the list is compared row by row, and what differs is applied at its end. If nothing is
+        known, or another incarnation's rows are, it is taken as it comes: nothing from before is trusted, or kept for it.
+        """
+        if self.head is None or self.head.incarnation != head.incarnation:
+            self._clear()
+            self.version += 1
+        self._listing = Listing(self.things, self.shapes, self.replicas, head, revision, compared=self.head is not None)
+
+    def page(self, rows: Sequence[Row]) -> None:
+        listing = self._listing
+        if listing is None:
+            raise ValueError("no list has begun")
+        if listing.compared:
+            listing.compare(rows)
+            return
+        things = list[Change]()
+        replicas = self.replicas
+        for key, value, revision in rows:
+            if key.startswith(_REPLICA):
+                lean = decode_lean(key, value)
+                row = self._row(key, lean)
+                replicas.write(replicas.add(key), lean, revision, self._generation(key, lean), row)
+            elif key == MARKER:
+                self.doubted(value)
+            else:
+                (listing.grants if key.startswith("grant/") else things).append(Change(key, value, revision))
+        if things:
+            self.things.change(things, self._news)
+
+    def end(self) -> None:
+        listing, self._listing = self._listing, None
+        if listing is None:
+            raise ValueError("no list has begun")
+        if listing.compared:
+            self._change(listing.changes())
+        else:
+            self.things.change(listing.grants, self._news)
+            self._post_all()
+            self._settle()
+            news = News(anew=True)
+            news.pending.update(dict.fromkeys(self.replicas.pending()))
+            news.ready.update(self._news.ready)
+            self._news, self.shapes.rekeyed = news, []
+        self.reached(listing.head, listing.revision)
+
+    def apply(self, event: Event) -> None:
+        self._change(event.changes)
+        if event.head is not None:
+            self.reached(event.head, event.revision)
+
+    def reached(self, head: Head, revision: int) -> None:
+        super().reached(head, revision)
+        for wake in self._wakes:
+            wake.set()
+
+    # -- changes -----------------------------------------------------------------------------------------------------------
+
+    def _change(self, changes: Iterable[Change]) -> None:
+        replicas, things = list[Change](), list[Change]()
+        for change in changes:
+            (replicas if change[0].startswith(_REPLICA) else things).append(change)
+        things = [change for change in things if change.key == MARKER or self.things.concerns(change.key)]
+        if things:
+            slots = self.replicas.slots
+            for change in replicas:
+                slot = slots.get(change.key)
+                if slot is not None:
+                    self._lift(slot)
+            self._change_things(things)
+        for key, value, revision in replicas:
+            if value is None:
+                self._remove(key)
+            else:
+                self._write(key, decode_lean(key, value), revision)
+        self._settle()
+
+    def _change_things(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.key == MARKER:
+                self.doubted(change.value)
+        self._postings.flush()
+        moved = self.things.moved(changes)
+        for slot, one in list(self.assumed.items()):
+            if one.row in moved.rows or one.generation in moved.rewritten or not moved.ledgers.isdisjoint(one.grants):
+                # What it stands on is going, and so will its claim.
+                self.forget(slot)
+                self._news.waits(slot)
+        lifted = self._lift_all(moved.rewritten) if moved.rewritten else []
+        self._postings.flush()
+        self.things.change(changes, self._news)
+        for slot, row in lifted:
+            self.replicas.at.node[slot] = row
+            self._take(slot)
+        self._tell_reshaped()
+
+    def _lift_all(self, generations: Iterable[int]) -> list[tuple[int, int]]:
+        """Give back what replicas of these generations hold, and say where."""
+        node, of = self.replicas.column("node"), self.replicas.column("generation")
+        slots: list[int] = np.flatnonzero((node >= 0) & np.isin(of, list(generations))).tolist()
+        found = [(slot, self.replicas.at.node[slot]) for slot in slots]
+        for slot in slots:
+            self._lift(slot)
+        return found
+
+    def _tell_reshaped(self) -> None:
+        """Who waits and came to another shape is to be queued anew."""
+        rekeyed, self.shapes.rekeyed = self.shapes.rekeyed, []
+        if rekeyed:
+            waits = self.replicas.column("phase") == PENDING
+            for slot in np.flatnonzero(waits & np.isin(self.replicas.column("generation"), rekeyed)).tolist():
+                self._news.no_longer_waits(slot)
+                self._news.waits(slot)
+
+    def _write(self, key: str, lean: Lean, revision: int) -> None:
+        """One replica as its row says. What it holds is given back and taken anew only if it is not the same."""
+        kept, status = self.replicas, lean.status
+        slot, number = kept.slots.get(key), NUMBER[status.phase]
+        row = self._row(key, lean)
+        if slot is None:
+            slot, before = kept.add(key), NONE
+            generation = self._generation(key, lean)
+            still = False
+        else:
+            before, generation = kept.at.phase[slot], kept.at.generation[slot]
+            if kept.at.uid[slot] != hash(lean.metadata.uid):
+                generation = self._generation(key, lean)  # another of that name
+            still = self._still(slot, lean, row, generation, before)
+            if not still:
+                self._lift(slot)
+        kept.write(slot, lean, revision, generation, row)
+        if row != NONE and not still:
+            self._take(slot)
+        if self._patrons and key in self._patrons:
+            self._unsettled.update(self._patrons[key])
+        if before == PENDING:
+            self._news.no_longer_waits(slot)
+        if number == PENDING:
+            self._news.waits(slot)
+
+    def _still(self, slot: int, lean: Lean, row: int, generation: int, before: int) -> bool:
+        """Does it hold the very room that is posted for it, seen or assumed? An assumption that came true is used up here."""
+        kept, status = self.replicas, lean.status
+        if row == NONE or NUMBER[status.phase] == RESERVED or before == RESERVED or generation != kept.at.generation[slot]:
+            return False
+        if self.assumed and (one := self.assumed.get(slot)) is not None:
+            same = one.row == row and one.grants == status.grants and one.devices == (status.devices or _NO_DEVICES)
+            if same:
+                del self.assumed[slot]
+            return same
+        if kept.at.node[slot] != row or kept.devices.get(slot, _NO_DEVICES) != (status.devices or _NO_DEVICES):
+            return False
+        grants = kept.at.grants[slot]
+        return grants != NONE and kept.charged[grants] == status.grants
+
+    def _remove(self, key: str) -> None:
+        slot = self.replicas.slots.get(key)
+        if slot is None:
+            return
+        self._lift(slot)
+        if self.replicas.at.phase[slot] == PENDING:
+            self._news.no_longer_waits(slot)
+        if self._patrons and key in self._patrons:
+            self._unsettled.update(self._patrons[key])
+        self._unsettled.pop(slot, None)
+        self._news.ready.pop(slot, None)
+        self.replicas.remove(slot)
+
+    def _row(self, key: str, lean: Lean) -> int:
+        """Where a replica holds room, if its phase is one that does."""
+        if not HOLDING[NUMBER[lean.status.phase]]:
+            return NONE
+        row = self.columns.rows.get(lean.status.node)
+        if row is None:
+            raise Corrupt(f"{key} holds room on {lean.status.node}, which is not there; restore a backup")
+        return row
+
+    def _generation(self, key: str, lean: Lean) -> int:
+        tenant = key.split("/", 2)[1]
+        found = self.shapes.find(tenant, lean.spec.workload, lean.spec.generation)
+        if found is None:
+            raise Corrupt(f"{key} is of a generation that is not there; restore a backup")
+        return found
+
+    # -- what is held ------------------------------------------------------------------------------------------------------
+
+    def _take(self, slot: int) -> None:
+        """Post what the replica in this slot holds; a reservation's turn comes when everybody's rows have been read."""
+        at = self.replicas.at
+        row, generation = at.node[slot], at.generation[slot]
+        if slot in self.replicas.victims and at.phase[slot] == RESERVED:
+            for victim in self.replicas.victims[slot]:
+                self._patrons.setdefault(victim, {})[slot] = None
+            self._unsettled[slot] = None
+            self._postings.spot(generation, row, 1)
+            return
+        if at.phase[slot] == RESERVED:
+            self._news.ready[slot] = None
+        self._postings.hold(generation, row, self._grants(slot), 1)
+        if slot in self.replicas.devices:
+            self.columns.post(row, (), self.replicas.devices[slot])
+
+    def _lift(self, slot: int) -> None:
+        """Give back whatever is posted for it, seen or assumed."""
+        if self.assumed and (one := self.assumed.pop(slot, None)) is not None:
+            self._move(one, -1)
+        at = self.replicas.at
+        row = at.node[slot]
+        if row == NONE:
+            return
+        at.node[slot] = NONE
+        generation = at.generation[slot]
+        if slot in self._lessened or slot in self._unsettled:
+            self._unsettled.pop(slot, None)
+            self._lessen(slot)
+            self._unpatron(slot)
+            self._postings.spot(generation, row, -1)
+            return
+        self._postings.hold(generation, row, self._grants(slot), -1)
+        if slot in self.replicas.devices:
+            self.columns.post(row, (), self.replicas.devices[slot], -1)
+
+    def _grants(self, slot: int) -> tuple[str, ...]:
+        number = self.replicas.at.grants[slot]
+        return self.replicas.charged[number] if number != NONE else ()
+
+    def _unpatron(self, slot: int) -> None:
+        for victim in self.replicas.victims.get(slot, ()):
+            of = self._patrons.get(victim, {})
+            of.pop(slot, None)
+            if not of:
+                self._patrons.pop(victim, None)
+
+    def _lessen(self, slot: int) -> None:
+        """Take back what a reservation has posted."""
+        one = self._lessened.pop(slot, None)
+        if one is not None:
+            self.columns.post(one.row, one.resources, one.devices, -1)
+            self.accounts.draw_each(one.grants, one.charges, -1)
+            self._postings.freed[one.row] = None
+
+    def _reserve(self, slot: int) -> None:
+        """Post what a reservation needs less what its victims still hold."""
+        self._lessen(slot)
+        held = self.replicas.held(slot)
+        pairs, charges = needs(held, self.ask(slot), self._copy)
+        row = self.replicas.at.node[slot]
+        resources = tuple(pair for pair in pairs if not pair[0].startswith(DEVICE))
+        devices = {name.removeprefix(DEVICE): share for name, share in pairs if name.startswith(DEVICE)}
+        self.columns.post(row, resources, devices)
+        self.accounts.draw_each(held.grants, charges, 1)
+        self._lessened[slot] = Lessened(row, resources, devices, held.grants, charges)
+        if all(self._copy(victim, copy) is None for victim, copy in held.victims.items()):
+            self._news.ready[slot] = None
+
+    def _copy(self, victim: str, copy: str) -> tuple[Held, Ask] | None:
+        """See `law.holding.Find`."""
+        slot = self.replicas.slots.get(victim)
+        if slot is None or self.replicas.at.node[slot] == NONE or not self.replicas.is_copy(slot, copy):
+            return None
+        return self.replicas.held(slot), self.ask(slot)
+
+    def _settle(self) -> None:
+        """Everything is posted, and told."""
+        postings = self._postings
+        postings.flush()
+        if self._unsettled:
+            for slot in list(self._unsettled):
+                if self.replicas.at.phase[slot] == RESERVED:
+                    self._reserve(slot)
+            self._unsettled.clear()
+        cures = self._news.cures
+        if postings.freed:
+            cures.update({("room", row): None for row in postings.freed})
+            postings.freed = {}
+        if self.accounts.freed:
+            cures.update({(self.accounts.kind(name), name): None for name in self.accounts.freed})
+            self.accounts.freed = {}
+        if postings.met:
+            cures.update({("peers", tenant): None for tenant in postings.met})
+            postings.met = {}
+        self.version += 1
+
+    def _post_all(self) -> None:
+        """After a list from nothing: all that is held, by node and cut, in a few array operations."""
+        kept, shapes = self.replicas, self.shapes
+        for slot in kept.victims:
+            if kept.at.phase[slot] == RESERVED:
+                self._take(slot)
+        node = kept.column("node")
+        slots = np.flatnonzero((node >= 0) & ~np.isin(np.arange(len(node)), list(self._unsettled)))
+        rows, generations = node[slots].astype(np.int64), kept.column("generation")[slots]
+        cuts, grants = shapes.column("cut")[generations], kept.column("grants")[slots]
+        for number in np.unique(cuts).tolist():
+            of, cut = cuts == number, shapes.cuts[number]
+            if cut is None:
+                raise LookupError(f"cut {number} is gone")
+            unique, counts = np.unique(rows[of], return_counts=True)
+            self.columns.post_run(unique, counts, cut.resources)
+            for charged, times in zip(*np.unique(grants[of], return_counts=True), strict=True):
+                if charged != NONE:
+                    self.accounts.draw(kept.charged[int(charged)], cut.charge, int(times))
+        for slot, devices in kept.devices.items():
+            if slot not in self._unsettled and node[slot] >= 0:
+                self.columns.post(int(node[slot]), (), devices)
