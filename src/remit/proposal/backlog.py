@@ -14,13 +14,14 @@ anything begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, Final, NamedTuple
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
 
 from remit.proposal.cures import Past, Which
 from remit.proposal.fairness import Shares, Standing
+from remit.proposal.filling import Round, Run
 from remit.proposal.lines import Cure, Line, Member, Wait
-from remit.proposal.turns import Ageing, Hand, Order, Ranks
+from remit.proposal.turns import Ageing, Ranks
 
 RETRY_MS_MIN: Final = 45_000
 RETRY_MS_MAX: Final = 60_000
@@ -31,8 +32,6 @@ _SLACK: Final = 64
 
 Lot = Callable[[int], int]
 """From 0 up to and including the limit: `Chance.uniform_ms`."""
-
-Run = tuple[Line, list[Member]]
 
 
 class Tally(NamedTuple):
@@ -47,7 +46,7 @@ class Backlog:
         self.version = 0
         """How much the caller has applied to its view; it never goes back."""
         self._lot = lot
-        self._past = past or Past()
+        self._past = Past() if past is None else past
         self._lines: dict[Hashable, Line] = {}
         self._home: dict[Member, Line] = {}
         self._ranks = Ranks(ageing or Ageing())
@@ -223,59 +222,19 @@ class Backlog:
         """
         while (until_ms := self.next_ms()) is not None and until_ms <= now_ms:
             self._wake(self._timers[0][2])
-        drawn: dict[Line, list[Member]] = {}
-        turns: list[list[Any]] = []
+        round_ = Round(max(0, limit), self._ranks, lambda tenant: self._standing(tenant, now_ms, shares))
         for lanes in self._ranks.descending(now_ms):
-            if limit <= 0:
+            if not round_.left:
                 break
-            limit = self._fill(lanes, limit, now_ms, shares, drawn, turns)
-        for line in drawn:
+            round_.fill(lanes)
+        for line in round_.drawn():
             self._airborne.setdefault(line.tenant, {})[line] = None
-        taken: list[Run] = []
-        given = dict.fromkeys(drawn, 0)
-        for line, count in turns:
-            start = given[line]
-            given[line] = end = start + count
-            taken.append((line, drawn[line][start:end]))
-        return taken
-
-    def _fill(
-        self,
-        lanes: dict[str, list[Order]],
-        limit: int,
-        now_ms: int,
-        shares: Shares,
-        drawn: dict[Line, list[Member]],
-        turns: list[list[Any]],
-    ) -> int:
-        """Turns among equals, until nobody is queued or `limit` is reached; what is left of it."""
-        hands = [Hand(self._standing(tenant, now_ms, shares), lanes[tenant], self._ranks, drawn) for tenant in sorted(lanes)]
-        round_ = [(hand.standing.share, i, hand) for i, hand in enumerate(hands)]
-        heapify(round_)
-        last: Line | None = None
-        while limit and round_:
-            _, i, hand = round_[0]
-            line = hand.line if hand.left else hand.draw()
-            if line is None:
-                heappop(round_)
-                continue
-            count = 1 if len(round_) > 1 else min(limit, hand.left)
-            limit -= count
-            hand.left -= count
-            heapreplace(round_, (hand.standing.add(line.amount, count), i, hand))
-            if line is last:
-                turns[-1][1] += count
-            else:
-                turns.append([line, count])
-                last = line
-        for hand in hands:
-            hand.settle()
-        return limit
+        return round_.runs()
 
     def _standing(self, tenant: str, now_ms: int, shares: Shares) -> Standing:
         standing = shares.standing(tenant, now_ms)
         for line in self._airborne.get(tenant, ()):
-            standing.add(line.amount, line.flying)
+            standing.add(standing.parts(line.amount), line.flying)
         return standing
 
     def waiting(self) -> Iterator[tuple[Line, Wait]]:

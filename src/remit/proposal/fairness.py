@@ -27,6 +27,8 @@ from typing import Final
 Vector = tuple[tuple[str, int], ...]
 """How much of each resource, as in `Amount.pairs`."""
 
+Parts = list[tuple[str, int, int]]
+
 HALF_LIFE_MS: Final = 10 * 60_000
 FREE: Final = 1 / 1024
 """What a replica counts, in the turns of one round, that asks for nothing the cluster counts. If it counted nothing, an endless
@@ -71,18 +73,27 @@ class Standing:
     def __init__(self, share: float, sums: dict[str, int], totals: Mapping[str, int]) -> None:
         self.share, self._sums, self._totals = share, sums, totals
 
-    def add(self, amount: Vector, count: int = 1) -> float:
-        """Its share with `count` times this on top."""
-        sums, totals, share, counted = self._sums, self._totals, self.share, False
+    def parts(self, amount: Vector) -> Parts:
+        """What of an amount counts, and out of how much; kept by whoever adds the same many times."""
+        sums, totals = self._sums, self._totals
+        found = []
         for name, each in amount:
-            total = totals.get(name)
-            if total and each:
-                counted = True
-                held = sums[name] = sums.get(name, 0) + each * count
-                part = held / total
-                if part > share:
-                    share = part
-        self.share = share = share if counted else share + FREE * count
+            if each and name in totals:
+                sums.setdefault(name, 0)
+                found.append((name, each, totals[name]))
+        return found
+
+    def add(self, parts: Parts, count: int = 1) -> float:
+        """Its share with `count` times this on top."""
+        sums, share = self._sums, self.share
+        for name, each, total in parts:
+            held = sums[name] = sums[name] + each * count
+            part = held / total
+            if part > share:
+                share = part
+        if not parts:
+            share += FREE * count
+        self.share = share
         return share
 
 

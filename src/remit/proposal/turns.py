@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
-from remit.proposal.fairness import Standing
-from remit.proposal.lines import Line, Member
+from remit.proposal.lines import Line
 
 MINUTE_MS: Final = 60_000
 NO_DEADLINE: Final = 1 << 62
@@ -153,36 +152,3 @@ class Ranks:
                 for tenant, lane in rank.lanes.items():
                     lanes.setdefault(tenant, []).append(lane)
             yield lanes
-
-
-class Hand:
-    """What one tenant is given while turns go round: it is counted turn by turn, and taken out of the lines in runs."""
-
-    __slots__ = ("_drawn", "_given", "_lanes", "_ranks", "left", "line", "standing")
-
-    def __init__(self, standing: Standing, lanes: list[Order], ranks: Ranks, drawn: dict[Line, list[Member]]) -> None:
-        self.standing = standing
-        self._lanes, self._ranks, self._drawn = lanes, ranks, drawn
-        self.line: Line | None = None
-        self.left = self._given = 0
-
-    def draw(self) -> Line | None:
-        """The line whose turn it is, and in `left` for how many turns at least; None if nobody is queued."""
-        self.settle()
-        entries = [entry for lane in self._lanes if (entry := lane.first()) is not None]
-        if not entries:
-            return None
-        line = self.line = min(entries)[3]
-        # Alone, it is next whatever the arrivals of those behind its head.
-        alone = len(entries) == 1 and sum(map(len, self._lanes)) == 1
-        self.left = self._given = line.queued if alone else line.run()
-        return line
-
-    def settle(self) -> None:
-        """Take out of the line what was given of it."""
-        line, given = self.line, self._given - self.left
-        if line is not None and given:
-            self._drawn.setdefault(line, []).extend(line.pop(given))
-            if not line.queued:
-                self._ranks.drop(line)
-        self._given = self.left = 0
