@@ -37,7 +37,8 @@ supply of such work would come first for ever.
 
 NO_WEIGHTS: Final[Mapping[str, int]] = MappingProxyType({})
 _ONE_BITS: Final = 64
-_STEP_BITS: Final = 20
+_STEP_BITS: Final = 48
+"""A half-life has 2**48 steps: a millisecond must be many of them, or what is charged every millisecond would leave no trace."""
 _UNIT_BITS: Final = 20
 """What is remembered is kept in 2**-20 of a unit: settling it often must not wear it away by rounding."""
 _SWEEP_MIN: Final = 64
@@ -56,7 +57,7 @@ _ROOTS: Final = _roots()
 
 @lru_cache(maxsize=256)  # many tenants were last charged at the same instant
 def faded(elapsed_ms: int, half_life_ms: int) -> int:
-    """What is left of 2**64 after so long; the half-life is cut into 2**20 steps."""
+    """What is left of 2**64 after so long."""
     whole, steps = divmod((max(0, elapsed_ms) << _STEP_BITS) // half_life_ms, 1 << _STEP_BITS)
     left = 1 << _ONE_BITS
     for i, root in enumerate(_ROOTS, 1):
