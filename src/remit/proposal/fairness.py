@@ -38,7 +38,7 @@ supply of such work would come first for ever.
 NO_WEIGHTS: Final[Mapping[str, int]] = MappingProxyType({})
 _ONE_BITS: Final = 64
 _STEP_BITS: Final = 48
-"""A half-life has 2**48 steps: a millisecond must be many of them, or what is charged every millisecond would leave no trace."""
+"""A half-life has 2**48 steps: a millisecond must be many of them, or what is charged every millisecond leaves no trace."""
 _UNIT_BITS: Final = 20
 """What is remembered is kept in 2**-20 of a unit: settling it often must not wear it away by rounding."""
 _SWEEP_MIN: Final = 64
