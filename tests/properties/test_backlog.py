@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
@@ -47,7 +48,9 @@ KINDS = (
     Kind("c", 1, (("memory", 2), ("unheard-of", 5))),
     Kind("c", 6, (("cpu", 1),)),
 )
-CURES = (("room",), ("node",), ("quota", "a"), ("quota", "b"), ("policy",))
+CURES = (("room",), ("node",), ("quota", "a"))
+A_KIND = st.integers(0, len(KINDS) - 1)
+NEWS = st.tuples(st.sampled_from(CURES), st.none() | st.frozensets(A_KIND))
 SOME_CURES = st.frozensets(st.sampled_from(CURES), min_size=1, max_size=3)
 
 
@@ -114,8 +117,9 @@ class BacklogMachine(RuleBasedStateMachine):
 
     # What is pending
 
-    @rule(kind=st.integers(0, len(KINDS) - 1), member=st.integers(0, 60), count=st.integers(1, 6))
-    def add(self, kind: int, member: int, count: int) -> None:
+    @rule(kind=A_KIND, member=st.integers(0, 60), count=st.integers(1, 6), ms=st.sampled_from([0, 1]))
+    def add(self, kind: int, member: int, count: int, ms: int) -> None:
+        self.now_ms += ms
         tenant, priority, amount, deadline_ms = KINDS[kind]
         for one in range(member, member + count):
             if self.backlog.line_of(one) is not None:
@@ -125,6 +129,13 @@ class BacklogMachine(RuleBasedStateMachine):
                 self.serial += 1
                 self.plain[kind] = Plain(kind, self.serial)
             self.plain[kind].members.append(Pending(one, self.now_ms))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.plain)
+    def leave(self, data: st.DataObject) -> None:
+        """One that is queued or in flight is no longer wanted."""
+        plain = self.plain[data.draw(st.sampled_from(sorted(self.plain)))]
+        self.remove(data.draw(st.sampled_from([one.member for one in plain.members])))
 
     @rule(member=st.integers(0, 65))
     def remove(self, member: int) -> None:
@@ -157,7 +168,7 @@ class BacklogMachine(RuleBasedStateMachine):
 
     # Attempts and cures
 
-    @rule(target=attempts, kind=st.integers(0, len(KINDS) - 1))
+    @rule(target=attempts, kind=A_KIND)
     def begin(self, kind: int) -> object:
         line = self.backlog.line(kind)
         if line is None:
@@ -189,7 +200,7 @@ class BacklogMachine(RuleBasedStateMachine):
             )
             assert RETRY_MS_MIN <= plain.wait.until_ms - self.now_ms <= RETRY_MS_MAX
 
-    @rule(kind=st.integers(0, len(KINDS) - 1))
+    @rule(kind=A_KIND)
     def back_off(self, kind: int) -> None:
         line = self.backlog.line(kind)
         if line is not None:
@@ -197,8 +208,21 @@ class BacklogMachine(RuleBasedStateMachine):
             assert line.wait is not None and line.standing == "backoff" and line.wait.until_ms > self.now_ms
             self.plain[kind].wait = line.wait
 
-    @rule(cure=st.sampled_from(CURES), kinds=st.none() | st.frozensets(st.integers(0, len(KINDS) - 1)))
-    def happens(self, cure: tuple[str, ...], kinds: frozenset[int] | None) -> None:
+    @rule(data=st.data(), news=st.lists(NEWS, max_size=4), cures=SOME_CURES)
+    @precondition(lambda self: self.plain)
+    def try_in_vain(
+        self, data: st.DataObject, news: list[tuple[tuple[str, ...], frozenset[int] | None]], cures: frozenset[Any]
+    ) -> None:
+        """Much may happen while a line is tried."""
+        attempt = self.begin(data.draw(st.sampled_from(sorted(self.plain))))
+        assert isinstance(attempt, Attempt)
+        for one in news:
+            self.happens(one)
+        self.end(attempt, cures)
+
+    @rule(news=NEWS)
+    def happens(self, news: tuple[tuple[str, ...], frozenset[int] | None]) -> None:
+        cure, kinds = news
         self.backlog.version += 1
         woken = self.backlog.happened(cure, self.backlog.version, None if kinds is None else picks(kinds))
         picked = frozenset(range(len(KINDS))) if kinds is None else kinds
@@ -208,7 +232,7 @@ class BacklogMachine(RuleBasedStateMachine):
             plain.wait = None
         assert woken == len(cured)
 
-    @rule(ms=st.sampled_from([1, 100, 5_000, 59_999, 60_000, 200_000]))
+    @rule(ms=st.sampled_from([1, 100, 5_000, 59_999, 60_000, 300_000]))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
 
@@ -305,3 +329,6 @@ def shown(taken: list[Run]) -> list[tuple[int, Member]]:
 
 TestBacklog = BacklogMachine.TestCase
 TestForgetful = ForgetfulMachine.TestCase
+# Steps are cheap here, and the rare ones need company.
+for case in (TestBacklog, TestForgetful):
+    case.settings = settings(max_examples=settings().max_examples * 4)

@@ -113,12 +113,8 @@ def test_what_the_past_has_forgotten_counts_as_happened() -> None:
 
 def test_a_cure_wakes_the_lines_that_wait_for_it_and_no_others() -> None:
     queue = backlog()
-    cures: dict[str, tuple[Cure, ...]] = {
-        "q": (("quota", "a"),),
-        "r": (ROOM,),
-        "both": (ROOM, ("quota", "a")),
-        "p": (("policy",),),
-    }
+    quota: Cure = ("quota", "a")
+    cures: dict[str, tuple[Cure, ...]] = {"q": (quota,), "r": (ROOM,), "both": (ROOM, quota), "p": (("policy",),)}
     lines = {key: put(queue, key, range(i, i + 1)) for i, key in enumerate(cures)}
     for key, line in lines.items():
         assert refuse(queue, line, *cures[key])
