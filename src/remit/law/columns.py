@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from remit.law.fit import Ask, Model, devices_left
 from remit.law.growing import Changes, Names
-from remit.law.labels import LabelColumn, match_columns
+from remit.law.labels import LabelColumn, domain_of, match_columns
 from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint
 
 Ints = npt.NDArray[np.int64]
@@ -348,21 +348,6 @@ class Columns:
         ids = np.full(len(self._facts["ready"]), -1, dtype=np.int64)
         ids[: len(self)] = [-1 if node is None else names.id(value(node)) for node in self.nodes]
         return ids, names
-
-
-def domain_of(node: Node, key: str) -> str:
-    """The topology domain of a node; empty if it is in none. A label called like a place is no place."""
-    match key:
-        case "node":
-            return node.metadata.name
-        case "zone":
-            return node.spec.zone
-        case "region":
-            return node.spec.region
-        case "pool":
-            return node.spec.pool
-        case _:
-            return node.metadata.labels.get(key, "")
 
 
 def _standing(node: Node) -> tuple[object, ...]:

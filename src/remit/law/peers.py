@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from remit.law.columns import Bools, Columns, Ints, domain_of
+from remit.law.columns import Bools, Columns, Ints
 from remit.law.fit import STATIC, Ask, Index, carried, mask
-from remit.law.labels import selects
+from remit.law.labels import domain_of, selects
 
 _NOBODY: Final[Mapping[str, int]] = {}
 
