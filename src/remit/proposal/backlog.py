@@ -110,6 +110,12 @@ class Backlog:
             self._ranks.drop(line)
             del self._lines[line.key]
 
+    def take_rest(self, line: Line) -> list[Member]:
+        """Everybody else of a line of which somebody was taken: a gang is tried whole, whatever the limit was."""
+        members = line.pop(line.queued)
+        self._ranks.drop(line)
+        return members
+
     def returned(self, member: Member) -> None:
         """It was taken and not placed: back to its old place, in front of those who came later."""
         line = self._home.get(member)

@@ -57,12 +57,12 @@ class Class:
     """One shape of work, and what is known of it: which nodes fit, and how well."""
 
     __slots__ = (
-        "ask", "bias", "closed", "constant", "coupled", "epoch", "filters", "named", "over", "plain", "score", "scores",
+        "ask", "base", "bias", "closed", "constant", "coupled", "epoch", "filters", "named", "over", "plain", "score", "scores",
         "seen", "static", "steady", "stood",
     )  # fmt: skip
 
-    def __init__(self, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
-        self.ask = ask
+    def __init__(self, base: Ask, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
+        self.base, self.ask = base, ask
         applying = [one for one in filters if one.applies(ask)]
         self.filters = [one for one in applying if one.check not in STATIC and one.check not in COUPLED]
         self.scores = [one for one in scores if not one.static and one.applies(ask)]
@@ -99,11 +99,11 @@ class Kernel:
         self.scores = tuple(scores)
         self._classes: dict[Hashable, Class] = {}
 
-    def known(self, key: Hashable, ask: Ask) -> Class:
-        """The class of that key; the same key is always asked with the same ask."""
+    def known(self, key: Hashable, ask: Ask, pins: tuple[Any, ...] = ()) -> Class:
+        """The class of that key. Another ask under the same key, by identity, makes what was known of it void."""
         found = self._classes.pop(key, None)
-        if found is None:
-            found = Class(ask, self.filters, self.scores)
+        if found is None or found.base is not ask:
+            found = Class(ask, ask._replace(pins=pins) if pins else ask, self.filters, self.scores)
             for term in (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer):
                 self.peers.counts(term.of)  # from here on it is kept up
             while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX:
@@ -111,8 +111,9 @@ class Kernel:
         self._classes[key] = found
         return found
 
-    def forget(self, key: Hashable) -> None:
-        self._classes.pop(key, None)
+    def forget_all(self) -> None:
+        """What filters or scores know beyond rows has changed."""
+        self._classes.clear()
 
     # -- numbers -----------------------------------------------------------------------------------------------------------
 
