@@ -1,6 +1,6 @@
 """Who schedules a scope, and when does it look? One of several copies holds the lease and acts; the mind is in cycle.py.
 
-All of them follow the store, so that whoever comes to hold the lease has seen everything already. The holder proposes in batches,
+All of them follow the store, so that whoever comes to hold the lease has seen everything. The holder proposes in batches,
 and while one is being committed it prepares the next on what it assumes: the authority is never left without work, and a
 refusal costs one replica its turn, not the batch.
 
