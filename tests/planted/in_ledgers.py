@@ -17,7 +17,7 @@ from remit.law.lifecycle import HOLDS, OWNER
 from remit.model.claims import AnyClaim, Bind, Code, Move, Operation, Refused, Reserve
 from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.simulate.actors.controllers import Repair, Workloads
-from remit.simulate.actors.scheduler import Scheduler
+from remit.simulate.actors.guesser import Guesser
 from tests.planted.bug import bug, overrule
 
 ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount")
@@ -69,19 +69,19 @@ def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
         return without, pending
 
     patch.setattr(placing, "_open_reservation", too_soon)
-    patch.setattr(Scheduler, "_holds", lambda self, victim, attempt: False)
+    patch.setattr(Guesser, "_holds", lambda self, victim, attempt: False)
 
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are bound one after the other."""
-    gang = Scheduler._gang
+    gang = Guesser._gang
 
-    def first(self: Scheduler, members: Sequence[str]) -> Iterator[AnyClaim]:
+    def first(self: Guesser, members: Sequence[str]) -> Iterator[AnyClaim]:
         for claim in gang(self, members):
             yield from claim.members[:1]  # type: ignore[union-attr]
 
-    patch.setattr(Scheduler, "_gang", first)
+    patch.setattr(Guesser, "_gang", first)
     patch.setattr(Draft, "held", lambda self, generation: 1_000)
 
 
@@ -102,12 +102,12 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not posted on their node, and whoever proposes does not look either."""
     for module in (draft, holding):
         patch.setattr(module, "on_node", lambda ask, devices: ask.resources)
-    devices = Scheduler._devices
+    devices = Guesser._devices
 
-    def any_of(self: Scheduler, node: Any, shape: Any, free: Any) -> Any:
+    def any_of(self: Guesser, node: Any, shape: Any, free: Any) -> Any:
         return devices(self, node, shape, {f"@{device.name}": 1000 for device in node.spec.devices})
 
-    patch.setattr(Scheduler, "_devices", any_of)
+    patch.setattr(Guesser, "_devices", any_of)
 
 
 @bug(27, scenario="crowd", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
@@ -147,7 +147,7 @@ def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def room_is_believed(patch: pytest.MonkeyPatch) -> None:
     """The authority takes the proposer's word that there is room, and that one does not look either."""
     _ignoring(patch, Code.NO_ROOM)
-    patch.setattr(Scheduler, "_free_on", lambda self, name, node: dict(node.spec.capacity.pairs))
+    patch.setattr(Guesser, "_free_on", lambda self, name, node: dict(node.spec.capacity.pairs))
 
 
 @bug(34, scenario="meddlers", expects=PLACED)

@@ -14,10 +14,10 @@ from remit.model.claims import AnyClaim, Delete, Mark, Move, Spawn
 from remit.model.kinds import Node, NodeHealth
 from remit.model.records import Phase, Replica
 from remit.observation.following import Follower
-from remit.simulate.actors import scheduler
+from remit.simulate.actors import guesser
 from remit.simulate.actors.agents import Agent
 from remit.simulate.actors.controllers import Endpoints, Nodes, Repair, Workloads
-from remit.simulate.actors.scheduler import Scheduler
+from remit.simulate.actors.guesser import Guesser
 from remit.simulate.actors.view import View
 from remit.store import chain
 from remit.store.protocol import Store
@@ -30,7 +30,7 @@ STUCK = ("eligible_work_is_bound", "one_gang_runs")
 @bug(32, scenario="poor", expects=("refusals_back_off",))
 def what_is_refused_is_asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
     """A scheduler lets no time pass between a refusal and its next try."""
-    patch.setattr(Scheduler, "_backoff_ms", lambda self: 20)
+    patch.setattr(Guesser, "_backoff_ms", lambda self: 20)
 
 
 @bug(15, 18, scenario="services", expects=("leaders_stay",))
@@ -96,17 +96,17 @@ def a_change_is_not_noted(patch: pytest.MonkeyPatch) -> None:
 @bug(22, scenario="full-house", expects=STUCK)
 def a_wake_up_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """What found no place is not tried again when room is freed, nor after a while."""
-    patch.setattr(Scheduler, "wake_all", lambda self: None)
-    patch.setattr(scheduler, "_FLUSH_BEATS", 1_800)
+    patch.setattr(Guesser, "wake_all", lambda self: None)
+    patch.setattr(guesser, "_FLUSH_BEATS", 1_800)
 
 
 @bug(22, scenario="much-is-asked", expects=("work_is_bound_soon",))
 def now_and_then_one_is_left_for_a_while(patch: pytest.MonkeyPatch) -> None:
     """Of all that a scheduler could place it leaves one in twenty for twenty seconds."""
-    place = Scheduler._place
+    place = Guesser._place
     left: dict[str, int] = {}
 
-    def leave(self: Scheduler, key: str, replica: Replica, shape: scheduler.Shape) -> Iterator[AnyClaim]:
+    def leave(self: Guesser, key: str, replica: Replica, shape: guesser.Shape) -> Iterator[AnyClaim]:
         now_ms, which = self.world.clock.now_ms(), replica.metadata.uid
         if which not in left:
             left[which] = now_ms + (20_000 if self.chance.below(20) == 0 else 0)
@@ -115,13 +115,13 @@ def now_and_then_one_is_left_for_a_while(patch: pytest.MonkeyPatch) -> None:
             return iter(())
         return place(self, key, replica, shape)
 
-    patch.setattr(Scheduler, "_place", leave)
+    patch.setattr(Guesser, "_place", leave)
 
 
 @bug(25, scenario="recovery", expects=("one_gang_runs",))
 def gangs_are_never_tried(patch: pytest.MonkeyPatch) -> None:
     """A scheduler binds what stands alone, and leaves gangs for later."""
-    patch.setattr(Scheduler, "_gang", lambda self, members: iter(()))
+    patch.setattr(Guesser, "_gang", lambda self, members: iter(()))
 
 
 @bug(3, 19, scenario="full-house", expects=("reservations_do_not_leak",))
@@ -133,7 +133,7 @@ def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
         return iter(()) if replica.status.phase is Phase.RESERVED else mend(self, key, replica, at, now_ms)
 
     patch.setattr(Repair, "_mend", leave)
-    patch.setattr(Scheduler, "_reserved", lambda self: iter(()))
+    patch.setattr(Guesser, "_reserved", lambda self: iter(()))
 
 
 # ------------------------------------------------------------------------------------------------------------ controllers

@@ -86,6 +86,7 @@ class Cycle:
         self.victims = Victims(pace)
         self.over = False
         """Was it said that the term is over?"""
+        self.resigned = False
         self._begin()
 
     def _begin(self) -> None:
@@ -317,6 +318,8 @@ class Cycle:
 
     def learn(self, proposal: Proposal, verdicts: Sequence[Verdict], now_ms: int) -> None:
         """Accepted ones need only be seen; refused ones come back once the view knows what they were refused on."""
+        if self.resigned:
+            return
         for claim, slots, verdict in zip(proposal.claims, proposal.slots, verdicts, strict=True):
             if isinstance(verdict, Refused) and verdict.code in OVER:
                 self.over = True
@@ -339,6 +342,8 @@ class Cycle:
 
     def unanswered(self, proposal: Proposal, now_ms: int) -> None:
         """Nothing of this has happened, and nothing will under these ids: whoever was in it is tried again later."""
+        if self.resigned:
+            return
         for slots in proposal.slots:
             for slot in slots:
                 if self.view.replicas.at.phase[slot] == PENDING:
@@ -346,6 +351,7 @@ class Cycle:
                     self._return(slot, Code.FAULT, now_ms, seen=False)
 
     def resign(self) -> None:
-        """The term is over: what was assumed is no longer ours to assume."""
+        """The term is over: what was assumed is no longer ours to assume, and what is answered yet teaches nothing."""
+        self.resigned = True
         for slot in list(self.view.assumed):
             self.view.forget(slot)

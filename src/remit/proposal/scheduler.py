@@ -57,8 +57,9 @@ class Scheduler:
         scores: Sequence[Score] = DEFAULT,
         pace: Pace = Pace(),
         failed: Callable[[NoAnswer], None] | None = None,
+        view: View | None = None,
     ) -> None:
-        self.view = View(world.clock)
+        self.view = View(world.clock) if view is None else view
         self.cycle: Cycle | None = None
         """While it leads."""
         self._follower = Follower(store, sure, world, self.view, idle_ms=rhythm.idle_ms, parts=PARTS)
@@ -71,16 +72,16 @@ class Scheduler:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follower.follow(), name="follow")
-            group.create_task(self._lead(), name="lead")
+            group.create_task(self._lead(group), name="lead")
 
-    async def _lead(self) -> None:
+    async def _lead(self, group: asyncio.TaskGroup) -> None:
         while True:
             tenure = await self._acquire() if self.view.sober else None
             if tenure is None:
                 pause_ms = self._rhythm.lease_ms // 4
                 await self._world.clock.sleep_ms(pause_ms + self._chance.uniform_ms(pause_ms))
                 continue
-            await self._serve(tenure)
+            await self._serve(tenure, group)
 
     async def _acquire(self) -> Tenure | None:
         self._client.actor = Actor(self._name, Role.SCHEDULER)
@@ -91,8 +92,8 @@ class Scheduler:
             return None
         return found if isinstance(found, Tenure) else None
 
-    async def _serve(self, tenure: Tenure) -> None:
-        """One term."""
+    async def _serve(self, tenure: Tenure, whole: asyncio.TaskGroup) -> None:
+        """One term. What it asks may be answered after its end: that teaches nobody, and holds up nobody."""
         self._client.actor = tenure.actor
         cycle = self.cycle = Cycle(
             self.view,
@@ -105,9 +106,7 @@ class Scheduler:
         try:
             async with asyncio.TaskGroup() as group:
                 renewing = group.create_task(self._renew(tenure), name="renew")
-                asking = Asking(self, cycle, tenure, group)
-                await self._act(cycle, tenure, asking)
-                asking.end()
+                await self._act(cycle, tenure, Asking(self, cycle, tenure, whole))
                 renewing.cancel()
         finally:
             self.cycle = None
@@ -164,11 +163,6 @@ class Asking:
         task = self._group.create_task(self._ask(proposal), name=f"ask {self._born}")
         self._tasks[task] = None
         task.add_done_callback(self._ended)
-
-    def end(self) -> None:
-        """The term is over. What is under way carries its epoch, and the next term begins from what is seen."""
-        for task in list(self._tasks):
-            task.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 from remit.assembly import server
 from remit.commitment.queueing import BATCH_MAX, BatchMax
-from remit.model.claims import Role
+from remit.model.claims import Actor, Role
+from remit.proposal.scheduler import Rhythm, Scheduler
 from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
 from remit.simulate.actors.budgets import Budgets
 from remit.simulate.actors.controllers import Beats, Endpoints, Nodes, Repair, Rollouts, Workloads
+from remit.simulate.actors.guesser import Guesser
 from remit.simulate.actors.meddler import Meddler
 from remit.simulate.actors.people import CPU_EACH, People
 from remit.simulate.actors.policies import Policies
-from remit.simulate.actors.scheduler import Scheduler
 from remit.simulate.actors.seat import Ear, Pace, Player, Seat
+from remit.simulate.actors.watched import Watched
 from remit.simulate.durable import DurableService
 from remit.simulate.loop import SimLoop
 from remit.simulate.lots import stream
@@ -85,6 +87,8 @@ class Cluster:
             return
         for n in range(1, cluster.schedulers + 1):
             self._add(f"scheduler-{scope}-{n}", self._scheduler_main(scope, n))
+        for n in range(1, cluster.guessers + 1):
+            self._add(f"guesser-{scope}-{n}", self._guesser_main(scope, n))
         for n in range(1, min(cluster.agents, cluster.nodes) + 1):
             machine = self._machine(f"host-{scope}-{n}")
             keeper = Keeper(machine, self.pace.beat_ms)
@@ -166,11 +170,32 @@ class Cluster:
         return main
 
     def _scheduler_main(self, scope: str, number: int) -> Main:
+        pace = self.pace
+
+        async def main(process: Process) -> None:
+            seat = self._seat(process, scope)
+            seat.watched = Watched(process.world.clock, seat.observed)
+            scheduler = Scheduler(
+                process.port(self.stores[scope], observer=True),
+                process.port(self.stores[scope]),
+                seat.client(Actor(process.name, Role.SCHEDULER)),
+                process.world,
+                name=process.name,
+                lease=self._lease(Role.SCHEDULER, number) or Role.SCHEDULER.value,
+                rhythm=Rhythm(lease_ms=pace.lease_ms, idle_ms=5 * pace.beat_ms, batch=64),
+                failed=seat.give_up,
+                view=seat.watched,
+            )
+            await scheduler.run()
+
+        return main
+
+    def _guesser_main(self, scope: str, number: int) -> Main:
         async def main(process: Process) -> None:
             seat = self._seat(process, scope)
             async with asyncio.TaskGroup() as group:
                 group.create_task(seat.view.follow(), name="view")
-                group.create_task(Scheduler(seat, lease=self._lease(Role.SCHEDULER, number)).play(), name="scheduler")
+                group.create_task(Guesser(seat, lease=f"{Role.SCHEDULER}/guess-{number}").play(), name="guesser")
 
         return main
 

@@ -75,6 +75,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: int = 6
     agents: int = 3
     schedulers: int = 1
+    guessers: int = 0
+    """Further schedulers that guess, each under a lease of its own: what they overlook, the authority refuses."""
     controllers: int = 1
     people: int = 1
     """Processes that users and an operator ask from."""

@@ -15,6 +15,8 @@ from typing import Final
 from msgspec import Struct
 
 from remit.model.claims import Accepted, Code, Operation, Role, Verdict, payload
+from remit.observation.checking import recount
+from remit.simulate.actors.watched import SEEN, Watched
 from remit.simulate.checkers.history import Stand
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.liveness import Bounds, Core
@@ -151,8 +153,13 @@ class Simulation(Record):
     def _show_views(self) -> None:
         for (name, scope), seat in self.cluster.seats.items():
             if seat.process.alive and seat.world is seat.process.world:
-                rows = {key: seen.revision for key, seen in seat.view.rows.items()}
-                self.judge.viewed(name, scope, seat.view.revision, rows)
+                if isinstance(seat.watched, Watched):
+                    view = seat.watched
+                    wrong = list(recount(view)) if view.head is not None else []
+                    self.judge.viewed(name, scope, view.revision, view.revisions(), SEEN, wrong)
+                else:
+                    rows = {key: seen.revision for key, seen in seat.view.rows.items()}
+                    self.judge.viewed(name, scope, seat.view.revision, rows)
 
     def _tick_until(self, until_s: float) -> None:
         tick_s = self.scenario.cluster.beat_ms / 1000 / TICKS_A_BEAT

@@ -18,6 +18,7 @@ from remit.client.tenure import Tenure, acquire
 from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Role, Vacate, Verdict
 from remit.model.resources import Duration
 from remit.simulate.actors.view import View
+from remit.simulate.actors.watched import Watched
 from remit.simulate.processes import Process
 from remit.simulate.stores import StoreService
 from remit.world.promises import World
@@ -108,13 +109,18 @@ class Seat:
         self.servers = tuple(servers)
         self.ear = ear
         self.pace = pace
+        self.watched: Watched | None = None
+        """Instead of `view`: what a real scheduler keeps."""
         self.view = View(
             process.port(store, observer=True),
             process.port(store),
             process.world,
-            lambda incarnation, revision: ear.observed(process.name, store.scope, incarnation, revision),
+            self.observed,
             idle_ms=5 * pace.beat_ms,
         )
+
+    def observed(self, incarnation: str, revision: int) -> None:
+        self.ear.observed(self.process.name, self.scope, incarnation, revision)
 
     def give_up(self, error: NoAnswer) -> None:
         for operation in error.operation_ids:

@@ -39,7 +39,14 @@ class Observers:
         self.seen[observer, history.scope] = which, revision
 
     def views_show_what_stands(
-        self, history: History, observer: str, revision: int, rows: Mapping[str, int], *, late_ms: float | None
+        self,
+        history: History,
+        observer: str,
+        revision: int,
+        rows: Mapping[str, int],
+        *,
+        late_ms: float | None,
+        kinds: tuple[str, ...] = (),
     ) -> Found:
         """S23: a view at the last revision has exactly the keys that stand, each at its revision. One that is behind may still
         catch up; `late_ms` is for how long it could have and has not, beyond what is allowed, and None if nobody can say.
@@ -52,7 +59,9 @@ class Observers:
                 yield observer, f"{behind}: {late_ms:.0f} ms later than it may be"
             return
         stands = {
-            key: at for key, (at, _) in history.rows.items() if key not in UNVIEWED and not key.startswith(UNVIEWED_KINDS)
+            key: at
+            for key, (at, _) in history.rows.items()
+            if key not in UNVIEWED and not key.startswith(UNVIEWED_KINDS) and (not kinds or key.startswith(kinds))
         }
         for key in sorted(stands.keys() | rows.keys()):
             if key not in rows:

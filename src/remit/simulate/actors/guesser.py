@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     spec: WorkloadSpec
 
 
-class Scheduler(Player):
+class Guesser(Player):
     role = Role.SCHEDULER
 
     def concerns(self, key: str, old: Any, new: Any) -> bool:
