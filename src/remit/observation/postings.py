@@ -24,8 +24,9 @@ class Postings:
 
     def __init__(self, columns: Columns, accounts: Accounts, peers: SeenPeers, shapes: Shapes) -> None:
         self._columns, self._accounts, self._peers, self._shapes = columns, accounts, peers, shapes
-        self._rows: dict[tuple[Cut, int], list[int]] = {}
-        self._draws: dict[tuple[Cut, tuple[str, ...]], int] = {}
+        self._counted = peers.counted
+        self._taken: dict[tuple[Cut, tuple[str, ...]], list[int]] = {}
+        self._given: dict[tuple[Cut, tuple[str, ...]], list[int]] = {}
         self._spots: dict[tuple[int, int], list[int]] = {}
         self.freed: dict[int, None] = {}
         """Rows on which room was given back, since somebody last took notice."""
@@ -34,32 +35,28 @@ class Postings:
 
     def hold(self, generation: int, row: int, grants: tuple[str, ...], sign: int) -> None:
         """One replica of this generation, without devices."""
-        cut = self._shapes.cut_of(generation)
-        at = (cut, sign)
-        rows = self._rows.get(at)
+        of = self._taken if sign > 0 else self._given
+        what = (self._shapes.cut_of(generation), grants)
+        rows = of.get(what)
         if rows is None:
-            rows = self._rows[at] = []
-        rows.append(row)
-        drawn = (cut, grants)
-        self._draws[drawn] = self._draws.get(drawn, 0) + sign
-        if self._peers.counting:
+            of[what] = [row]
+        else:
+            rows.append(row)
+        if self._counted:
             self._spots.setdefault((generation, sign), []).append(row)
 
     def spot(self, generation: int, row: int, sign: int) -> None:
         """It holds something else than its like do; it counts as one of them all the same."""
-        if self._peers.counting:
+        if self._counted:
             self._spots.setdefault((generation, sign), []).append(row)
 
     def flush(self) -> None:
-        if self._rows:
-            for (cut, sign), rows in self._rows.items():
-                self._post(cut, rows, sign)
-            self._rows = {}
-        if self._draws:
-            for (cut, grants), times in self._draws.items():
-                if times:
-                    self._accounts.draw(grants, cut.charge, times)
-            self._draws = {}
+        for of, sign in ((self._taken, 1), (self._given, -1)):
+            if of:
+                for (cut, grants), rows in of.items():
+                    self._post(cut, rows, sign)
+                    self._accounts.draw(grants, cut.charge, sign * len(rows))
+                of.clear()
         if self._spots:
             for (generation, sign), rows in self._spots.items():
                 self._peers.move(generation, rows, sign)
