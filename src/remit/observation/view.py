@@ -184,20 +184,19 @@ class View(Sight):
         if listing.compared:
             listing.compare(rows)
             return
-        things = list[Change]()
-        replicas = self.replicas
-        for key, value, revision in rows:
-            if key.startswith(_REPLICA):
-                lean = self._decode(key, value)
-                slot = replicas.add(key)
-                replicas.name(slot, lean, self._generation(key, lean))
-                replicas.write(slot, lean, revision, self._row(key, lean))
-            elif key == MARKER:
+        things, kept = list[Change](), self.replicas
+        replicas = [row for row in rows if row.key.startswith(_REPLICA)]
+        for key, value, revision in rows if len(replicas) < len(rows) else ():
+            if key == MARKER:
                 self.doubted(value)
-            else:
+            elif not key.startswith(_REPLICA):
                 (listing.grants if key.startswith("grant/") else things).append(Change(key, value, revision))
         if things:
             self.things.change(things, self._news)
+        for key, value, revision in replicas:
+            lean, slot = self._decode(key, value), kept.add(key)
+            kept.name(slot, lean, self._generation(key, lean))
+            kept.write(slot, lean, revision, self._row(key, lean))
 
     def end(self) -> None:
         listing, self._listing = self._listing, None
