@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from remit.model.fields import Metadata
+from remit.model.fields import OWNED_NAME, Metadata
 from remit.model.judging import STAMPED, shape_of
 from remit.model.objects import TENANTED
 from remit.model.resources import Amount, Duration
@@ -22,7 +22,7 @@ SHARP_AMOUNTS = ("", "-1", "1.5", "0.0001", "1e30", 1, 0.5, "4 cores")
 RESOURCES = ("cpu", "memory", "license")
 SHARP_RESOURCES = ("gpu", "mem", "stroage", "a b", "devices/gpu", "limits", "nvidia.com/gpu", "@x")
 DURATIONS = ("1s", "10m", "1h30m")
-SHARP_DURATIONS = ("0s", "0ms", "9999d", "5", "")
+SHARP_DURATIONS = ("0s", "0ms", "8d", "9999d", "5", "")
 SHARP_WHOLE = (-1, 0, 1, 2, 63, 64, 65, 65_536, 1_000_001, 1_000_000_001, 2_000_000_000, 1 << 53)
 
 
@@ -77,7 +77,7 @@ class _Drawing:
             case inspect.StrType():
                 digest = type_.pattern is not None and "{64}" in type_.pattern
                 tame = ("0" * 64,) if digest else ("/", "/a") if type_.pattern and type_.pattern.startswith("^/") else TAME_TEXT
-                return self._of(tame, SHARP_TEXT)
+                return self._of(("a/b", "web/b-1") if type_.pattern == OWNED_NAME else tame, SHARP_TEXT)
             case inspect.IntType():
                 return self._of((max(type_.ge or 0, 1), 2, 3), SHARP_WHOLE)
             case inspect.BoolType():

@@ -840,7 +840,9 @@ class AuthorityMachine(Asking):
 
     @rule(n=NUMBER)
     def something_is_noted(self, n: int) -> None:
-        self.ask(USER, Note(f"e{n % 5}", EventSpec(regarding="x")), Explain(f"d{n % 5}", "t1", DecisionSpec(replica="x")))
+        self.ask(
+            USER, Note(f"e{n % 5}", EventSpec(regarding="x")), Explain(f"d{n % 5}", "t1", DecisionSpec(replicas={"x": ""}))
+        )
         condition = Condition(type=f"C{n % 3}", status="True", observed_generation=n)
         self.ask(self.r.actors["agent/n1"], Observe("Node", f"n{n % 4 + 1}", condition))
         self.ask(USER, Report(f"r{n % 2}", SummarySpec(holder="x", epoch=n % 3, sequence=n)))

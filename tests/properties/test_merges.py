@@ -675,7 +675,7 @@ def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
     seen = observable(rows)
     said: dict[type[Claim], Callable[[], st.SearchStrategy[Said]]] = {
         Note: lambda: st.tuples(by, names.map(lambda n: Note(n, EventSpec(regarding=f"node/{n}", reason=n)))),
-        Explain: lambda: st.tuples(by, names.map(lambda n: Explain(n, TENANT, DecisionSpec(replica=n)))),
+        Explain: lambda: st.tuples(by, names.map(lambda n: Explain(n, TENANT, DecisionSpec(replicas={n: ""})))),
         Report: lambda: st.tuples(by, st.builds(Report, name=st.sampled_from(["eu", "us"]), summary=SUMMARIES)),
         Observe: lambda: st.tuples(
             by, st.builds(lambda at, said: Observe(at[0], at[1], said, at[2]), st.sampled_from(seen), CONDITIONS)

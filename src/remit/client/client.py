@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
 from remit.client.retry import RetryBudget, RetryShape
+from remit.law.lifecycle import DRIFT_MAX_PERCENT
 from remit.model.claims import (
     Abandon,
     Actor,
@@ -195,6 +196,19 @@ class Client:
     async def issue(self, *, deadline_ms: int | None = None) -> OperationID:
         """A new id, for a caller who writes it down before asking."""
         return self._id_in(await self._fresh_status(self._begin(deadline_ms)))
+
+    def authority_ms(self) -> tuple[str, int] | None:
+        """The boot of the authority's clock, and the latest that it can show by now; None if no status has told it.
+
+        It showed so much at some time after the question was sent: so what has passed here since the sending, with room for
+        drift, is at least what has passed there since. Whoever takes this for the time sees a deadline pass early, by what
+        the way to the authority took and by the room for drift, and never late. It asks nobody; ask for the status at times.
+        """
+        status = self._status
+        if status is None or not status.boot:
+            return None
+        passed_ms = self._world.clock.now_ms() - self._status_ms
+        return status.boot, status.now_ms + (passed_ms * (100 + DRIFT_MAX_PERCENT) + 99) // 100
 
     # ------------------------------------------------------------------------------------------------------ one call
 

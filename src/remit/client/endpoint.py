@@ -22,7 +22,11 @@ from remit.model.claims import Actor, Operation, Verdict, decode_operation, enco
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Where a scope stands. New operation ids carry its `incarnation` and `window`; `leader` is a hint, as in `Turned`."""
+    """Where a scope stands. New operation ids carry its `incarnation` and `window`; `leader` is a hint, as in `Turned`.
+
+    `now_ms` is the authority's clock when it answered, on its `boot`: deadlines that it has set are instants of that clock. An
+    empty `boot` says nothing of the time.
+    """
 
     scope: str
     incarnation: str
@@ -31,6 +35,8 @@ class Status(msgspec.Struct, frozen=True):
     window: int
     window_ms: int
     leader: str = ""
+    boot: str = ""
+    now_ms: int = 0
 
 
 class Endpoint(Protocol):

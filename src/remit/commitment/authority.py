@@ -166,7 +166,8 @@ class Authority:
             with suppress(Overloaded):  # then the window before is still the last that is recorded
                 await answer
         head = self._place.head
-        return Status(self.scope, head.incarnation, head.epoch, head.sequence, self.outcomes.window, WINDOW_MS, head.holder)
+        stand = head.incarnation, head.epoch, head.sequence, self.outcomes.window, WINDOW_MS, head.holder
+        return Status(self.scope, *stand, self.clock.boot(), self.clock.now_ms())
 
     async def renew(self, actor: Actor, /) -> bool:
         """Begin the lease's term anew, from now. Answered only after the store has confirmed, later than this call, that

@@ -17,8 +17,8 @@ import msgspec
 
 from remit.law.asks import make_ask
 from remit.law.fit import Ask, Index, carried, static_misfit
-from remit.law.labels import selects
-from remit.law.ledgers import GrantLedger, NodeLedger, domain_of
+from remit.law.labels import domain_of, selects
+from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import WAITS
 from remit.model.objects import dec_hook, key_of
 from remit.model.records import Peer, PolicyRevision, Replica, Standing

@@ -10,16 +10,19 @@ from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.asks import make_ask
+from remit.law.overrides import is_live
 from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
 from remit.model.fields import Deadline, Metadata, Stamp
 from remit.model.judging import judge
-from remit.model.kinds import Node, Policy, PolicySpec, Workload
+from remit.model.kinds import Node, Override, OverrideStatus, Policy, PolicySpec, Workload
 from remit.model.objects import DECLARED, TENANTED, AnyObject, encode, key, key_of
+from remit.model.problems import an
 from remit.model.records import Generation, GenerationSpec, PolicyRevision, PolicyRevisionSpec
 
 GENERATIONS_KEPT = 10
 POLICY_REVISIONS_KEPT = 256
 POLICIES_BYTES_MAX = 4 << 20
+OVERRIDES_MAX = 1_000
 
 PEOPLE = frozenset({Role.USER, Role.OPERATOR})
 DECLARERS: dict[str, frozenset[Role]] = {
@@ -33,6 +36,7 @@ DECLARERS: dict[str, frozenset[Role]] = {
     "Secret": PEOPLE,
     "Config": PEOPLE,
     "Allotment": frozenset({Role.OPERATOR, Role.WORKLOADS, Role.BUDGETS}),
+    "Override": frozenset({Role.OPERATOR}),
 }
 """Who may declare each kind; the rest are the authority's own records."""
 
@@ -44,9 +48,10 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     thing = claim.thing
     kind, meta = type(thing).__name__, thing.metadata
     if kind not in DECLARED or not isinstance(meta, Metadata):
-        return refuse(Code.INVALID, f"a {kind} is the authority's own record; it is not declared")
+        return refuse(Code.INVALID, f"{an(kind)} is the authority's own record; it is not declared")
     if operation.actor.role not in DECLARERS[kind]:
-        return refuse(Code.ROLE, f"a {kind} is declared by {', '.join(sorted(DECLARERS[kind]))}, not by {operation.actor.role}")
+        owners = ", ".join(sorted(DECLARERS[kind]))
+        return refuse(Code.ROLE, f"{an(kind)} is declared by {owners}, not by {operation.actor.role}")
     problems = judge(thing)
     if problems:
         # Every one, as far as the answer has room: whoever mends one mistake at a time asks once for each.
@@ -70,6 +75,8 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     if hasattr(thing, "status"):
         # What is observed is not declared: a new node is joining, whatever it says of itself.
         stamped = replace(stamped, status=type(thing.status)() if before is None else before.status)
+    if isinstance(stamped, Override) and (before is None or before.spec != stamped.spec):
+        stamped = replace(stamped, status=OverrideStatus(deadline=_term(draft, stamped)))
     draft.put(stamped)
     if isinstance(stamped, Workload) and changed:
         _keep_generation(draft, stamped)
@@ -112,7 +119,23 @@ def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[
         return _home_of_policy(draft)
     if isinstance(thing, Workload):
         return _allowed_workload(draft, thing)
+    if isinstance(thing, Override):
+        return _allowed_override(draft, thing, None if found is None else found[0])
     return None
+
+
+def _allowed_override(draft: Draft, override: Override, before: Override | None) -> Refused | None:
+    """A script that sends the same again and again must not keep it in force for ever; nor may anybody believe that it does."""
+    name, now = override.metadata.name, (draft.moment.boot, draft.moment.now_ms)
+    if before is not None and before.spec == override.spec and not is_live(before, now):
+        return refuse(Code.EXISTS, f"override {name} has ended, and the same spec does not begin again: delete it first")
+    if before is None and len(draft.keys(key_of("Override", ""))) >= OVERRIDES_MAX:
+        return refuse(Code.LIMIT, f"there are {OVERRIDES_MAX} overrides already; delete those that have ended")
+    return None
+
+
+def _term(draft: Draft, override: Override) -> Deadline:
+    return Deadline(boot=draft.moment.boot, at_ms=draft.moment.now_ms + override.spec.ttl)
 
 
 def _home_of_policy(draft: Draft) -> Refused | None:
@@ -149,10 +172,10 @@ def _keep_generation(draft: Draft, workload: Workload) -> None:
 @ruling(Delete, ANY_DECLARER, Coordination.HARD, "nothing is deleted while something depends on it")
 def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
     if claim.kind not in DECLARERS:
-        return refuse(Code.INVALID, f"kind: a {claim.kind} is not declared, so not deleted either")
+        return refuse(Code.INVALID, f"kind: {an(claim.kind)} is not declared, so not deleted either")
     finishes = operation.actor.role is Role.WORKLOADS and claim.kind == "Workload"
     if operation.actor.role not in DECLARERS[claim.kind] and not finishes:
-        return refuse(Code.ROLE, f"a {claim.kind} is not deleted by {operation.actor.role}")
+        return refuse(Code.ROLE, f"{an(claim.kind)} is not deleted by {operation.actor.role}")
     if operation.actor.role is Role.AGENT and operation.actor.lease != f"{Role.AGENT}/{claim.name}":
         return refuse(Code.NOT_OWNER, f"an agent deletes only its own node, {operation.actor.lease}")
     name = key_of(claim.kind, claim.name, claim.tenant)

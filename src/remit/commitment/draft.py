@@ -28,8 +28,8 @@ from remit.commitment.books import (
 )
 from remit.law.fit import Ask, Index, carried
 from remit.law.holding import UNSETTLED, held_by, needs, on_node, same_hold
-from remit.law.labels import selects
-from remit.law.ledgers import GrantLedger, NodeLedger, burdens, domain_of, ledgers_of
+from remit.law.labels import domain_of, selects
+from remit.law.ledgers import GrantLedger, NodeLedger, burdens, ledgers_of
 from remit.law.lifecycle import HOLDS
 from remit.model.claims import Refused
 from remit.model.kinds import Node, Tenant, Workload

@@ -35,6 +35,8 @@ from remit.model.resources import DEVICES, WHOLE, Amount
 WORKLOAD_LABEL: Final = "remit/workload"
 """Every replica has its workload's name under this label, so that a selector can mean "my own kind"."""
 
+PREFER: Final = "PreferNoSchedule"
+
 DEVICE_SETS_MAX: Final = 64
 """How many sets of models an ask may come to, with the unions of those that overlap: these could be exponentially many."""
 
@@ -62,6 +64,10 @@ def make_ask(
         pairs = tuple(sorted(selector.items())) or ((WORKLOAD_LABEL, workload),)
         return Term(Index(tenant, pairs, key), int(selects(pairs, marked)), skew)
 
+    def spreads(unsatisfiable: str) -> tuple[Term, ...]:
+        found = [one for one in where.topology_spread if one.when_unsatisfiable == unsatisfiable]
+        return tuple(term(one.label_selector, one.topology_key, one.max_skew) for one in found)
+
     anti = tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity)
     if spec.type == "daemon":
         # One replica per node is what a daemon is: it stays away from its own kind.
@@ -84,13 +90,11 @@ def make_ask(
         allowed_zones=_one_of([allow.zones for allow in allowed]),
         allowed_pools=_one_of([allow.pools for allow in allowed]),
         tolerates=Lookup(lambda tainted: all(tolerated(taint, where.tolerations) for taint in tainted)),
-        spread=tuple(
-            term(s.label_selector, s.topology_key, s.max_skew)
-            for s in where.topology_spread
-            if s.when_unsatisfiable == "DoNotSchedule"
-        ),
+        spread=spreads("DoNotSchedule"),
         affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
         anti=anti,
+        prefer=spreads("ScheduleAnyway"),
+        dislikes=Lookup(lambda tainted: not all(_covered(t, where.tolerations) for t in tainted if t.effect == PREFER)),
         fenced=spec.never_twice,
         gang=spec.gang.min if spec.gang else 0,
         policy=in_force[0],
@@ -127,8 +131,10 @@ def _checks(wholes: bool, parts: bool, where: Placement, anti: bool) -> tuple[tu
 
 def tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     """PreferNoSchedule only ranks; the others bar, unless some toleration covers them."""
-    if taint.effect == "PreferNoSchedule":
-        return True
+    return taint.effect == PREFER or _covered(taint, tolerations)
+
+
+def _covered(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     return any(
         (not t.key or t.key == taint.key)
         and (t.operator == "Exists" or t.value == taint.value)

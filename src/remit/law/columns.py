@@ -16,23 +16,23 @@ Amounts are int64: model/quantity.py refuses what would not fit.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from remit.law.fit import Ask, Model, devices_left
-from remit.law.labels import LabelColumn, match_columns
+from remit.law.growing import Changes, Names
+from remit.law.labels import LabelColumn, domain_of, match_columns
 from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Pairs = Iterable[tuple[str, int]]
 H = TypeVar("H", bound=Hashable)
 _UNUSED: Final[Mapping[str, int]] = {}
 _ROWS_MIN: Final = 16
-CHANGES_MAX: Final = 1 << 16
-"""How many changes are remembered by row; whoever last looked before that looks at everything."""
 
 
 class Left(NamedTuple):
@@ -45,71 +45,18 @@ class Left(NamedTuple):
     used: Mapping[str, int]
 
 
-class Names:
-    """Distinct values and their ids, in the order of their first appearance. Grows, and never changes what it has said."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self.ids: dict[Any, int] = {}
-
-    def id(self, value: Hashable | None) -> int:
-        if value is None:
-            return -1
-        found = self.ids.setdefault(value, len(self.values))
-        if found == len(self.values):
-            self.values.append(value)
-        return found
-
-
-class Changes:
-    """Which rows changed, one after another. `count` says how many changes there were since the beginning."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._rows = np.zeros(2 * CHANGES_MAX, dtype=np.int64)
-        self._used = 0
-
-    def add(self, row: int) -> None:
-        if self._used == len(self._rows):
-            self._forget()
-        self._rows[self._used] = row
-        self._used += 1
-        self.count += 1
-
-    def extend(self, rows: Ints) -> None:
-        rows = rows[-CHANGES_MAX:]
-        if self._used + len(rows) > len(self._rows):
-            self._forget()
-        self._rows[self._used : self._used + len(rows)] = rows
-        self._used += len(rows)
-        self.count += len(rows)
-
-    def since(self, count: int) -> Ints | None:
-        """The rows that changed after the first `count` changes, some maybe more than once; None if that is forgotten."""
-        back = self.count - count
-        return None if back > self._used else self._rows[self._used - back : self._used]
-
-    def _forget(self) -> None:
-        kept = self._rows[self._used - CHANGES_MAX : self._used].copy()
-        self._rows[:CHANGES_MAX] = kept
-        self._used = CHANGES_MAX
-
-    def frozen(self) -> Changes:
-        copy = Changes.__new__(Changes)
-        copy.count, copy._rows, copy._used = self.count, self._rows[:0], 0
-        return copy
-
-
 class Columns:
     """Nodes as a `fit.Site`: what they are, and what is left of them.
 
     `rows` finds the row of a node by its name; `nodes` has None in a hole. `resources` are the rows of `amounts` (what is
-    left) and `capacity`, which `free` shows by name. `used` is what is taken of each device of a row.
+    left) and `capacity`, which `free` and `share` show by name, the latter as the share of it that one unit is.
+    `used` is what is taken of each device of a row. `takes` is true of what is ready and open.
     """
 
     amounts: Ints
     capacity: Ints
     free: dict[str, Ints]
+    share: dict[str, Floats]
     whole: dict[Model, Ints]
     room: dict[Model, Ints]
     region: Ints
@@ -118,6 +65,7 @@ class Columns:
     taints: Ints
     ready: Bools
     open: Bools
+    takes: Bools
 
     def __init__(self, left: Iterable[Left] = ()) -> None:
         self.nodes: list[Node | None] = []
@@ -133,12 +81,15 @@ class Columns:
         self._facts: dict[str, npt.NDArray[Any]] = {}
         self._amounts: Ints = np.zeros((0, 0), dtype=np.int64)
         self._capacity: Ints = self._amounts
+        self._share: Floats = np.zeros((0, 0))
         self._own = {"amounts", "devices", "facts"}
         """Which groups of arrays are nobody else's, and so may be written to."""
+        self.named = 0
+        """How many names of places and taints there are: tables made `over` these columns hold as long as it does not grow."""
         self.changed = Changes()
         """Rows of which something changed."""
         self.restood = Changes()
-        """Rows that changed what they are, so that answers of the static rules hold no longer."""
+        """Rows that changed what they are, or whether they take work: answers that rest on no more than that hold no longer."""
         self._allocate(_ROWS_MIN)
         for one in left:
             row = self.put(one.node)
@@ -198,7 +149,7 @@ class Columns:
         if key in ("region", "zone", "pool"):
             return self._facts[key], self._places[key]
         if key not in self._domains:
-            self._domains[key] = self._column(lambda node: domain_name(node, key))
+            self._domains[key] = self._column(lambda node: domain_of(node, key) or None)
         return self._domains[key]
 
     # -- what is observed --------------------------------------------------------------------------------------------------
@@ -214,10 +165,12 @@ class Columns:
         self.nodes[row] = node
         self._resize(row, node)
         self._show_devices(row)
-        if old is None or _standing(old) != _standing(node):
-            self._stand(row, node)
+        took = bool(self.takes[row])
         self.ready[row] = node.status.health is NodeHealth.READY
         self.open[row] = not (node.spec.unschedulable or node.spec.draining)
+        self.takes[row] = self.ready[row] and self.open[row]
+        if old is None or took != self.takes[row] or _standing(old) != _standing(node):
+            self._stand(row, node)
         self.changed.add(row)
         return row
 
@@ -226,8 +179,9 @@ class Columns:
         self._write("facts", "amounts", "devices")
         row = self.rows.pop(name)
         self.nodes[row], self.used[row] = None, _UNUSED
-        self.ready[row] = self.open[row] = False
+        self.ready[row] = self.open[row] = self.takes[row] = False
         self.amounts[:, row] = self.capacity[:, row] = 0
+        self._share[:, row] = 0
         self._show_devices(row)
         for name in self._places:
             self._facts[name][row] = -1
@@ -283,7 +237,7 @@ class Columns:
             self._own.add(group)
             match group:
                 case "amounts":
-                    self._amounts, self._capacity = self._amounts.copy(), self._capacity.copy()
+                    self._amounts = self._amounts.copy()
                     self.resources = self.resources.copy()
                 case "devices":
                     self._whole = {model: column.copy() for model, column in self._whole.items()}
@@ -293,6 +247,7 @@ class Columns:
                     self._facts = {name: column.copy() for name, column in self._facts.items()}
                     self._labels = {key: (ids.copy(), names) for key, (ids, names) in self._labels.items()}
                     self._domains = {key: (ids.copy(), names) for key, (ids, names) in self._domains.items()}
+                    self._capacity, self._share = self._capacity.copy(), self._share.copy()
                     self.nodes, self.rows, self._holes = self.nodes.copy(), self.rows.copy(), self._holes.copy()
             self._show()
 
@@ -308,10 +263,11 @@ class Columns:
         facts = self._facts
         self._facts = {
             **{name: grown(facts.get(name), np.int64, -1) for name in self._places},
-            **{name: grown(facts.get(name), np.bool_) for name in ("ready", "open")},
+            **{name: grown(facts.get(name), np.bool_) for name in ("ready", "open", "takes")},
         }
         more = (0, 0), (0, rows - self._amounts.shape[1])
         self._amounts, self._capacity = np.pad(self._amounts, more), np.pad(self._capacity, more)
+        self._share = np.pad(self._share, more)
         self._whole = {model: grown(column, np.int64) for model, column in self._whole.items()}
         self._room = {model: grown(column, np.int64) for model, column in self._room.items()}
         for kept in (self._labels, self._domains):
@@ -324,6 +280,7 @@ class Columns:
         rows = len(self.nodes)
         self.amounts, self.capacity = self._amounts[:, :rows], self._capacity[:, :rows]
         self.free = {name: self.amounts[at] for name, at in self.resources.items()}
+        self.share = {name: self._share[at, :rows] for name, at in self.resources.items()}
         self.whole = {model: column[:rows] for model, column in self._whole.items()}
         self.room = {model: column[:rows] for model, column in self._room.items()}
         for name, column in self._facts.items():
@@ -343,8 +300,10 @@ class Columns:
 
     def _new_resource(self, name: str) -> int:
         at = self.resources[name] = len(self.resources)
-        line = np.zeros((1, len(self._facts["ready"])), dtype=np.int64)
-        self._amounts, self._capacity = np.concatenate([self._amounts, line]), np.concatenate([self._capacity, line])
+        self._amounts, self._capacity, self._share = (
+            np.concatenate([lines, np.zeros((1, lines.shape[1]), dtype=lines.dtype)])
+            for lines in (self._amounts, self._capacity, self._share)
+        )
         self._show()
         return at
 
@@ -357,6 +316,7 @@ class Columns:
             now = capacity.get(name, 0)
             self.amounts[at, row] += now - self.capacity[at, row]
             self.capacity[at, row] = now
+            self._share[at, row] = 1 / now if now else 0
 
     def _show_devices(self, row: int) -> None:
         node = self.nodes[row]
@@ -376,10 +336,11 @@ class Columns:
         spec = node.spec
         for name, value in (("region", spec.region), ("zone", spec.zone), ("pool", spec.pool), ("taints", spec.taints)):
             self._facts[name][row] = self._places[name].id(value)
+        self.named = sum(len(names.values) for names in self._places.values())
         for key, (ids, names) in self._labels.items():
             ids[row] = names.id(node.metadata.labels.get(key))
         for key, (ids, names) in self._domains.items():
-            ids[row] = names.id(domain_name(node, key))
+            ids[row] = names.id(domain_of(node, key) or None)
         self.restood.add(row)
 
     def _column(self, value: Any) -> tuple[Ints, Names]:
@@ -387,11 +348,6 @@ class Columns:
         ids = np.full(len(self._facts["ready"]), -1, dtype=np.int64)
         ids[: len(self)] = [-1 if node is None else names.id(value(node)) for node in self.nodes]
         return ids, names
-
-
-def domain_name(node: Node, key: str) -> str | None:
-    """The domain of a key that is not a place: a node's own name, or a label; an empty one names no domain."""
-    return node.metadata.name if key == "node" else node.metadata.labels.get(key) or None
 
 
 def _standing(node: Node) -> tuple[object, ...]:
@@ -406,6 +362,7 @@ class Rows:
     def __init__(self, columns: Columns, rows: Ints, spent: Mapping[str, Any] = _UNUSED) -> None:
         self.columns, self.rows = columns, rows
         self.free = _Taken(columns.free, rows, spent)
+        self.share: dict[str, Floats] = _Taken(columns.share, rows, _UNUSED)
         self.whole = _Taken(columns.whole, rows, spent)
         self.room = _Taken(columns.room, rows, _UNUSED)
 
@@ -413,8 +370,8 @@ class Rows:
         return len(self.rows)
 
     def __getattr__(self, name: str) -> Any:
-        """Ready, open and the places: taken when they are first asked for."""
-        if name not in ("ready", "open", "region", "zone", "pool", "taints"):
+        """Whether they take work, and where they are: taken when it is first asked for."""
+        if name not in ("takes", "ready", "open", "region", "zone", "pool", "taints"):
             raise AttributeError(name)
         found = getattr(self.columns, name).take(self.rows)
         self.__dict__[name] = found
@@ -434,14 +391,14 @@ class Rows:
         return ids >= 0, ids
 
 
-class _Taken(dict[Any, Ints]):
+class _Taken(dict[Any, Any]):
     """Columns at some rows, each taken when it is first asked for."""
 
-    def __init__(self, columns: Mapping[Any, Ints], rows: Ints, spent: Mapping[Any, Any]) -> None:
+    def __init__(self, columns: Mapping[Any, Any], rows: Ints, spent: Mapping[Any, Any]) -> None:
         self._columns, self._rows, self._spent = columns, rows, spent
 
-    def __missing__(self, name: Any) -> Ints:
-        taken = self._columns[name].take(self._rows)
+    def __missing__(self, name: Any) -> Any:
+        taken = self._columns[name][self._rows]
         if name in self._spent:
             taken -= self._spent[name]
         self[name] = taken
@@ -457,6 +414,8 @@ class _Taken(dict[Any, Ints]):
 def over(ask: Ask, columns: Columns) -> Ask:
     """The same ask with its look-up tables keyed by the ids of these columns."""
     return ask._replace(
+        # An array of no dimension is what NumPy would make of an int at each use.
+        resources=cast(Any, tuple((name, np.asarray(count)) for name, count in ask.resources)),
         regions=_table(ask.regions, columns.regions),
         zones=_table(ask.zones, columns.zones),
         pools=_table(ask.pools, columns.pools),
@@ -464,6 +423,7 @@ def over(ask: Ask, columns: Columns) -> Ask:
         allowed_zones=_table(ask.allowed_zones, columns.zones),
         allowed_pools=_table(ask.allowed_pools, columns.pools),
         tolerates=_table(ask.tolerates, columns.taint_sets),
+        dislikes=_table(ask.dislikes, columns.taint_sets),
     )
 
 

@@ -94,6 +94,10 @@ class Ask(NamedTuple):
     spread: tuple[Term, ...]
     affinity: tuple[Term, ...]
     anti: tuple[Term, ...]
+    prefer: tuple[Term, ...]
+    """Spreading that ranks, and forbids nothing."""
+    dislikes: Any
+    """Taints that only rank, and are not tolerated."""
     gang: int
     fenced: bool
     """Must it never run twice at once?"""
@@ -110,6 +114,8 @@ class Ask(NamedTuple):
     plain: bool
     """Is it asked of a node only what it is, and that it has the resources? Then nobody else needs to be looked at, nor the
     clock."""
+    pins: tuple[Any, ...] = ()
+    """Places that a person's override keeps it to; a proposer's affair, not the law's."""
 
 
 class ByModel(Protocol):
@@ -240,16 +246,17 @@ def affinity(ask: Ask, site: Site, peers: Peers) -> Truth:
 
 
 def anti_affinity(ask: Ask, site: Site, peers: Peers) -> Truth:
-    return _away_from([term.of for term in ask.anti], site, peers)
+    return away_from([term.of for term in ask.anti], site, peers)
 
 
 def shunned(ask: Ask, site: Site, peers: Peers) -> Truth:
     """Anti-affinity holds both ways: who must stay away from this replica must not have it put beside them either."""
     shunners = peers.shunners(ask)
-    return _away_from(shunners, site, peers) if shunners else True
+    return away_from(shunners, site, peers) if shunners else True
 
 
-def _away_from(indexes: Sequence[Index], site: Site, peers: Peers) -> Truth:
+def away_from(indexes: Sequence[Index], site: Site, peers: Peers) -> Truth:
+    """Is nobody who counts in one of these in the same domain?"""
     fits: Truth = True
     for index in indexes:
         known, domain = site.domain(index.key)
@@ -337,7 +344,7 @@ def misfit(ask: Ask, site: Site, peers: Peers) -> Code | None:
         if not check(ask, site, peers):
             return code
     shunners = peers.shunners(ask)
-    return Code.ANTI_AFFINITY if shunners and not _away_from(shunners, site, peers) else None
+    return Code.ANTI_AFFINITY if shunners and not away_from(shunners, site, peers) else None
 
 
 def misfits(ask: Ask, site: Site, peers: Peers) -> tuple[Code, ...]:

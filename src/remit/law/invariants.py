@@ -71,7 +71,7 @@ INVARIANTS: Final[tuple[Invariant, ...]] = (
         10,
         "overrides-end",
         "Overrides have no effect past their time.",
-        "Every override carries a term; controllers ask one function what is in force.",
+        "The authority gives every override a deadline; one function says what is in force, and only what surely is.",
     ),
     Invariant(
         11,

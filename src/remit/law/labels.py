@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from remit.model.kinds import NodeExpression, Placement
+from remit.model.kinds import Node, NodeExpression, Placement
 
 _INTEGER = re.compile("[+-]?[0-9]{1,63}")
 
@@ -69,6 +69,21 @@ def selects(selector: Mapping[str, str] | Sequence[tuple[str, str]], labels: Map
     """Does a label selector pick a replica with these labels?"""
     pairs = selector.items() if isinstance(selector, Mapping) else selector
     return all(labels.get(key) == value for key, value in pairs)
+
+
+def domain_of(node: Node, key: str) -> str:
+    """The topology domain of a node; empty if it is in none. A label called like a place is no place."""
+    match key:
+        case "node":
+            return node.metadata.name
+        case "zone":
+            return node.spec.zone
+        case "region":
+            return node.spec.region
+        case "pool":
+            return node.spec.pool
+        case _:
+            return node.metadata.labels.get(key, "")
 
 
 def _integer(text: str | None) -> int | None:

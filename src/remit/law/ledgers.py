@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from remit.law.fit import ANY, Model
-from remit.law.labels import match_labels
+from remit.law.labels import domain_of, match_labels
 from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint, Tenant
 from remit.model.objects import encode
 from remit.model.records import Grant, GrantPhase
@@ -148,21 +148,6 @@ class NodeLedger:
     def domain(self, key: str) -> tuple[bool, str]:
         name = domain_of(self.facts.node, key)
         return name != "", name
-
-
-def domain_of(node: Node, key: str) -> str:
-    """The topology domain of a node; empty if it is in none."""
-    match key:
-        case "node":
-            return node.metadata.name
-        case "zone":
-            return node.spec.zone
-        case "region":
-            return node.spec.region
-        case "pool":
-            return node.spec.pool
-        case _:
-            return node.metadata.labels.get(key, "")
 
 
 class Short(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from remit.law.columns import Bools, Columns, Ints
-from remit.law.fit import STATIC, Ask, Index, mask
-from remit.law.labels import selects
+from remit.law.fit import STATIC, Ask, Index, carried, mask
+from remit.law.labels import domain_of, selects
 
 _NOBODY: Final[Mapping[str, int]] = {}
 
@@ -23,6 +23,7 @@ class ColumnPeers:
         self._counts: dict[Index, Ints] = {}
         self._totals = {index: sum(by_domain.values()) for index, by_domain in counted.items()}
         self._carried: dict[str, list[Index]] = {}
+        self._picked: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[int, list[Index]]] = {}
         self._possible: tuple[Ask, int, Bools] | None = None
         for index in counted:
             if index.carriers:
@@ -52,6 +53,30 @@ class ColumnPeers:
 
     def shunners(self, ask: Ask) -> Sequence[Index]:
         return [index for index in self._carried.get(ask.tenant, ()) if selects(index.selector, ask.labels)]
+
+    def minds(self, ask: Ask) -> list[Index]:
+        """The indexes, of those that were ever asked about, in which a replica with this ask counts."""
+        key = ask.tenant, tuple(sorted(ask.labels.items()))
+        known, found = self._picked.get(key, (-1, []))
+        if known != len(self._counts):
+            own = carried(ask)
+            found = [
+                index
+                for index in self._counts
+                if index.tenant == ask.tenant and (index in own if index.carriers else selects(index.selector, ask.labels))
+            ]
+            self._picked[key] = len(self._counts), found
+        return found
+
+    def post(self, ask: Ask, row: int, count: int = 1) -> None:
+        """So many replicas with this ask stand on that row from now on; or, below zero, no longer."""
+        node = self._columns.nodes[row]
+        if node is None or not (self._counts or ask.anti):
+            return
+        for index in dict.fromkeys((*self.minds(ask), *carried(ask))):
+            domain = domain_of(node, index.key)
+            if domain:
+                self.add(index, domain, count)
 
     def add(self, index: Index, domain: str, count: int = 1) -> None:
         """So many more are there, or fewer: a run of placements moves the counts and keeps the columns."""

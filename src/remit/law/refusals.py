@@ -55,6 +55,7 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.AWAITING_REPORTS: Refusal("holders have not reported since a restore", "holders report, or are declared lost"),
     Code.GANG_SHORT: Refusal("fewer than the gang needs could be bound, so none were", "room for the whole gang"),
     Code.VICTIMS: Refusal("what must make room has not gone yet, or may not be made to go", "victims released"),
+    Code.OVERRIDE: Refusal("a person's override keeps it from being placed there", "override ended"),
     Code.LIMIT: Refusal("a bound of the scope is reached", "delete or wait for what fills it"),
     Code.FAULT: Refusal("deciding this tripped one of our own checks: a bug; nothing changed", "report it", never=True),
 }  # fmt: skip

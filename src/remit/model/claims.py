@@ -387,6 +387,7 @@ class Code(StrEnum):
     AWAITING_REPORTS = "awaiting_reports"
     GANG_SHORT = "gang_short"
     VICTIMS = "victims"
+    OVERRIDE = "override"
     LIMIT = "limit"
     FAULT = "fault"
 

@@ -26,6 +26,7 @@ DNS_NAME = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?" + END
 _PART = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 LABEL_KEY = rf"^((?=[^/]{{1,253}}/){_PART}(\.{_PART})*/)?[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?" + END
 OPTIONAL_KEY = rf"^{END}|{LABEL_KEY}"
+OWNED_NAME = rf"^{_PART}/{_PART}" + END
 LABEL_VALUE = r"^([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?" + END
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*" + END
 FILE_NAME = r"^(?!\.\.|\.$)[-_.A-Za-z0-9]+" + END
@@ -37,6 +38,7 @@ KIND = r"^[A-Za-z][A-Za-z0-9]*" + END
 UID = r"^[-_.:A-Za-z0-9]*" + END
 
 Name = Annotated[str, Meta(pattern=DNS_LABEL, max_length=63, description="a DNS label: a-z, 0-9 and -")]
+OwnedName = Annotated[str, Meta(pattern=OWNED_NAME, max_length=127, description="the name of a tenant, / and one of its own")]
 LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=317, description="a label key")]
 LabelValue = Annotated[str, Meta(pattern=LABEL_VALUE, max_length=63, description="a label value")]
 OwnKey = Annotated[str, limited(Unreserved(), pattern=LABEL_KEY, max_length=317, description="a label key of one's own")]

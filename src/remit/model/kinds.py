@@ -15,6 +15,7 @@ from remit.model.fields import (
     URL_PATH,
     Condition,
     Count,
+    Deadline,
     EnvName,
     FileName,
     LabelKey,
@@ -25,6 +26,7 @@ from remit.model.fields import (
     Name,
     Natural,
     Object,
+    OwnedName,
     OwnKey,
     OwnLabels,
     Port,
@@ -34,7 +36,19 @@ from remit.model.fields import (
     Resources,
     Text,
 )
-from remit.model.limits import AtMost, Distinct, Inside, Matching, NamesSome, Part, Program, Schedule, TakesTime, limited
+from remit.model.limits import (
+    AtMost,
+    Distinct,
+    Inside,
+    Lasts,
+    Matching,
+    NamesSome,
+    Part,
+    Program,
+    Schedule,
+    TakesTime,
+    limited,
+)
 from remit.model.resources import Amount, Duration
 
 PRIORITY_MAX = 1_000_000_000
@@ -408,3 +422,60 @@ class AllotmentSpec(Record, frozen=True):
 class Allotment(Object, tag="Allotment", frozen=True, kw_only=True):
     metadata: Metadata
     spec: AllotmentSpec
+
+
+# --------------------------------------------------------------------------------------------------------- for a while only
+
+
+Effect = Literal["pause-expansion", "avoid", "pin", "boost", "hold-repair", "freeze-autoscaler", "lend-budget"]
+"""Nothing new is placed for the work named; nothing new on the places named; the work only on the places; its priority is
+raised; it is not repaired; nodes neither come nor go there; the work may draw on a budget that is not its own."""
+
+Listed = Annotated[tuple[Name, ...], limited(Distinct(), max_length=1024)]
+
+OVERRIDE_TTL_MS_MAX = 7 * 86_400_000
+
+
+class OverrideScope(Record, frozen=True):
+    """What an override speaks of: work, by tenant or as `tenant/name`, and places; all that any of the lists names."""
+
+    tenants: Listed = ()
+    workloads: Annotated[tuple[OwnedName, ...], limited(Distinct(), max_length=1024)] = ()
+    regions: Listed = ()
+    zones: Listed = ()
+    pools: Listed = ()
+    nodes: Listed = ()
+
+
+class OverrideSpec(Record, frozen=True):
+    """A person's word against the rules, for a while. `postcondition` says what must be true when it ends."""
+
+    effect: Effect
+    scope: OverrideScope
+    ttl: Annotated[
+        Duration,
+        limited(
+            TakesTime("it would be over before it began", "write how long it holds, such as 30m"),
+            Lasts(OVERRIDE_TTL_MS_MAX, "use at most 7d; what holds for longer belongs into a Policy or the object itself"),
+        ),
+    ]
+    reason: Annotated[str, limited(Matching(r"\S", 4096, "a reason", "say why, for whoever meets it later"), max_length=4096)]
+    author: Annotated[str, limited(Matching(r"\S", 253, "an author", "say who answers for it"), pattern=LINE, max_length=253)]
+    by: Annotated[int, Meta(ge=0, le=PRIORITY_MAX, description="how much a boost adds to the priority")] = 0
+    budget: Annotated[
+        str,
+        limited(Matching(OPTIONAL_LABEL, 63, "a DNS label", "use a-z, 0-9 and -, as in the budget's name"), max_length=63),
+    ] = ""
+    postcondition: Text = ""
+
+
+class OverrideStatus(Record, frozen=True):
+    """`deadline` is the authority's: when the term that it gave ends, on its own clock."""
+
+    deadline: Deadline | None = None
+
+
+class Override(Object, tag="Override", frozen=True, kw_only=True):
+    metadata: Metadata
+    spec: OverrideSpec
+    status: OverrideStatus = OverrideStatus()

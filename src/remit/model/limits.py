@@ -150,6 +150,25 @@ class TakesTime(Limit):
         return {"allOf": [{"pattern": "[1-9]"}]}
 
 
+class Lasts(Limit):
+    """A duration that is not longer than this."""
+
+    def __init__(self, most_ms: int, cure: str) -> None:
+        self._most_ms, self._cure = most_ms, cure
+
+    def breaches(self, node: Node, path: Path) -> Iterator[Breach]:
+        text = text_of(node)
+        try:
+            if text is not None and quantity.parse_duration(text) > self._most_ms:
+                message = f"{shown(text)} is longer than {quantity.format_duration(self._most_ms)}"
+                yield Breach(node.place, path, message, self._cure)
+        except ValueError:
+            pass  # told with the shapes
+
+    def schema(self) -> dict[str, Any]:
+        return {}  # 8d and 169h are equally long: a pattern cannot add them up
+
+
 class Inside(Limit):
     """A path that does not lead out of the replica's directory."""
 

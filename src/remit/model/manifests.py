@@ -9,7 +9,7 @@ import msgspec
 from remit.model import fields, objects
 from remit.model.documents import ARTICLE, JSON_ENDINGS, Node, Place, read_documents
 from remit.model.judging import judge_document, shape_of
-from remit.model.problems import Problem, Problems, did_you_mean, escaped, one_of, shown
+from remit.model.problems import Problem, Problems, an, did_you_mean, escaped, one_of, shown
 from remit.model.shapes import Shapes
 from remit.model.spellings import JSON_KINDS, KINDS
 
@@ -108,7 +108,7 @@ class _Reader:
                 node.place, ("kind",), f"expected a kind, found {ARTICLE[node.form]}", f"write {one_of(self._known)}"
             )
         elif kind in objects.KINDS:
-            message = f"a {kind} is a record of Remit's own, and is not declared"
+            message = f"{an(kind)} is a record of Remit's own, and is not declared"
             self._problems.add(node.place, ("kind",), message, f"remove this document; declared are {one_of(self._known)}")
         else:
             meant = self._problems.meant(kind, self._known)

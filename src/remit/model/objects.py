@@ -7,13 +7,25 @@ from typing import Any, get_args
 import msgspec
 
 from remit.model.fields import Object
-from remit.model.kinds import Allotment, Config, Node, NodePool, Policy, PriorityClass, Region, Secret, Tenant, Workload
+from remit.model.kinds import (
+    Allotment,
+    Config,
+    Node,
+    NodePool,
+    Override,
+    Policy,
+    PriorityClass,
+    Region,
+    Secret,
+    Tenant,
+    Workload,
+)
 from remit.model.quantity import format_duration
 from remit.model.records import Decision, Event, Generation, Grant, Lease, Peer, PolicyRevision, Replica, Summary
 from remit.model.resources import Amount, Duration
 
 AnyObject = (
-    Region | Node | NodePool | Tenant | PriorityClass | Policy | Workload | Secret | Config | Allotment
+    Region | Node | NodePool | Tenant | PriorityClass | Policy | Workload | Secret | Config | Allotment | Override
     | Replica | Generation | PolicyRevision | Grant | Peer | Lease | Decision | Event | Summary
 )  # fmt: skip
 
@@ -23,7 +35,9 @@ KINDS: dict[str, type[Object]] = {cls.__struct_config__.tag: cls for cls in get_
 TENANTED = frozenset({"Workload", "Secret", "Config", "Allotment", "Replica", "Generation", "Decision"})
 """Kinds whose name is unique only within a tenant."""
 
-DECLARED = ("Region", "Node", "NodePool", "Tenant", "PriorityClass", "Policy", "Workload", "Secret", "Config", "Allotment")
+DECLARED = (
+    "Region", "Node", "NodePool", "Tenant", "PriorityClass", "Policy", "Workload", "Secret", "Config", "Allotment", "Override",
+)  # fmt: skip
 """Kinds that people write; the rest are the authority's own records."""
 
 

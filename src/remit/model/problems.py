@@ -100,6 +100,10 @@ def meant(word: str, known: Iterable[str]) -> str:
     return by_lower[close[0]] if close else ""
 
 
+def an(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
+
+
 def did_you_mean(word: str) -> str:
     return f"did you mean {word}?" if word else ""
 

@@ -168,25 +168,49 @@ class Lease(Object, tag="Lease", frozen=True, kw_only=True):
 
 
 class Candidate(Record, frozen=True):
+    """A node that was considered, its score in thousandths, and what each plug-in gave it."""
+
     node: str
     score: int = 0
     parts: dict[str, int] = field(default_factory=dict)
 
 
-class DecisionSpec(Record, frozen=True):
-    """The evidence of one scheduling decision: what was seen and how old, what was left at each filter, what came of it."""
+class Nearest(Record, frozen=True):
+    """The node that came closest to taking a replica that fits nowhere, what it refused, and what it is short of."""
 
-    replica: str
+    node: str
+    refused: tuple[str, ...] = ()
+    lacks: dict[str, int] = field(default_factory=dict)
+
+
+class DecisionSpec(Record, frozen=True):
+    """The evidence of one scheduling decision about equal replicas: what was seen and how old it was, what each filter left
+    out (with `fits`, that adds up to `nodes`), who came first, what was left of the grant, and what came of it.
+
+    `replicas` says for each where it was put, or nothing. `verdict` is `bound`, `reserved`, `refused` or `waiting`; `reason` is
+    a refusal's code; `cures` are the events that end a wait, and `never` says that none can as things are declared now.
+    """
+
+    replicas: dict[str, str] = field(default_factory=dict)
     attempt: Natural = 1
     revision: Natural = 0
     age_ms: Natural = 0
+    nodes: Natural = 0
     funnel: tuple[tuple[str, int], ...] = ()
+    fits: Natural = 0
     candidates: tuple[Candidate, ...] = ()
-    node: str = ""
+    nearest: Nearest | None = None
     grant: str = ""
+    left: dict[str, int] = field(default_factory=dict)
     policy: Natural = 0
+    overrides: tuple[str, ...] = ()
     verdict: str = ""
     reason: str = ""
+    detail: str = ""
+    cures: tuple[str, ...] = ()
+    never: bool = False
+    victims: dict[str, str] = field(default_factory=dict)
+    """Whom a reservation pushes aside, and for whom."""
 
 
 class Decision(Object, tag="Decision", frozen=True, kw_only=True):

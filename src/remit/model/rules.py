@@ -12,7 +12,7 @@ from collections.abc import Callable
 from remit.model import objects
 from remit.model.documents import Node
 from remit.model.limits import Limit, TakesTime, text_of
-from remit.model.problems import Path, Problems, did_you_mean, meant, one_of, shown
+from remit.model.problems import Path, Problems, an, did_you_mean, meant, one_of, shown
 from remit.model.spellings import ALIASES
 
 _JOB_ONLY = ("completions", "retries", "timeout", "deadline", "schedule")
@@ -21,6 +21,22 @@ _FENCE = TakesTime(
     "a replacement waits this long for the old copy to end: 0s would let both run",
     "write a longer one, or replace: eager if two at once do no harm",
 )
+_WORK = ("tenants", "workloads")
+_PLACES = ("regions", "zones", "pools", "nodes")
+_ANYTHING = (*_WORK, *_PLACES)
+_GROWING = ("regions", "zones", "pools")
+_EFFECTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "pause-expansion": (_WORK,),
+    "avoid": (_PLACES,),
+    "pin": (_WORK, _PLACES),
+    "boost": (_WORK,),
+    "hold-repair": (_ANYTHING,),
+    "freeze-autoscaler": (_GROWING,),
+    "lend-budget": (_WORK,),
+}
+"""Of which lists an override of each effect needs one: an empty scope never means everything. It has no other lists."""
+_WHAT = {_WORK: "whose work", _PLACES: "which places", _GROWING: "where", _ANYTHING: "which work or which places"}
+_ADD = {"by": "add by: and how much the priority is raised", "budget": "add budget: and the name of the budget that is lent"}
 _TEXT_MAX = 4096
 """What is longer has been refused by its shape, and is not searched."""
 
@@ -42,6 +58,7 @@ class Rules:
             "Policy": self._policy,
             "Workload": self._workload,
             "Allotment": self._allotment,
+            "Override": self._override,
         }
         if self._kind in by_kind:
             by_kind[self._kind]()
@@ -58,9 +75,9 @@ class Rules:
             misspelt = any(ALIASES.get(key) == "tenant" or meant(key, ("tenant",)) for key in first if key != "tenant")
             if not misspelt:
                 cure = "add tenant: and the name of the tenant it belongs to"
-                self._tell(metadata, ("metadata", "tenant"), f"is missing: a {self._kind} belongs to a tenant", cure)
+                self._tell(metadata, ("metadata", "tenant"), f"is missing: {an(self._kind)} belongs to a tenant", cure)
         if self._kind not in objects.TENANTED and "tenant" in metadata.fields:
-            message = f"a {self._kind} belongs to no tenant"
+            message = f"{an(self._kind)} belongs to no tenant"
             self._problems.add(metadata.fields["tenant"].place, ("metadata", "tenant"), message, "remove it")
         if self._system:
             return
@@ -100,6 +117,35 @@ class Rules:
         standby = self._document.at("spec", "standby")
         if self._text("spec", "when") and not (standby and standby.scalar is True):
             self._at(("spec", "when"), "only a standby allotment waits for something", "add standby: true, or remove when")
+
+    def _override(self) -> None:
+        effect = self._text("spec", "effect")
+        scope = self._document.at("spec", "scope")
+        if effect not in _EFFECTS:
+            return
+        needs = _EFFECTS[effect]
+        for name, whose in (("by", "boost"), ("budget", "lend-budget")):
+            self._of_effect(effect, name, whose)
+        if scope is None or scope.form != "mapping":
+            return
+        for lists in needs:
+            if not any(_items(scope.get(name)) or _misshapen(scope.get(name)) for name in lists):
+                self._tell(scope, ("spec", "scope"), f"{effect} must say {_WHAT[lists]}", f"add {one_of(lists)}")
+        taken = [name for lists in needs for name in lists]
+        for name in _ANYTHING:
+            if name not in taken and _items(scope.get(name)):
+                message = f"{effect} says nothing about {name}"
+                self._at(("spec", "scope", name), message, f"remove it: {effect} is about {', '.join(taken)}")
+
+    def _of_effect(self, effect: str, name: str, whose: str) -> None:
+        """A field that one effect needs, and no other has."""
+        node = self._document.at("spec", name)
+        left_out = node is None or (node.form in ("integer", "string") and not node.scalar)
+        spec = self._document.get("spec")
+        if effect == whose and left_out and spec is not None:
+            self._tell(spec, ("spec", name), f"is missing: {effect} needs it", _ADD[name])
+        elif effect != whose and not left_out:
+            self._at(("spec", name), f"only {whose} has {name}, and this is {effect}", f"remove it, or write effect: {whose}")
 
     # -------------------------------------------------------------------------------------------------------------- work
 
@@ -310,6 +356,11 @@ class Rules:
 
     def _tell(self, node: Node, path: Path, message: str, cure: str) -> None:
         self._problems.add(node.place, path, message, cure)
+
+
+def _misshapen(node: Node | None) -> bool:
+    """Told with the shapes: whoever wrote it has not left it out."""
+    return node is not None and node.form != "list"
 
 
 def _items(node: Node | None) -> list[Node]:

@@ -28,6 +28,7 @@ SUMMARIES = {
     "Secret": "text that only the replicas which mount it may read",
     "Config": "text for the replicas which mount it",
     "Allotment": "how many replicas of a workload a region is to run",
+    "Override": "a person's word against the rules, for a while: pause, avoid, pin, boost",
 }
 """Each declared kind in one line."""
 

@@ -23,6 +23,7 @@ _LEAVE_OUT = "write a value, or leave the field out if it may be missing"
 _LABEL_RULE = "use letters, digits, -, _ and . with a letter or digit at both ends, at most 63"
 _PATTERNS: dict[str, tuple[str, str]] = {
     fields.DNS_LABEL: ("is not a DNS label", "use a-z, 0-9 and -, with a letter or digit at both ends, at most 63 characters"),
+    fields.OWNED_NAME: ("does not name a tenant and what is its own", "write both, as in risk/risk-api"),
     fields.LABEL_KEY: ("is not a label key", f"{_LABEL_RULE}; before it may stand a lower-case domain and /"),
     fields.LABEL_VALUE: ("is not a label value", _LABEL_RULE),
     fields.ENV_NAME: ("is not a name of an environment variable", "use letters, digits and _, and no digit first"),

@@ -59,6 +59,7 @@ ALIASES = {
     "stringData": "data",
     "minReplicas": "min",
     "maxReplicas": "max",
+    "duration": "ttl",
 }
 """What others call it, and what it is called here."""
 

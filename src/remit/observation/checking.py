@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from remit.law.fit import Ask, Index, devices_left
 from remit.law.holding import needs
-from remit.law.ledgers import DEVICE, burdens, domain_of, ledgers_of
+from remit.law.labels import domain_of
+from remit.law.ledgers import DEVICE, burdens, ledgers_of
 from remit.model.kinds import Node, Tenant
 from remit.model.records import Grant
 from remit.observation.accounts import same

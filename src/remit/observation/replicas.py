@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from remit.law.holding import UNSETTLED
 from remit.law.lifecycle import HOLDS
 from remit.model.records import Phase
 from remit.observation.tables import NONE, Pool, Table
@@ -19,6 +20,9 @@ PENDING: Final = NUMBER[Phase.PENDING]
 RESERVED: Final = NUMBER[Phase.RESERVED]
 HOLDING: Final = tuple(phase in HOLDS for phase in PHASES)
 """By the number of a phase: does it hold room?"""
+
+BOUND: Final = tuple(NUMBER[phase] for phase in PHASES if phase in HOLDS - UNSETTLED)
+"""Those in which a replica is one that works."""
 
 _NO_DEVICES: Final[Mapping[str, int]] = {}
 _NO_VICTIMS: Final[Mapping[str, str]] = {}

@@ -231,6 +231,10 @@ class Shapes(Table):
             raise LookupError(f"generation {generation} has no row")
         return cut
 
+    def has(self, shape: int) -> bool:
+        """Is anything of this shape any more?"""
+        return shape in self.shapes
+
     def ask(self, shape: int) -> Ask:
         """What each replica of this shape needs, under the policy in force. It is open: whether its workload is, is asked of
         the generation.

@@ -9,7 +9,7 @@ import msgspec
 
 from remit.law.columns import Columns
 from remit.law.ledgers import ledgers_of
-from remit.model.kinds import Node, NodeHealth, PriorityClass, Tenant
+from remit.model.kinds import Node, NodeHealth, Override, PriorityClass, Tenant
 from remit.model.objects import dec_hook
 from remit.model.records import Grant, PolicyRevision
 from remit.observation.accounts import Accounts
@@ -20,9 +20,9 @@ from remit.store.protocol import Change, Corrupt
 
 _DECODERS: Final[Mapping[str, Any]] = {
     kind.__name__.lower(): msgspec.json.Decoder(kind, dec_hook=dec_hook).decode
-    for kind in (Node, PriorityClass, Tenant, PolicyRevision, Grant)
+    for kind in (Node, Override, PriorityClass, Tenant, PolicyRevision, Grant)
 }
-KINDS: Final = ("node", "priorityclass", "tenant", "policyrevision", "workload", "generation", "grant")
+KINDS: Final = ("node", "override", "priorityclass", "tenant", "policyrevision", "workload", "generation", "grant")
 """Of each, the rows in the order in which they are listed. A kind that is added needs its line in `change`."""
 
 
@@ -43,6 +43,7 @@ class Things:
 
     def __init__(self, columns: Columns, shapes: Shapes, accounts: Accounts, peers: SeenPeers) -> None:
         self.classes: dict[str, PriorityClass] = {}
+        self.overrides: dict[str, Override] = {}
         self.revisions: dict[str, int] = {}
         """By key, of all but workloads and generations, which have their own columns."""
         self._columns, self._shapes, self._accounts, self._peers = columns, shapes, accounts, peers
@@ -81,7 +82,8 @@ class Things:
             self._keep(change)
         if "generation" in by_kind:
             self._peers.reshaped()
-        # An override would be one more line here, and one more of KINDS.
+        for change in by_kind.get("override", ()):
+            self._override(change)
 
     def _decode(self, kind: str, change: Change) -> Any:
         try:
@@ -115,6 +117,14 @@ class Things:
         else:
             self.classes[name] = self._decode("priorityclass", change)
         news.cures["priority",] = None
+
+    def _override(self, change: Change) -> None:
+        """Kept, whether or not its time has passed: who asks what is in force knows the time."""
+        name = change.key.partition("/")[2]
+        if self._gone(change):
+            self.overrides.pop(name, None)
+        else:
+            self.overrides[name] = self._decode("override", change)
 
     def _charge(self, changes: Sequence[Change], news: News) -> None:
         puts, gone = list[Tenant | Grant](), list[Tenant | Grant]()

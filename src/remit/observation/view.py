@@ -29,7 +29,7 @@ from remit.observation.listing import Listing
 from remit.observation.news import News
 from remit.observation.peers import SeenPeers
 from remit.observation.postings import Postings
-from remit.observation.replicas import HOLDING, NUMBER, PENDING, RESERVED, Held, Lean, Replicas, decode_lean
+from remit.observation.replicas import BOUND, HOLDING, NUMBER, PENDING, RESERVED, Held, Lean, Replicas, decode_lean
 from remit.observation.shapes import Shapes
 from remit.observation.tables import NONE
 from remit.observation.things import KINDS, Things
@@ -143,6 +143,25 @@ class View(Sight):
         self.assumed[slot] = one
         self._move(one, 1)
         self._settle()
+
+    def assume_run(self, placed: Iterable[tuple[int, int, Mapping[str, int]]], grants: tuple[str, ...]) -> None:
+        """As `assume`, for many at once: slot, row and devices of each."""
+        now_ms, generations = self._clock.now_ms(), self.replicas.at.generation
+        for slot, row, devices in placed:
+            one = self.assumed[slot] = Assumed(row, devices, grants, generations[slot], now_ms)
+            self._move(one, 1)
+        self._settle()
+
+    def vacated(self, slot: int) -> bool:
+        """Have all the victims of this reservation gone?"""
+        victims = self.replicas.victims.get(slot, {})
+        return all(self._copy(victim, copy) is None for victim, copy in victims.items())
+
+    def standing(self, generation: int) -> int:
+        """How many of a generation are bound, or assumed to be; a reservation is not bound yet."""
+        of, phase = self.replicas.column("generation"), self.replicas.column("phase")
+        bound = int(np.count_nonzero((of == generation) & np.isin(phase, BOUND)))
+        return bound + sum(1 for one in self.assumed.values() if one.generation == generation)
 
     def forget(self, slot: int) -> bool:
         """Take an assumption back; False if there is none (any more)."""

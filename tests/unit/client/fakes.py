@@ -45,13 +45,20 @@ class FakeAuthority:
     leader: str = "a"
     held: bool = True
     renewals_ms: list[int] = field(default_factory=list)
+    boot: str = "far-boot"
+    ahead_ms: int = 77_000_000
+    """How far its clock is ahead of the asker's: it is another machine's."""
 
     def window(self) -> int:
         return self.world.clock.now_ms() // WINDOW_MS
 
+    def now_ms(self) -> int:
+        return self.world.clock.now_ms() + self.ahead_ms
+
     async def status(self) -> Status:
         self.statuses += 1
-        return Status("eu", self.incarnation, 1, len(self.deeds), self.window() + self.window_shift, WINDOW_MS, self.leader)
+        window = self.window() + self.window_shift
+        return Status("eu", self.incarnation, 1, len(self.deeds), window, WINDOW_MS, self.leader, self.boot, self.now_ms())
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         self.asked.extend(operations)

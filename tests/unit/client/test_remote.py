@@ -75,6 +75,7 @@ def test_what_is_asked_and_answered_arrives_whole() -> None:
         assert authority.asked == sent
         assert all(arrived is not one for arrived, one in zip(authority.asked, sent, strict=True))
         assert await remote.status() == await authority.status()
+        assert ((await remote.status()).boot, (await remote.status()).now_ms) == ("far-boot", authority.now_ms())
         assert await remote.renew(ACTOR) is True
         authority.held = False
         assert await remote.renew(ACTOR) is False

@@ -89,7 +89,7 @@ async def test_what_is_said_has_a_name_that_can_be_kept(scope: Scope) -> None:
     said, summed, explained = (
         EventSpec(regarding="node/n1"),
         SummarySpec(holder="x", epoch=1, sequence=1),
-        DecisionSpec(replica="w-0"),
+        DecisionSpec(replicas={"w-0": ""}),
     )
     for name in ("", "x" * 241, "ü" * 121):
         for claim in (Note(name, said), Report(name, summed), Explain(name, "t1", explained), Explain("d", name, explained)):

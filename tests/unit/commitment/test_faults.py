@@ -118,7 +118,7 @@ async def test_a_lease_that_is_held_is_not_given_to_another_until_it_lapses(scop
 
 # -- nothing is written that a successor could not read -----------------------------------------------------------------------
 
-UNREADABLE = Explain("d", "t1", DecisionSpec(replica="w-0", attempt=-1))
+UNREADABLE = Explain("d", "t1", DecisionSpec(replicas={"w-0": ""}, attempt=-1))
 """As somebody in this process could hand it over by reference; on a wire it would not have been decoded."""
 
 

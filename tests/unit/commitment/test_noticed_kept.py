@@ -62,7 +62,7 @@ def said(name: str) -> Note:
 
 
 def explained(name: str) -> Explain:
-    return Explain(name, "t1", DecisionSpec(replica="w-0"))
+    return Explain(name, "t1", DecisionSpec(replicas={"w-0": ""}))
 
 
 async def notes(scope: Scope) -> set[str]:

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 
 from remit.law import asks, fit
-from remit.law.columns import CHANGES_MAX, Columns, Left, over
+from remit.law.columns import Columns, Left, over
+from remit.law.growing import CHANGES_MAX
 from remit.law.peers import ColumnPeers
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, Placement, Spread, Taint

@@ -21,11 +21,11 @@ BAD = Path(__file__).parents[2] / "bad"
 BETWEEN_VALUES = {
     "available-too-many", "daemon-with-replicas", "declared-twice", "device-asks-nothing", "device-count-and-share",
     "device-named-twice", "exists-with-value", "gang-over-regions", "gang-too-large", "in-without-values",
-    "pool-min-over-max", "port-named-twice", "port-not-declared", "probe-port", "probe-two-ways", "rollout-stuck",
-    "policy-without-effect", "service-with-retries", "share-and-whole", "spread-twice", "standby-at-home",
+    "override-nowhere", "pool-min-over-max", "port-named-twice", "port-not-declared", "probe-port", "probe-two-ways",
+    "rollout-stuck", "policy-without-effect", "service-with-retries", "share-and-whole", "spread-twice", "standby-at-home",
 }  # fmt: skip
 """Those of tests/bad that no one value gives away."""
-BEYOND_PATTERNS = {"fine-cpu", "infinite-number", "memory-overflow", "schedule-never"}
+BEYOND_PATTERNS = {"fine-cpu", "infinite-number", "memory-overflow", "override-for-ever", "schedule-never"}
 """One value does, but only to whoever calculates with it."""
 GONE_WHEN_LOADED = {"duplicate-key", "empty", "merge-key", "yaml-1.1"}
 """What is wrong is the text; another parser reads the rest."""

@@ -135,7 +135,7 @@ class Meddler(Trespasser):
         about, number = self.chance.choice(names), self.chance.below(100)
         claims: list[AnyClaim] = [
             Note(f"{NAME}-{number}", EventSpec(regarding=about, reason="Seen", source=NAME)),
-            Explain(f"{NAME}-{number}", NAME, DecisionSpec(replica=about, reason="a guess")),
+            Explain(f"{NAME}-{number}", NAME, DecisionSpec(replicas={about: ""}, reason="a guess")),
             Report(f"{NAME}-{number % 8}", SummarySpec(holder=NAME, epoch=1, sequence=number, used=LITTLE)),
             Observe("Node", HOME, Condition(type=f"Odd{number % 4}", status="Unknown", observed_generation=number)),
             Observe("Node", f"{NAME}-none", Condition(type="Odd", status="True")),

@@ -1,0 +1,382 @@
+"""What comes of one line's turn? Who is placed where; and if not, why not, and what would help. It claims nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from remit.law.overrides import PlaceSet
+from remit.model.claims import Code, Explain, Reserve
+from remit.model.records import Nearest
+from remit.model.resources import DEVICES, WHOLE
+from remit.observation.shapes import Cut
+from remit.observation.view import View
+from remit.proposal.backlog import Backlog
+from remit.proposal.decisions import Decisions, Seen, Verdict, near
+from remit.proposal.funnel import ever
+from remit.proposal.kernel import Class, Kernel, Placed
+from remit.proposal.lines import Line
+from remit.proposal.plugins import Cure, PluginError
+from remit.proposal.purses import Purse, purse
+from remit.proposal.steering import Steering
+from remit.proposal.victims import Victims
+
+NOWHERE: Final = Placed([], ())
+_KEYS_MAX: Final = 1 << 17
+
+
+class Key(NamedTuple):
+    """What makes replicas stand in one line: they ask the same, of the same tenant, at the same priority. Work that somebody
+    looks at by its name (a gang, work with a deadline, work that an override speaks of or that is going) has a line of its own.
+    """
+
+    tenant: str
+    shape: int
+    priority: int
+    boost: int
+    preempts: bool
+    generation: int
+    """-1 if it does not matter."""
+    gang: int
+    paused: str
+    pins: tuple[PlaceSet, ...]
+
+
+class Short(Enum):
+    """Of what there was too little for all that were tried."""
+
+    NOTHING = "nothing"
+    ROOM = "room"
+    QUOTA = "quota"
+    MEMBERS = "members"
+    LEAVE = "leave"
+    PLUGIN = "plugin"
+
+
+class Attempt(NamedTuple):
+    """One line's turn: whose it was, what the attempt saw, and where they go, the first ones first."""
+
+    line: Line
+    since: int
+    slots: list[int]
+    found: Placed
+    purse: Purse
+    one: Class | None
+    seen: Seen | None
+    short: Short
+    policy: int
+    gang: bool
+    why: str = ""
+
+    def placed(self) -> Iterator[tuple[int, int, Mapping[str, int]]]:
+        """Slot, row and devices of each that found a place."""
+        devices = self.found.devices or [{}] * len(self.found.rows)
+        return zip(self.slots[: len(self.found.rows)], self.found.rows, devices, strict=True)
+
+
+class Attempts:
+    def __init__(
+        self, view: View, kernel: Kernel, backlog: Backlog, victims: Victims, decisions: Decisions, steering: Steering
+    ) -> None:
+        self._view, self._kernel, self._backlog = view, kernel, backlog
+        self._victims, self._decisions, self._steering = victims, decisions, steering
+        self._keys: dict[tuple[int, int, int], Key] = {}
+
+    # -- lines -------------------------------------------------------------------------------------------------------------
+
+    def key(self, slot: int) -> Key:
+        at, shapes = self._view.replicas.at, self._view.shapes
+        generation, priority = at.generation[slot], at.priority[slot]
+        known = (generation, shapes.at.shape[generation], priority)
+        found = self._keys.get(known)
+        if found is None or not self._holds(found, generation):
+            if len(self._keys) >= _KEYS_MAX:
+                self._keys.clear()
+            found = self._keys[known] = self._key(generation, priority)
+        return found
+
+    def _holds(self, key: Key, generation: int) -> bool:
+        """A generation that was going and is not, or the other way round, is keyed anew."""
+        return (key.generation == generation) >= (not self._view.shapes.open(generation))
+
+    def _key(self, generation: int, priority: int) -> Key:
+        shapes, effects = self._view.shapes, self._steering.effects
+        at = shapes.at
+        tenant, workload = shapes.tenant_of(generation), shapes.name(generation)
+        rank = self._view.things.classes.get(shapes.ranks[at.rank[generation]])
+        paused = effects.paused(tenant, workload) if effects.overrides else ""
+        pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
+        apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or not shapes.open(generation))
+        return Key(
+            tenant=tenant,
+            shape=at.shape[generation],
+            priority=priority,
+            boost=effects.boost(tenant, workload, priority) if effects.overrides else 0,
+            preempts=rank is None or rank.spec.preempts,
+            generation=generation if apart else -1,
+            gang=at.gang[generation],
+            paused=paused,
+            pins=pins,
+        )
+
+    def line(self, key: Key, slot: int, now_ms: int) -> Line:
+        shapes = self._view.shapes
+        generation = self._view.replicas.at.generation[slot]
+        deadline_ms = shapes.at.deadline[generation]
+        charge = shapes.cut_of(generation).charge
+        return Line(key, key.tenant, key.priority + key.boost, charge, now_ms + deadline_ms if deadline_ms else None)
+
+    def forget(self) -> None:
+        self._keys.clear()
+
+    def class_of(self, key: Key) -> Class:
+        return self._kernel.known((key.shape, key.pins), self._view.shapes.ask(key.shape), key.pins)
+
+    def fits_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
+        """Could one of these rows take a member of the line now? For waking those whom freed room may help."""
+        at = np.array(rows, dtype=np.int64)
+        most = {name: int(column[at].max()) for name, column in self._view.columns.free.items()}
+
+        def fits(line: Line) -> bool:
+            key: Key = _key_of(line)
+            if not self._view.shapes.has(key.shape):
+                return True
+            ask = self._view.shapes.ask(key.shape)
+            if any(need > most.get(name, 0) for name, need in ask.resources):
+                return False
+            try:
+                one = self.class_of(key)
+                return bool((self._kernel.refresh(one)[at] >= 0).any())
+            except PluginError:
+                return True
+
+        return fits
+
+    def open_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
+        """Could one of these rows take a member, or be emptied for one, as far as what the node is goes?"""
+        at = np.array(rows, dtype=np.int64)
+
+        def is_open(line: Line) -> bool:
+            key = _key_of(line)
+            if not self._view.shapes.has(key.shape):
+                return True
+            try:
+                one = self.class_of(key)
+                self._kernel.refresh(one)
+            except PluginError:
+                return True
+            return not one.closed[at].all()
+
+        return is_open
+
+    def capacity(self) -> dict[str, int]:
+        """Of all nodes together, as shares are counted: what an ask may be charged for."""
+        columns = self._view.columns
+        found = {name: int(columns.capacity[at].sum()) for name, at in columns.resources.items()}
+        for node in columns.nodes:
+            for device in node.spec.devices if node is not None else ():
+                name = DEVICES + device.kind
+                found[name] = found.get(name, 0) + WHOLE
+        return found
+
+    def held(self, tenant: str) -> dict[str, int]:
+        """What it holds by all the ledgers of its quota, with what is assumed."""
+        found: dict[str, int] = {}
+        for name, ledger in self._view.ledgers.items():
+            if ledger.tenant == tenant and not name.endswith("/emergency"):
+                for resource, count in ledger.used.items():
+                    found[resource] = found.get(resource, 0) + max(count, 0)
+        return found
+
+    # -- one turn ----------------------------------------------------------------------------------------------------------
+
+    def attempt(self, line: Line, slots: list[int], now_ms: int) -> Attempt:
+        """Place as many as can be; they are assumed from now on."""
+        key, view = _key_of(line), self._view
+        since = self._backlog.begin(line)
+        from_ = purse(view, key.tenant, now_ms)
+        policy = view.policy.spec.number if view.policy is not None else 0
+
+        def ended(short: Short, one: Class | None = None, seen: Seen | None = None, why: str = "") -> Attempt:
+            return Attempt(line, since, slots, NOWHERE, from_, one, seen, short, policy, False, why)
+
+        if key.paused or (key.generation >= 0 and not view.shapes.open(key.generation)):
+            return ended(Short.LEAVE)
+        cut = view.shapes.cut_of(view.replicas.at.generation[slots[0]])
+        covered = from_.covers(cut.charge, len(slots))
+        least = self._least(key)
+        if least > 1 and len(slots) < least:
+            slots += [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
+            covered = from_.covers(cut.charge, len(slots))
+            if len(slots) < least:
+                return ended(Short.MEMBERS)
+        try:
+            one = self.class_of(key)
+            if covered < max(least, 1):
+                return ended(Short.QUOTA, one)
+            seen = self._decisions.look(self._kernel, one, now_ms)
+            found = self._kernel.run(one, covered)
+        except PluginError as error:
+            return ended(Short.PLUGIN, why=str(error))
+        self._kernel.undo(one, found)
+        if len(found.rows) < least:
+            return ended(Short.ROOM, one, seen)
+        made = Attempt(line, since, slots, found, from_, one, seen, Short.NOTHING, policy, least > 0)
+        view.assume_run(made.placed(), (from_.name,))
+        if len(found.rows) < covered:
+            return made._replace(short=Short.ROOM)
+        return made if covered == len(slots) else made._replace(short=Short.QUOTA)
+
+    def _least(self, key: Key) -> int:
+        """How many of a gang must be bound at once: its minimum, until so many stand; 0 if they may come one by one."""
+        if not key.gang:
+            return 0
+        return key.gang if self._view.standing(key.generation) < key.gang else 0
+
+    def undo(self, attempt: Attempt) -> None:
+        for slot, _, _ in attempt.placed():
+            self._view.forget(slot)
+
+    def explain(self, attempt: Attempt, where: Mapping[int, str], word: Verdict) -> list[Explain]:
+        line = attempt.line
+        return self._decisions.records(
+            line.tenant,
+            where,
+            word,
+            attempt=line.attempts,
+            purse=attempt.purse,
+            seen=attempt.seen,
+            overrides=self._named(_key_of(line)),
+        )
+
+    def _named(self, key: Key) -> tuple[str, ...]:
+        """The overrides that have a say here."""
+        effects = self._steering.effects
+        avoids = [one.override for one in effects.avoids]
+        return tuple(dict.fromkeys((*avoids, *(pin.override for pin in key.pins), *((key.paused,) if key.paused else ()))))
+
+    # -- room made by force ------------------------------------------------------------------------------------------------
+
+    def preempt(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[tuple[Reserve, int, list[Explain]]]:
+        """Reservations at the cost of others, for those that found no room; none for a gang, which must come at once."""
+        key, one, view = _key_of(attempt.line), attempt.one, self._view
+        if one is None or not key.preempts or key.gang or attempt.seen is None:
+            return []
+        count = attempt.purse.covers(self._cut(slots[0]).charge, len(slots))
+        if not count or not self._only_room(one):
+            return []
+        try:
+            open_rows = self._kernel.roomless(one)
+        except PluginError:
+            return []
+        plans = self._victims.plan(view, self._kernel, one, open_rows, key.priority, count)
+        made = []
+        at, keys = view.replicas.at, view.replicas.keys
+        for slot, plan in zip(slots, plans, strict=False):
+            node = self._kernel.name(plan.row)
+            victims = {keys[victim]: at.revision[victim] for victim in plan.victims}
+            claim = Reserve(keys[slot], at.revision[slot], node, attempt.purse.name, plan.devices, attempt.policy, victims)
+            view.assume(slot, plan.row, plan.devices, (attempt.purse.name,))
+            records = self._decisions.records(
+                attempt.line.tenant,
+                {slot: node},
+                Verdict("reserved", Code.NO_ROOM, f"{len(victims)} of lower priority make room"),
+                attempt=attempt.line.attempts,
+                purse=attempt.purse,
+                seen=attempt.seen,
+                victims=dict.fromkeys(victims, keys[slot]),
+            )
+            made.append((claim, slot, records))
+        return made
+
+    def _cut(self, slot: int) -> Cut:
+        return self._view.shapes.cut_of(self._view.replicas.at.generation[slot])
+
+    def _only_room(self, one: Class) -> bool:
+        """Is there a node where nothing but room is lacking?"""
+        return ever(self._kernel, one)
+
+    # -- waiting -----------------------------------------------------------------------------------------------------------
+
+    def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[Explain]:
+        """The line waits, with a reason, cures and a deadline; what is recorded of it."""
+        line, key, short = attempt.line, _key_of(attempt.line), attempt.short
+        reason, cures, detail, never = self._reason(attempt, now_ms)
+        until_ms = None
+        if short is Short.ROOM and (pause_ms := self._victims.again_ms()):
+            until_ms = now_ms + pause_ms
+        waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
+        if not waits or not slots:
+            return []
+        one = attempt.one
+        seen, closest = attempt.seen, None
+        if short is Short.ROOM and one is not None:
+            seen, closest = self._looked(one, now_ms)
+        words = tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures}))
+        return self._decisions.records(
+            line.tenant,
+            slots,
+            Verdict("waiting", reason, detail, words, never),
+            attempt=line.attempts,
+            purse=attempt.purse,
+            seen=seen,
+            near=closest,
+            overrides=self._named(key),
+        )
+
+    def _looked(self, one: Class, now_ms: int) -> tuple[Seen | None, Nearest | None]:
+        try:
+            return self._decisions.look(self._kernel, one, now_ms, anew=True), near(self._kernel, one)
+        except PluginError:
+            return None, None
+
+    def _reason(self, attempt: Attempt, now_ms: int) -> tuple[Code, frozenset[Hashable], str, bool]:
+        key, one = _key_of(attempt.line), attempt.one
+        workload = ("workload", key.tenant, self._view.shapes.name(key.generation)) if key.generation >= 0 else None
+        match attempt.short:
+            case Short.LEAVE if key.paused:
+                return Code.OVERRIDE, frozenset({("override",)}), f"override {key.paused} pauses it", False
+            case Short.LEAVE:
+                return Code.DELETING, frozenset({workload}), "its workload is gone or going", True
+            case Short.QUOTA:
+                cures = frozenset({("quota", attempt.purse.name)})
+                return attempt.purse.reason, cures, f"{attempt.purse.name} does not cover it", False
+            case Short.MEMBERS:
+                return Code.GANG_SHORT, frozenset({("member", key), workload}), f"fewer than {key.gang} members wait", False
+            case Short.PLUGIN:
+                return Code.FAULT, frozenset({("node",)}), attempt.why, False
+            case Short.ROOM | Short.NOTHING:
+                return self._roomless(key, one, now_ms)
+
+    def _roomless(self, key: Key, one: Class | None, now_ms: int) -> tuple[Code, frozenset[Hashable], str, bool]:
+        if one is None:
+            return Code.NO_ROOM, frozenset({("room",), ("node",)}), "", False
+        try:
+            funnel = self._decisions.look(self._kernel, one, now_ms, anew=True).funnel
+            never = not ever(self._kernel, one)
+        except PluginError as error:
+            return Code.FAULT, frozenset({("node",)}), str(error), False
+        cures: set[Hashable] = {self._cure(cure, key) for cure in funnel.cures()}
+        if key.gang or funnel.fits:
+            # There was room for some of them: more of it may be enough for all.
+            cures.add(("room",))
+        reason = Code.GANG_SHORT if key.gang and funnel.fits else funnel.reason
+        step = funnel.dominant
+        detail = f"{funnel.nodes} nodes; {step.filter.name} refused the last {step.refused}" if step is not None else ""
+        return reason, frozenset(cures), detail, never
+
+    def _cure(self, cure: Cure, key: Key) -> Hashable:
+        match cure:
+            case Cure.PEERS:
+                return ("peers", key.tenant)
+            case _:
+                return (cure.value,)
+
+
+def _key_of(line: Line) -> Key:
+    if not isinstance(line.key, Key):
+        raise TypeError(f"{line!r} is not a line of this scheduler")
+    return line.key

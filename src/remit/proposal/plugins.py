@@ -1,0 +1,151 @@
+"""What is a filter, and what a score? Small named functions over whole columns, ours and others'. Nothing is chosen here.
+
+A **filter** says where a replica may stand. Ours are the rules of law/fit.py, so proposer and authority cannot disagree; others
+may only forbid more than the law does. Each names the reason that people read, and the cures: the sorts of events after which
+a node that it refused may pass.
+
+A **score** says how good a place is, from 0 to 1, for every node at once. It may rank, never authorise.
+
+Both are asked for one ask over a `Site`: all nodes, or only those that changed since. So an answer must depend on the node's
+own row (and slowly changing knowledge, announced by another `epoch`); filters that look at others are the law's alone.
+
+Others are found as entry points of installed packages, in the groups `remit.filters` and `remit.scores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, NamedTuple
+
+from remit.law import fit
+from remit.law.fit import Ask, Peers, Site, Truth
+from remit.model.claims import Code
+
+FILTERS: Final = "remit.filters"
+SCORES: Final = "remit.scores"
+WEIGHT_MAX: Final = 1_000
+
+
+class Cure(StrEnum):
+    """After which sort of event may a refusal be over?"""
+
+    __hash__ = str.__hash__
+
+    NODE = "node"
+    """A node came, or changed what it is or how it is."""
+    ROOM = "room"
+    """Somebody gave room back."""
+    PEERS = "peers"
+    """Somebody of the same tenant was placed, or went."""
+    POLICY = "policy"
+    """Another policy is in force."""
+    OVERRIDE = "override"
+    """A human's override began or ended."""
+    QUOTA = "quota"
+    """More is left of a quota, a slice or a grant."""
+    WORKLOAD = "workload"
+    """The workload was declared anew."""
+    TIME = "time"
+    """It only takes time: nothing else has to happen."""
+
+
+class PluginError(Exception):
+    """A plug-in failed, or answered what is no answer. Cure: mend it, or leave it out."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name
+        super().__init__(f"plug-in {name!r}: {why}; mend it, or uninstall its package")
+
+
+class Filter(NamedTuple):
+    name: str
+    code: Code
+    check: Callable[[Ask, Site, Peers], Truth]
+    cures: tuple[Cure, ...] = (Cure.NODE,)
+    applies: Callable[[Ask], bool] = lambda ask: True
+    """Can it refuse this ask at all?"""
+    foreign: bool = False
+    """Did others write it? Then its answers are checked."""
+
+
+def STEADY() -> int:  # noqa: N802  (a constant that is asked)
+    """The epoch of what knows nothing beyond the row."""
+    return 0
+
+
+class Score(NamedTuple):
+    name: str
+    score: Callable[[Ask, Any], Any]
+    weight: int = 1
+    applies: Callable[[Ask], bool] = lambda ask: True
+    epoch: Callable[[], int] = STEADY
+    """Another number whenever what it knows beyond the row has changed: then every node is scored anew."""
+    static: bool = False
+    """Does it depend only on what the node is, not on what is left of it?"""
+    foreign: bool = False
+
+
+_MOVED: Final = (Cure.ROOM, Cure.NODE)
+_BESIDE: Final = (Cure.PEERS, Cure.NODE)
+BUILT_IN: Final[dict[Callable[..., Truth], tuple[str, tuple[Cure, ...], Callable[[Ask], bool]]]] = {
+    fit.ready: ("node-health", (Cure.NODE,), lambda ask: True),
+    fit.accepting: ("takes-work", (Cure.NODE,), lambda ask: True),
+    fit.place: ("place", (Cure.NODE,), lambda ask: True),
+    fit.policy: ("policy", (Cure.POLICY, Cure.NODE), lambda ask: True),
+    fit.taints: ("taints", (Cure.NODE,), lambda ask: True),
+    fit.labels: ("labels", (Cure.NODE,), lambda ask: bool(ask.wanted)),
+    fit.resources: ("resources", _MOVED, lambda ask: bool(ask.resources)),
+    fit.devices: ("devices", _MOVED, lambda ask: bool(ask.whole)),
+    fit.shares: ("device-shares", _MOVED, lambda ask: bool(ask.shares)),
+    fit.spread: ("spread", _BESIDE, lambda ask: bool(ask.spread)),
+    fit.affinity: ("affinity", _BESIDE, lambda ask: bool(ask.affinity)),
+    fit.anti_affinity: ("anti-affinity", _BESIDE, lambda ask: bool(ask.anti)),
+    fit.shunned: ("shunned", _BESIDE, lambda ask: True),
+}
+LAW: Final = tuple(Filter(BUILT_IN[rule.check][0], rule.code, rule.check, *BUILT_IN[rule.check][1:]) for rule in fit.RULES)
+"""The law as filters, in its order; a funnel shows them so."""
+
+STATIC: Final = frozenset(rule.check for rule in fit.STATIC)
+COUPLED: Final = frozenset((fit.spread, fit.affinity, fit.anti_affinity, fit.shunned))
+"""Those that look at others: a placement may change their answer about other nodes."""
+
+ROOM: Final = frozenset((fit.resources, fit.devices, fit.shares))
+"""Those that only ask whether there is enough left."""
+
+
+def installed_filters(points: Iterable[EntryPoint] | None = None) -> tuple[Filter, ...]:
+    return tuple(_load(point, Filter) for point in sorted(points or entry_points(group=FILTERS), key=_name))
+
+
+def installed_scores(points: Iterable[EntryPoint] | None = None) -> tuple[Score, ...]:
+    found = tuple(_load(point, Score) for point in sorted(points or entry_points(group=SCORES), key=_name))
+    for score in found:
+        if not 0 <= score.weight <= WEIGHT_MAX:
+            raise PluginError(score.name, f"its weight is {score.weight}, not 0 to {WEIGHT_MAX}")
+    return found
+
+
+def _name(point: EntryPoint) -> str:
+    return point.name
+
+
+def _load(point: EntryPoint, kind: type[Any]) -> Any:
+    try:
+        found = point.load()
+    except Exception as error:  # whatever others' code does
+        raise PluginError(point.name, f"{point.value} does not load ({error})") from error
+    if not isinstance(found, kind):
+        raise PluginError(point.name, f"{point.value} is {type(found).__name__}, not a {kind.__name__}")
+    if found.name in {one.name for one in LAW}:
+        raise PluginError(point.name, f"{found.name} is the name of a built-in filter")
+    return found._replace(foreign=True)
+
+
+def distinct(plugins: Sequence[Filter] | Sequence[Score]) -> None:
+    seen: set[str] = set()
+    for one in plugins:
+        if one.name in seen:
+            raise PluginError(one.name, "there are two of this name")
+        seen.add(one.name)

@@ -1,0 +1,51 @@
+"""On which ledger does a tenant's work draw, and how much of it is left? As this view has it; the authority decides.
+
+A slice that this scope holds from another comes before the tenant's own quota: where a slice is held is not the tenant's home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from remit.law.ledgers import GrantLedger
+from remit.model.claims import Code
+from remit.observation.view import View
+
+
+class Purse(NamedTuple):
+    """`dead` says why nothing can be drawn on it, whatever is left."""
+
+    name: str
+    ledger: GrantLedger | None
+    dead: Code | None
+
+    def covers(self, charge: Iterable[tuple[str, int]], count: int) -> int:
+        """For how many of these, up to `count`, there is enough."""
+        if self.ledger is None or self.dead is not None:
+            return 0
+        left = self.ledger.left
+        for name, need in charge:
+            if need:
+                count = min(count, max(left.get(name, 0), 0) // need)
+        return count
+
+    @property
+    def reason(self) -> Code:
+        return self.dead or Code.OVER_QUOTA
+
+
+def purse(view: View, tenant: str, now_ms: int) -> Purse:
+    slices = [
+        grant.metadata.name
+        for grant in view.accounts.grants.values()
+        if grant.spec.issuer and grant.spec.purpose == "quota" and grant.spec.tenant == tenant
+    ]
+    # Of several the first by name, as the authority finds it.
+    name = min(slices, default=f"tenant/{tenant}")
+    ledger = view.ledgers.get(name)
+    if ledger is None:
+        return Purse(name, None, Code.OVER_QUOTA)
+    if not ledger.live:
+        return Purse(name, ledger, Code.GRANT_VOID)
+    return Purse(name, ledger, None if ledger.alive(now_ms) else Code.GRANT_EXPIRED)

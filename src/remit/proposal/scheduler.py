@@ -1,0 +1,201 @@
+"""Who schedules a scope, and when does it look? One of several copies holds the lease and acts; the mind is in cycle.py.
+
+All of them follow the store, so that whoever comes to hold the lease has seen everything. The holder proposes in batches,
+and while one is being committed it prepares the next on what it assumes: the authority is never left without work, and a
+refusal costs one replica its turn, not the batch.
+
+A copy that pauses, restarts or is deposed does no harm: its claims carry its epoch, and after a break it begins from its view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from remit.client.client import Client, NoAnswer
+from remit.client.tenure import Tenure, acquire
+from remit.model.claims import Actor, Role, Verdict
+from remit.model.resources import Duration
+from remit.observation.following import Follower
+from remit.observation.view import PARTS, View
+from remit.proposal.cycle import Cycle, Proposal
+from remit.proposal.plugins import Filter, Score
+from remit.proposal.scores import DEFAULT
+from remit.proposal.victims import Pace
+from remit.store.protocol import Store
+from remit.world.promises import World
+
+LEASE: Final = "scheduler"
+
+
+class Rhythm(NamedTuple):
+    """How long the lease lasts, after how much silence the watch is dead, how many replicas travel together, and how many
+    batches may be under way.
+    """
+
+    lease_ms: int = 15_000
+    idle_ms: int = 10_000
+    batch: int = 1_000
+    ahead: int = 2
+
+
+class Scheduler:
+    """One copy. `store` is followed; `sure` answers the first list, linearizably. `run` goes on for ever."""
+
+    def __init__(
+        self,
+        store: Store,
+        sure: Store,
+        client: Client,
+        world: World,
+        *,
+        name: str,
+        lease: str = LEASE,
+        rhythm: Rhythm = Rhythm(),
+        filters: Sequence[Filter] = (),
+        scores: Sequence[Score] = DEFAULT,
+        pace: Pace = Pace(),
+        failed: Callable[[NoAnswer], None] | None = None,
+    ) -> None:
+        self.view = View(world.clock)
+        self.cycle: Cycle | None = None
+        """While it leads."""
+        self._follower = Follower(store, sure, world, self.view, idle_ms=rhythm.idle_ms, parts=PARTS)
+        self._client, self._world, self._name, self._lease, self._rhythm = client, world, name, lease, rhythm
+        self._filters, self._scores, self._pace = tuple(filters), tuple(scores), pace
+        self._failed = failed
+        self._wake = self.view.subscribe()
+        self._chance = world.chance.stream(f"scheduler {name}")
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follower.follow(), name="follow")
+            group.create_task(self._lead(), name="lead")
+
+    async def _lead(self) -> None:
+        while True:
+            tenure = await self._acquire() if self.view.sober else None
+            if tenure is None:
+                pause_ms = self._rhythm.lease_ms // 4
+                await self._world.clock.sleep_ms(pause_ms + self._chance.uniform_ms(pause_ms))
+                continue
+            await self._serve(tenure)
+
+    async def _acquire(self) -> Tenure | None:
+        self._client.actor = Actor(self._name, Role.SCHEDULER)
+        try:
+            found = await acquire(self._client, self._world.clock, self._lease, Duration(self._rhythm.lease_ms))
+        except NoAnswer as error:
+            self._give_up(error)
+            return None
+        return found if isinstance(found, Tenure) else None
+
+    async def _serve(self, tenure: Tenure) -> None:
+        """One term."""
+        self._client.actor = tenure.actor
+        cycle = self.cycle = Cycle(
+            self.view,
+            self._chance.uniform_ms,
+            f"{self._name}-{tenure.actor.epoch}",
+            filters=self._filters,
+            scores=self._scores,
+            pace=self._pace,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                renewing = group.create_task(self._renew(tenure), name="renew")
+                asking = Asking(self, cycle, tenure, group)
+                await self._act(cycle, tenure, asking)
+                asking.end()
+                renewing.cancel()
+        finally:
+            self.cycle = None
+            cycle.resign()
+
+    async def _renew(self, tenure: Tenure) -> None:
+        pause_ms = self._rhythm.lease_ms // 3
+        while not tenure.lost:
+            await self._world.clock.sleep_ms(pause_ms - self._chance.uniform_ms(pause_ms // 8))
+            try:
+                await tenure.renew(self._client, deadline_ms=pause_ms)
+            except NoAnswer:
+                continue
+        self._wake.set()
+
+    async def _act(self, cycle: Cycle, tenure: Tenure, asking: Asking) -> None:
+        clock = self._world.clock
+        while tenure.may_act(now_ms := clock.now_ms()) and not cycle.over:
+            self._wake.clear()
+            cycle.hear(now_ms, self._client.authority_ms())
+            if asking.count < self._rhythm.ahead and self.view.sober:
+                proposal = cycle.propose(now_ms, self._rhythm.batch)
+                if proposal:
+                    asking.begin(proposal)
+                    continue
+            until_ms = tenure.held_until_ms
+            if asking.count < self._rhythm.ahead and (next_ms := cycle.next_ms()) is not None:
+                until_ms = min(until_ms, next_ms)
+            try:
+                async with clock.timeout_ms(max(1, until_ms - now_ms)):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _give_up(self, error: NoAnswer) -> None:
+        if self._failed is not None:
+            self._failed(error)
+
+
+class Asking:
+    """The proposals under way in one term."""
+
+    def __init__(self, scheduler: Scheduler, cycle: Cycle, tenure: Tenure, group: asyncio.TaskGroup) -> None:
+        self._scheduler, self._cycle, self._tenure, self._group = scheduler, cycle, tenure, group
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._born = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._tasks)
+
+    def begin(self, proposal: Proposal) -> None:
+        self._born += 1
+        task = self._group.create_task(self._ask(proposal), name=f"ask {self._born}")
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def end(self) -> None:
+        """The term is over. What is under way carries its epoch, and the next term begins from what is seen."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._scheduler._wake.set()
+
+    async def _ask(self, proposal: Proposal) -> None:
+        clock = self._scheduler._world.clock
+        verdicts = await self._answered(proposal)
+        if verdicts is None:
+            self._cycle.unanswered(proposal, clock.now_ms())
+        else:
+            self._cycle.learn(proposal, verdicts, clock.now_ms())
+
+    async def _answered(self, proposal: Proposal) -> list[Verdict] | None:
+        """The verdicts, however often it takes to ask for them under the same ids; None if nothing of it has happened."""
+        client = self._scheduler._client
+        try:
+            return await client.ask_many(proposal.claims, evidence=proposal.evidence)
+        except NoAnswer as error:
+            lost = error
+        while True:
+            self._scheduler._give_up(lost)
+            if not lost.silent:
+                return None
+            if not self._tenure.may_act(self._scheduler._world.clock.now_ms()):
+                return None  # the term ends, and what was assumed with it
+            try:
+                return await client.resume(lost.operations, asked_ms=lost.asked_ms)
+            except NoAnswer as error:
+                lost = error

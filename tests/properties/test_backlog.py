@@ -1,0 +1,334 @@
+"""Does the backlog do what a plain list would, however attempts, cures, arrivals and time are interleaved?
+
+The model keeps lists, looks at everything at every step and forgets nothing. One machine has a past that is long enough: then
+both agree on everything. In the other the past is as short as can be: then a line may be tried once too often, but a wake-up
+that the model has seen is never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
+
+from remit.proposal.backlog import RETRY_MS_MAX, RETRY_MS_MIN, Backlog
+from remit.proposal.cures import Past
+from remit.proposal.fairness import Shares, Vector
+from remit.proposal.filling import Run
+from remit.proposal.lines import Line, Member, Wait
+from remit.proposal.turns import Ageing
+
+AGEING = Ageing(step=1, bound=3)
+CAPACITY = {"cpu": 9, "memory": 18}
+WEIGHTS = {"c": 2}
+
+
+class Kind(NamedTuple):
+    """What the members of one line are."""
+
+    tenant: str
+    priority: int
+    amount: Vector
+    deadline_ms: int | None = None
+
+
+KINDS = (
+    Kind("a", 0, (("cpu", 1), ("memory", 4))),
+    Kind("a", 0, (("cpu", 2),)),
+    Kind("a", 2, (("memory", 1),), 500_000),
+    Kind("b", 0, (("cpu", 3), ("memory", 1))),
+    Kind("b", 2, (("cpu", 1),)),
+    Kind("b", 0, (("memory", 1),), 90_000),
+    Kind("c", 0, (("cpu", 1), ("memory", 1))),
+    Kind("c", 1, (("memory", 2), ("unheard-of", 5))),
+    Kind("c", 6, (("cpu", 1),)),
+)
+CURES = (("room",), ("node",), ("quota", "a"))
+A_KIND = st.integers(0, len(KINDS) - 1)
+NEWS = st.tuples(st.sampled_from(CURES), st.none() | st.frozensets(A_KIND))
+SOME_CURES = st.frozensets(st.sampled_from(CURES), min_size=1, max_size=3)
+
+
+class Pending:
+    """A member as the model has it."""
+
+    def __init__(self, member: int, arrived_ms: int) -> None:
+        self.member, self.arrived_ms, self.flying = member, arrived_ms, False
+
+
+class Plain:
+    """A line as the model has it: a list."""
+
+    def __init__(self, kind: int, serial: int) -> None:
+        self.kind, self.serial = KINDS[kind], serial
+        self.members: list[Pending] = []
+        self.wait: Wait | None = None
+
+    def queued(self) -> list[Pending]:
+        return [one for one in self.members if not one.flying]
+
+    def key(self) -> tuple[int, int, int]:
+        deadline = self.kind.deadline_ms
+        return (1 << 70 if deadline is None else deadline, self.queued()[0].arrived_ms, self.serial)
+
+
+class News(NamedTuple):
+    """A cure that happened, and for the lines of which kinds."""
+
+    version: int
+    cure: tuple[str, ...]
+    kinds: frozenset[int]
+
+
+class Attempt(NamedTuple):
+    line: Line
+    plain: Plain
+    kind: int
+    since: int
+
+
+def picks(kinds: frozenset[int]) -> Callable[[Line], bool]:
+    return lambda line: line.key in kinds
+
+
+class BacklogMachine(RuleBasedStateMachine):
+    attempts = Bundle("attempts")
+    past: ClassVar[tuple[int, int]] = (1000, 1000)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 1000
+        self.lots = 0
+        self.backlog = Backlog(self.lot, ageing=AGEING, past=Past(*self.past))
+        self.shares = Shares(CAPACITY, WEIGHTS, 0)
+        self.plain: dict[int, Plain] = {}
+        self.serial = 0
+        self.placed: list[Kind] = []
+        self.news: list[News] = []
+
+    def lot(self, limit: int) -> int:
+        self.lots += 7919
+        return self.lots % (limit + 1)
+
+    # What is pending
+
+    @rule(kind=A_KIND, member=st.integers(0, 60), count=st.integers(1, 6), ms=st.sampled_from([0, 1]))
+    def add(self, kind: int, member: int, count: int, ms: int) -> None:
+        self.now_ms += ms
+        tenant, priority, amount, deadline_ms = KINDS[kind]
+        for one in range(member, member + count):
+            if self.backlog.line_of(one) is not None:
+                continue
+            self.backlog.add(kind, lambda: Line(kind, tenant, priority, amount, deadline_ms), one, self.now_ms)
+            if kind not in self.plain:
+                self.serial += 1
+                self.plain[kind] = Plain(kind, self.serial)
+            self.plain[kind].members.append(Pending(one, self.now_ms))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.plain)
+    def leave(self, data: st.DataObject) -> None:
+        """One that is queued or in flight is no longer wanted."""
+        plain = self.plain[data.draw(st.sampled_from(sorted(self.plain)))]
+        self.remove(data.draw(st.sampled_from([one.member for one in plain.members])))
+
+    @rule(member=st.integers(0, 65))
+    def remove(self, member: int) -> None:
+        self.backlog.remove(member)
+        for kind, plain in list(self.plain.items()):
+            plain.members = [one for one in plain.members if one.member != member]
+            if not plain.members:
+                del self.plain[kind]
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.flying())
+    def land(self, data: st.DataObject) -> None:
+        """Something of what is in flight is placed, and the rest of that line comes back, in any order."""
+        kind = data.draw(st.sampled_from(sorted({kind for kind, _ in self.flying()})))
+        members = data.draw(st.permutations([one for of, one in self.flying() if of == kind]))
+        placed = data.draw(st.integers(0, len(members)))
+        for one in members[:placed]:
+            self.shares.charge(KINDS[kind].tenant, KINDS[kind].amount, 1, self.now_ms)
+            self.placed.append(KINDS[kind])
+            self.remove(one.member)
+        for one in members[placed : data.draw(st.integers(placed, len(members)))]:
+            self.backlog.returned(one.member)
+            one.flying = False
+
+    @rule(count=st.integers(1, 5))
+    def release(self, count: int) -> None:
+        for kind in self.placed[:count]:
+            self.shares.charge(kind.tenant, kind.amount, -1, self.now_ms)
+        del self.placed[:count]
+
+    # Attempts and cures
+
+    @rule(target=attempts, kind=A_KIND)
+    def begin(self, kind: int) -> object:
+        line = self.backlog.line(kind)
+        if line is None:
+            return multiple()
+        return Attempt(line, self.plain[kind], kind, self.backlog.begin(line))
+
+    @rule(attempt=attempts, cures=SOME_CURES)
+    def end(self, attempt: Attempt, cures: frozenset[tuple[str, ...]]) -> None:
+        """Attempts end in any order, also long after, and also twice."""
+        waits = self.backlog.wait(attempt.line, "no_room", cures, since=attempt.since, now_ms=self.now_ms)
+        plain = self.plain.get(attempt.kind)
+        if plain is not attempt.plain:
+            assert not waits, "a line that is gone waits"
+            return
+        if plain.wait is not None and plain.wait.since > attempt.since:
+            assert waits and attempt.line.wait == plain.wait, "an older attempt overruled a later one"
+            return
+        cured = any(one.version > attempt.since and one.cure in cures and attempt.kind in one.kinds for one in self.news)
+        plain.wait = None
+        if cured:
+            assert not waits, "a wake-up was lost"
+        elif self.exact or waits:
+            assert waits, "it is tried again for nothing"
+            plain.wait = attempt.line.wait
+            assert (
+                plain.wait is not None
+                and plain.wait[:2] == ("no_room", cures)
+                and plain.wait[3:] == (self.now_ms, attempt.since)
+            )
+            assert RETRY_MS_MIN <= plain.wait.until_ms - self.now_ms <= RETRY_MS_MAX
+
+    @rule(kind=A_KIND)
+    def back_off(self, kind: int) -> None:
+        line = self.backlog.line(kind)
+        if line is not None:
+            self.backlog.back_off(line, "lost_race", self.now_ms)
+            assert line.wait is not None and line.standing == "backoff" and line.wait.until_ms > self.now_ms
+            self.plain[kind].wait = line.wait
+
+    @rule(data=st.data(), news=st.lists(NEWS, max_size=4), cures=SOME_CURES)
+    @precondition(lambda self: self.plain)
+    def try_in_vain(
+        self, data: st.DataObject, news: list[tuple[tuple[str, ...], frozenset[int] | None]], cures: frozenset[Any]
+    ) -> None:
+        """Much may happen while a line is tried."""
+        attempt = self.begin(data.draw(st.sampled_from(sorted(self.plain))))
+        assert isinstance(attempt, Attempt)
+        for one in news:
+            self.happens(one)
+        self.end(attempt, cures)
+
+    @rule(news=NEWS)
+    def happens(self, news: tuple[tuple[str, ...], frozenset[int] | None]) -> None:
+        cure, kinds = news
+        self.backlog.version += 1
+        woken = self.backlog.happened(cure, self.backlog.version, None if kinds is None else picks(kinds))
+        picked = frozenset(range(len(KINDS))) if kinds is None else kinds
+        self.news.append(News(self.backlog.version, cure, picked))
+        cured = [plain for kind, plain in self.plain.items() if kind in picked and plain.wait and cure in plain.wait.cures]
+        for plain in cured:
+            plain.wait = None
+        assert woken == len(cured)
+
+    @rule(ms=st.sampled_from([1, 100, 5_000, 59_999, 60_000, 300_000]))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    # Whose turn is it?
+
+    @rule(limit=st.integers(0, 25))
+    def take(self, limit: int) -> None:
+        for plain in self.plain.values():
+            if plain.wait is not None and plain.wait.until_ms <= self.now_ms:
+                plain.wait = None
+        taken = self.backlog.take(limit, self.now_ms, self.shares)
+        assert shown(taken) == self.expected(limit)
+
+    def expected(self, limit: int) -> list[tuple[int, int]]:
+        """By the definition: look at everything, pick one, count it, again."""
+        active = {kind: plain for kind, plain in self.plain.items() if plain.wait is None}
+        levels: dict[int, int] = {}
+        for priority in {plain.kind.priority for plain in active.values()}:
+            heads = [
+                plain.queued()[0].arrived_ms for plain in active.values() if plain.kind.priority == priority and plain.queued()
+            ]
+            waited = self.now_ms - min(heads, default=self.now_ms)
+            levels[priority] = priority + min(AGEING.bound, AGEING.step * (waited // 60_000))
+        taken: list[tuple[int, int]] = []
+        while len(taken) < limit:
+            queued = {kind: plain for kind, plain in active.items() if plain.queued()}
+            if not queued:
+                break
+            top = max(levels[plain.kind.priority] for plain in queued.values())
+            first = [(kind, plain) for kind, plain in queued.items() if levels[plain.kind.priority] == top]
+            kind, plain = min(first, key=lambda one: (self.share(one[1].kind.tenant), one[1].kind.tenant, one[1].key()))
+            head = plain.queued()[0]
+            head.flying = True
+            taken.append((kind, head.member))
+        return taken
+
+    def share(self, tenant: str) -> Fraction:
+        held = [kind for kind in self.placed if kind.tenant == tenant]
+        held += [KINDS[kind] for kind, _ in self.flying() if KINDS[kind].tenant == tenant]
+        sums = {name: sum(dict(kind.amount).get(name, 0) for kind in held) for name in CAPACITY}
+        return max(Fraction(sums[name], total) for name, total in CAPACITY.items()) / WEIGHTS.get(tenant, 1)
+
+    def flying(self) -> list[tuple[int, Pending]]:
+        return [(kind, one) for kind, plain in self.plain.items() for one in plain.members if one.flying]
+
+    # What is true at every step
+
+    @property
+    def exact(self) -> bool:
+        return self.past == BacklogMachine.past
+
+    @invariant()
+    def lines_are_as_in_the_model(self) -> None:
+        lines = {line.key: line for line in self.backlog.lines()}
+        assert lines.keys() == self.plain.keys()
+        for kind, plain in self.plain.items():
+            line = lines[kind]
+            assert line.members() == [one.member for one in plain.queued()]
+            assert line.flying == len(plain.members) - len(plain.queued()) and len(line) == len(plain.members)
+            assert [line.arrived_ms(one.member) for one in plain.members] == [one.arrived_ms for one in plain.members]
+            assert line.wait == plain.wait
+        assert len(self.backlog) == sum(len(plain.members) for plain in self.plain.values())
+
+    @invariant()
+    def waits_are_told_and_run_out(self) -> None:
+        waiting = {kind: plain.wait for kind, plain in self.plain.items() if plain.wait is not None}
+        assert {line.key: wait for line, wait in self.backlog.waiting()} == waiting
+        assert self.backlog.next_ms() == min((wait.until_ms for wait in waiting.values()), default=None)
+        assert self.backlog.active == any(plain.wait is None and plain.queued() for plain in self.plain.values())
+        told = self.backlog.reasons()
+        assert sum(tally.lines for tally in told.values()) == len(waiting)
+        assert sum(tally.members for tally in told.values()) == sum(len(self.plain[kind].members) for kind in waiting)
+
+    @invariant()
+    def nothing_is_kept_of_what_is_gone(self) -> None:
+        backlog, waits = self.backlog, [plain.wait for plain in self.plain.values() if plain.wait is not None]
+        assert backlog._waiters.keys() == {cure for wait in waits for cure in wait.cures}
+        assert backlog._airborne.keys() == {KINDS[kind].tenant for kind, _ in self.flying()}
+        assert len(backlog._timers) <= 2 * len(waits) + 65
+        assert len(backlog._past) <= self.past[0]
+        for line in backlog.lines():
+            assert len(line._places) <= 2 * len(line._landed) + 17
+
+
+class ForgetfulMachine(BacklogMachine):
+    past = (2, 1)
+
+
+def shown(taken: list[Run]) -> list[tuple[int, Member]]:
+    assert all(members for _, members in taken), "an empty run"
+    assert all(one[0] is not other[0] for one, other in pairwise(taken)), "one run in two pieces"
+    return [(line.key, member) for line, members in taken for member in members]  # type: ignore[misc]  # the keys are kinds
+
+
+TestBacklog = BacklogMachine.TestCase
+TestForgetful = ForgetfulMachine.TestCase
+# Steps are cheap here, and the rare ones need company.
+for case in (TestBacklog, TestForgetful):
+    case.settings = settings(max_examples=settings().max_examples * 4)

@@ -1,0 +1,163 @@
+"""Does the kernel place as a plain loop over nodes would, one by one, and does a run come to the very same places?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remit.law import fit
+from remit.law.columns import Columns, Left
+from remit.law.peers import ColumnPeers
+from remit.proposal.devices import choose
+from remit.proposal.gates import PREFER_WEIGHT, SCALE
+from remit.proposal.kernel import Kernel
+from remit.proposal.plugins import Score
+from remit.proposal.scores import BALANCED, DEFAULT, LEAST, LIKED, MOST
+from tests.properties.test_fit import ask_of
+from tests.unit.law.draws import GROUPS, nodes_left, scenes, works
+from tests.unit.law.oracle import Scene, Work
+from tests.unit.law.scalar import OneNode, PlainPeers
+
+PROFILES: dict[str, tuple[Score, ...]] = {"default": DEFAULT, "most": (MOST, LIKED), "balanced": (LEAST, BALANCED), "none": ()}
+
+
+class Plain:
+    """The same by nested loops over plain values: law/fit.py node by node, scores as numbers, counting anew each time."""
+
+    def __init__(self, left: Sequence[Left], standing: Sequence[tuple[fit.Ask, int]], profile: Sequence[Score]) -> None:
+        self.left, self.standing, self.profile = list(left), list(standing), profile
+
+    def place(self, ask: fit.Ask) -> int:
+        sites = [OneNode(one) for one in self.left]
+        peers = PlainPeers(sites, [(other, self.left[row].node) for other, row in self.standing])
+        likes = {bool(ask.dislikes[site.taints]) for site in sites}
+        best, found = -1, -1
+        for row, site in enumerate(sites):
+            if fit.misfits(ask, site, peers):
+                continue
+            total: Any = None
+            for score in (one for one in self.profile if not one.static):
+                part = float(score.score(ask, _Priced(site))) * float(SCALE * score.weight)
+                total = part if total is None else total + part
+            number = max(int(total or 0), 0)
+            if any(one.static for one in self.profile) and len(likes) > 1:
+                number += 0 if ask.dislikes[site.taints] else LIKED.weight * SCALE
+            number += self._preferred(ask, site, sites, peers)
+            if number > best:
+                best, found = number, row
+        return found
+
+    def _preferred(self, ask: fit.Ask, site: OneNode, sites: Sequence[OneNode], peers: PlainPeers) -> int:
+        total = 0.0
+        for term in ask.prefer:
+            eligible = {
+                s.domain(term.of.key)[1] for s in sites if s.domain(term.of.key)[0] and fit.static_misfit(ask, s) is None
+            }
+            counts = peers.counts(term.of)
+            least = min((counts[domain] for domain in eligible), default=0)
+            most = max((counts[domain] for domain in eligible), default=0)
+            known, domain = site.domain(term.of.key)
+            total += 1.0 - (counts[domain] - least) / (1.0 + max(most - least, 0)) if known else 0.0
+        return max(int(total * (SCALE * PREFER_WEIGHT / len(ask.prefer))), 0) if ask.prefer else 0
+
+    def post(self, ask: fit.Ask, row: int, devices: dict[str, int]) -> None:
+        node, free, used = self.left[row]
+        free = {name: free.get(name, 0) - dict(ask.resources).get(name, 0) for name in ("cpu", "memory")}
+        self.left[row] = Left(node, free, {name: used.get(name, 0) + devices.get(name, 0) for name in {*used, *devices}})
+        self.standing.append((ask, row))
+
+    def gone(self, at: int) -> None:
+        ask, row = self.standing.pop(at)
+        node, free, used = self.left[row]
+        self.left[row] = Left(node, {n: free.get(n, 0) + dict(ask.resources).get(n, 0) for n in ("cpu", "memory")}, used)
+
+
+class _Priced:
+    """A node with what a score asks of it beyond the law."""
+
+    def __init__(self, site: OneNode) -> None:
+        self.free, self.taints = site.free, site.taints
+        self.share = {name: 1 / count for name, count in site.node.spec.capacity if count}
+
+
+def kernel_of(left: Sequence[Left], asks: Sequence[fit.Ask], standing: Sequence[tuple[fit.Ask, int]], profile: str) -> Kernel:
+    columns = Columns(left)
+    peers = PlainPeers([OneNode(one) for one in left], [(ask, left[row].node) for ask, row in standing])
+    kernel = Kernel(columns, ColumnPeers(columns, peers.counted(asks)), scores=PROFILES[profile])
+    for at, ask in enumerate(asks):
+        kernel.known(at, ask)
+    return kernel
+
+
+def full(left: Left) -> Left:
+    """As drawn, but with no less left than nothing was taken: room for a run."""
+    return Left(left.node, dict(left.node.spec.capacity.pairs), {})
+
+
+loud = st.sampled_from(
+    [frozenset({"resources", "peers"}), frozenset({"resources", "taints"}), frozenset({"devices", "peers"}), frozenset(GROUPS)]
+)
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> tuple[Scene, list[Work], list[tuple[int, int]], str]:
+    """A scene, several sorts of work, and how many of which come one after another."""
+    groups = draw(loud)
+    scene = draw(scenes(most=1, loud=groups))
+    left = [draw(nodes_left(row, groups)) for row in range(draw(st.integers(1, 6)))]
+    left = [full(one) for one in left] if draw(st.booleans()) else left
+    scene = scene._replace(left=left, standing=[(work, row % len(left)) for work, row in scene.standing])
+    sorts = [scene.work, *draw(st.lists(works(groups), max_size=2))]
+    coming = draw(st.lists(st.tuples(st.integers(0, len(sorts) - 1), st.integers(1, 7)), min_size=1, max_size=4))
+    return scene, sorts, coming, draw(st.sampled_from(sorted(PROFILES)))
+
+
+@settings(max_examples=300)
+@given(orders(), st.booleans())
+def test_one_by_one_the_kernel_places_as_a_plain_loop_does(
+    order: tuple[Scene, list[Work], list[tuple[int, int]], str], freed: bool
+) -> None:
+    scene, sorts, coming, profile = order
+    asks = [ask_of(work, scene) for work in sorts]
+    standing = [(ask_of(work, scene), row) for work, row in scene.standing]
+    kernel = kernel_of(scene.left, asks, standing, profile)
+    plain = Plain(scene.left, standing, PROFILES[profile])
+    for at, count in coming:
+        for _ in range(count):
+            one = kernel.known(at, asks[at])
+            row = kernel.place(one)
+            assert row == plain.place(asks[at])
+            if row < 0:
+                break
+            devices = choose(asks[at], kernel.columns, row)
+            assert bool(devices) == bool(sum(one.amount for one in asks[at].whole) or asks[at].shares)
+            kernel.post(one, row, devices)
+            plain.post(asks[at], row, devices)
+        if freed and plain.standing:
+            # Somebody goes: what was full takes work again.
+            ask, row = plain.standing[0]
+            if not (ask.whole or ask.shares):
+                kernel.post(kernel.known(asks.index(ask) if ask in asks else repr(ask), ask), row, sign=-1)
+                plain.gone(0)
+
+
+@settings(max_examples=500)
+@given(orders())
+def test_a_run_places_as_one_by_one_does(order: tuple[Scene, list[Work], list[tuple[int, int]], str]) -> None:
+    scene, sorts, coming, profile = order
+    asks = [ask_of(work, scene) for work in sorts]
+    standing = [(ask_of(work, scene), row) for work, row in scene.standing]
+    at_once, singly = (kernel_of(scene.left, asks, standing, profile) for _ in range(2))
+    for at, count in coming:
+        found = at_once.run(at_once.known(at, asks[at]), count)
+        one = singly.known(at, asks[at])
+        expected: list[int] = []
+        while len(expected) < count and (row := singly.place(one)) >= 0:
+            singly.post(one, row, choose(asks[at], singly.columns, row))
+            expected.append(row)
+        assert found.rows == expected
+    assert at_once.columns.amounts.tolist() == singly.columns.amounts.tolist()
+    assert at_once.columns.used == singly.columns.used

@@ -1,0 +1,145 @@
+"""Does an observer never take the authority's clock for earlier than it is, whatever the way there and back took?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remit.client.client import Client, NoAnswer
+from remit.client.endpoint import Endpoint, Status
+from remit.law.lifecycle import DRIFT_MAX_PERCENT
+from remit.law.overrides import in_force
+from remit.model.claims import Actor, Operation, Verdict
+from remit.world.promises import World
+from tests.unit.client.fakes import ACTOR, BIND, WINDOW_MS, FakeAuthority, bench
+from tests.unit.law.test_overrides import override
+from tests.unit.world.virtual import VirtualClock, run_virtually, virtual_world
+
+
+@dataclass
+class FarAuthority(FakeAuthority):
+    """Its clock shows other numbers than the asker's, and runs at another speed."""
+
+    thousandths: int = 1000
+
+    def now_ms(self) -> int:
+        return self.world.clock.now_ms() * self.thousandths // 1000 + self.ahead_ms
+
+
+@dataclass
+class LongWay:
+    target: Endpoint
+    world: World
+    there_ms: int
+    back_ms: int
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        return await self.target.ask(operations)
+
+    async def renew(self, actor: Actor, /) -> bool:
+        return await self.target.renew(actor)
+
+    async def status(self) -> Status:
+        await self.world.clock.sleep_ms(self.there_ms)
+        status = await self.target.status()
+        await self.world.clock.sleep_ms(self.back_ms)
+        return status
+
+
+def test_before_anybody_has_told_it_the_time_is_not_known() -> None:
+    async def scene() -> None:
+        b = bench()
+        assert b.client.authority_ms() is None
+        b.endpoints["a"].status_script = ["lose after"] * 99
+        with pytest.raises(NoAnswer):
+            await b.client.status(deadline_ms=500)
+        assert b.client.authority_ms() is None
+        b.endpoints["a"].status_script = []
+        await b.client.ask(BIND)
+        assert b.client.authority_ms() == ("far-boot", b.authority.now_ms()), "any call that learns the status learns it"
+
+    run_virtually(scene())
+
+
+def test_one_that_does_not_tell_the_time_is_not_believed_to() -> None:
+    """An authority of before this was said sends no boot."""
+
+    async def scene() -> None:
+        b = bench()
+        b.authority.boot = ""
+        await b.client.status()
+        assert b.client.authority_ms() is None
+
+    run_virtually(scene())
+
+
+def test_the_way_there_counts_as_if_the_clock_had_been_read_at_once() -> None:
+    async def scene() -> None:
+        world = virtual_world()
+        authority = FakeAuthority(world)
+        client = Client({"a": LongWay(authority, world, 400, 100)}, ACTOR, world)
+        await client.status()
+        assert client.authority_ms() == ("far-boot", authority.now_ms() + 400 + 5), "5: what drift may have added to 500"
+        await world.clock.sleep_ms(10_000)
+        assert client.authority_ms() == ("far-boot", authority.now_ms() + 400 + 105)
+
+    run_virtually(scene())
+
+
+def test_a_machine_that_slept_does_not_wake_up_in_the_past() -> None:
+    async def scene() -> None:
+        b = bench()
+        await b.client.status()
+        assert isinstance(b.world.clock, VirtualClock)
+        b.world.clock.suspend(3_600_000)
+        told = b.client.authority_ms()
+        assert told is not None and told[1] >= b.authority.now_ms()
+
+    run_virtually(scene())
+
+
+def test_whoever_takes_over_elsewhere_brings_a_clock_of_its_own() -> None:
+    async def scene() -> None:
+        b = bench()
+        await b.client.status()
+        b.authority.boot, b.authority.ahead_ms = "other-boot", -5
+        assert b.client.authority_ms() == ("far-boot", b.world.clock.now_ms() + 77_000_000), "as long as nobody says otherwise"
+        await b.world.clock.sleep_ms(WINDOW_MS)
+        await b.client.ask(BIND)
+        assert b.client.authority_ms() == ("other-boot", b.authority.now_ms())
+
+    run_virtually(scene())
+
+
+@given(
+    st.integers(0, 2_000),
+    st.integers(0, 900),
+    st.lists(st.integers(0, 40_000), min_size=1, max_size=4),
+    st.integers(1000 - 10 * DRIFT_MAX_PERCENT, 1000 + 10 * DRIFT_MAX_PERCENT),
+    st.integers(1, 120_000),
+)
+def test_no_override_outlasts_its_time_for_an_observer_elsewhere(
+    there_ms: int, back_ms: int, waits_ms: list[int], thousandths: int, ttl_ms: int
+) -> None:
+    async def scene() -> None:
+        world = virtual_world()
+        authority = FarAuthority(world, thousandths=thousandths)
+        client = Client({"a": LongWay(authority, world, there_ms, back_ms)}, ACTOR, world)
+        deadline_ms = authority.now_ms() + ttl_ms
+        one = override("o", "pause-expansion", tenants=["t"], until_ms=deadline_ms, boot="far-boot")
+        await client.status()
+        for wait_ms in waits_ms:
+            await world.clock.sleep_ms(wait_ms)
+            told = client.authority_ms()
+            assert told is not None and told[1] >= authority.now_ms()
+            if authority.now_ms() >= deadline_ms:
+                assert in_force([one], told).paused("t", "w") == ""
+            # And not much early either: by the way there, and by the drift of both clocks since.
+            passed_ms = there_ms + back_ms + sum(waits_ms)
+            assert told[1] - authority.now_ms() <= there_ms + passed_ms * 2 * DRIFT_MAX_PERCENT // 100 + 3
+
+    run_virtually(scene())

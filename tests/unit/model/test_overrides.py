@@ -1,0 +1,124 @@
+"""Which overrides may be declared? Each effect with the lists that it needs, a term, a reason and an author."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from remit.model import kinds, objects
+from remit.model.judging import judge
+from remit.model.manifests import read
+from remit.model.rules import _EFFECTS
+from tests.unit.model.test_manifests import HEAD
+
+GOOD = {
+    "pause-expansion": "{tenants: [risk], workloads: [web/shop]}",
+    "avoid": "{regions: [eu], zones: [eu-a], pools: [gpu], nodes: [n1]}",
+    "pin": "{workloads: [risk/risk-api], pools: [gpu]}",
+    "boost": "{tenants: [risk]}, by: 5",
+    "hold-repair": "{nodes: [n1]}",
+    "freeze-autoscaler": "{pools: [gpu]}",
+    "lend-budget": "{tenants: [risk]}, budget: west",
+}
+TERM = "ttl: 7d, reason: dark, author: ada@example.com"
+
+
+def told(effect: str, scope: str, term: str = TERM) -> list[str]:
+    text = (HEAD % "Override").removesuffix("\n") + f" {{effect: {effect}, scope: {scope}, {term}}}\n"
+    return [f"{p.path}: {p.message}; {p.cure}" for p in read(text.encode(), "f.yaml").problems]
+
+
+def test_there_is_a_rule_for_every_effect() -> None:
+    assert set(_EFFECTS) == set(GOOD) == set(get_args(kinds.Effect))
+
+
+@pytest.mark.parametrize("effect", sorted(GOOD))
+def test_each_effect_is_taken_with_what_it_needs__and_stored_as_it_was_read(effect: str) -> None:
+    assert told(effect, GOOD[effect]) == []
+    text = (HEAD % "Override").removesuffix("\n") + f" {{effect: {effect}, scope: {GOOD[effect]}, {TERM}}}\n"
+    (thing,) = read(text.encode(), "f.yaml").objects
+    assert isinstance(thing, kinds.Override)
+    assert thing.spec.effect == effect and thing.spec.ttl == kinds.OVERRIDE_TTL_MS_MAX
+    assert objects.decode(objects.encode(thing)) == thing
+    assert objects.key(thing) == "override/thing"
+    assert judge(thing) == ()
+
+
+@pytest.mark.parametrize("effect", sorted(GOOD))
+def test_an_empty_scope_is_never_everything(effect: str) -> None:
+    more = GOOD[effect].partition("}")[2]
+    problems = told(effect, "{}" + more)
+    assert problems and all(problem.startswith(f"spec.scope: {effect} must say ") for problem in problems)
+    assert told(effect, "{tenants: [], nodes: []}" + more) == problems
+
+
+@pytest.mark.parametrize(
+    ("effect", "scope", "says"),
+    [
+        ("pin", "{nodes: [n1]}", "spec.scope: pin must say whose work; add tenants or workloads"),
+        ("pin", "{tenants: [t]}", "spec.scope: pin must say which places; add regions, zones, pools or nodes"),
+        (
+            "avoid",
+            "{zones: [a], tenants: [t]}",
+            "spec.scope.tenants: avoid says nothing about tenants; remove it",
+        ),
+        ("boost", "{tenants: [t], nodes: [n]}, by: 5", "spec.scope.nodes: boost says nothing about nodes; remove it"),
+        ("freeze-autoscaler", "{pools: [p], nodes: [n]}", "spec.scope.nodes: freeze-autoscaler says nothing about nodes"),
+        ("boost", "{tenants: [t]}", "spec.by: is missing: boost needs it; add by: and how much"),
+        ("boost", "{tenants: [t]}, by: 0", "spec.by: is missing: boost needs it"),
+        ("boost", "{tenants: [t]}, by: -5", "spec.by: -5 is too small"),
+        ("boost", "{tenants: [t]}, by: 1000000001", "spec.by: 1000000001 is too large"),
+        ("avoid", "{zones: [a]}, by: 5", "spec.by: only boost has by, and this is avoid; remove it, or write effect: boost"),
+        ("lend-budget", "{tenants: [t]}", "spec.budget: is missing: lend-budget needs it"),
+        ("pin", "{tenants: [t], nodes: [n]}, budget: b", "spec.budget: only lend-budget has budget"),
+        ("boost", "{workloads: [shop]}, by: 5", 'spec.scope.workloads[0]: "shop" does not name a tenant and what is its own'),
+        ("boost", "{workloads: [a/b/c]}, by: 5", "write both, as in risk/risk-api"),
+        ("avoid", "{zones: [a, a]}", 'spec.scope.zones[1]: "a" is named twice'),
+        ("avoid", "{zones: a}", "spec.scope.zones: expected a list"),
+        ("shun", "{zones: [a]}", 'spec.effect: "shun" is not known here'),
+    ],
+)
+def test_what_an_effect_needs_and_what_it_cannot_mean(effect: str, scope: str, says: str) -> None:
+    problems = told(effect, scope)
+    assert len(problems) == 1, problems
+    assert says in problems[0]
+
+
+@pytest.mark.parametrize("sort", ["regions", "zones", "pools", "nodes", "tenants", "workloads"])
+def test_each_list_is_bounded(sort: str) -> None:
+    rest = ", nodes: [n]" if sort in ("tenants", "workloads") else ", tenants: [t]"
+    names = [f"t/n{n}" if sort == "workloads" else f"n{n}" for n in range(1025)]
+    assert told("pin", f"{{{sort}: [{', '.join(names[1:])}]{rest}}}") == []
+    (problem,) = told("pin", f"{{{sort}: [{', '.join(names)}]{rest}}}")
+    assert problem.startswith(f"spec.scope.{sort}: 1025 items are too many")
+
+
+@pytest.mark.parametrize(
+    ("term", "says"),
+    [
+        ("reason: r, author: a", "spec.ttl: is missing"),
+        ("ttl: 0s, reason: r, author: a", "spec.ttl: it would be over before it began; write how long it holds"),
+        ("ttl: 7d1ms, reason: r, author: a", 'spec.ttl: "7d1ms" is longer than 7d; use at most 7d'),
+        ("ttl: 169h, reason: r, author: a", 'spec.ttl: "169h" is longer than 7d'),
+        ("ttl: 1h, author: a", "spec.reason: is missing"),
+        ('ttl: 1h, reason: "", author: a', 'spec.reason: "" is not a reason; say why'),
+        ("ttl: 1h, reason: r", "spec.author: is missing"),
+        ('ttl: 1h, reason: r, author: " "', 'spec.author: " " is not an author; say who answers for it'),
+        ('ttl: 1h, reason: r, author: "a\\nb"', "spec.author: has a line break in it"),
+        ("ttl: 1h, reason: r, author: a, duration: 5m", "spec.duration: unknown field; did you mean ttl?"),
+    ],
+)
+def test_it_has_a_term_a_reason_and_an_author(term: str, says: str) -> None:
+    problems = told("avoid", "{zones: [a]}", term)
+    assert len(problems) == 1, problems
+    assert says in problems[0]
+
+
+def test_the_deadline_is_not_the_writers() -> None:
+    text = HEAD % "Override" + f"  effect: avoid\n  scope: {{zones: [a]}}\n  {TERM.replace(', ', chr(10) + '  ')}\n"
+    (problem,) = read((text + "status: {deadline: {boot: b, atMs: 9}}\n").encode(), "f.yaml").problems
+    assert (problem.path, problem.message) == ("status", "is what Remit reports, and cannot be asked for")
+    tenanted = text.replace("{name: thing}", "{name: thing, tenant: t}")
+    (problem,) = read(tenanted.encode(), "f.yaml").problems
+    assert problem.message == "an Override belongs to no tenant"
