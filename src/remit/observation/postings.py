@@ -1,4 +1,4 @@
-"""What do many changes at once come to? Gathered by what they have in common and posted together; no row is read here.
+"""What do many changes at once come to? Gathered by what they have in common, and posted together; no row is decoded here.
 
 A batch binds a thousand replicas of a few shapes. One after another they would cost a microsecond for each amount; by shape
 they cost a few array operations in all.
@@ -6,6 +6,7 @@ they cost a few array operations in all.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,9 @@ import numpy as np
 from remit.law.columns import Columns
 from remit.observation.accounts import Accounts
 from remit.observation.peers import SeenPeers
+from remit.observation.replicas import Replicas
 from remit.observation.shapes import Cut, Shapes
+from remit.observation.tables import NONE
 
 _FEW: Final = 8
 """Below it, arrays cost more than they save."""
@@ -49,6 +52,25 @@ class Postings:
         """It holds something else than its like do; it counts as one of them all the same."""
         if self._counted:
             self._spots.setdefault((generation, sign), []).append(row)
+
+    def hold_all(self, replicas: Replicas, later: Collection[int]) -> None:
+        """Everything that is held, but by those whose turn comes later: after a list from nothing, and at once."""
+        node, shapes = replicas.column("node"), self._shapes
+        slots = np.flatnonzero((node >= 0) & ~np.isin(np.arange(len(node)), list(later)))
+        rows, generations = node[slots].astype(np.int64), replicas.column("generation")[slots]
+        cuts, grants = shapes.column("cut")[generations], replicas.column("grants")[slots]
+        for number in np.unique(cuts).tolist():
+            of, cut = cuts == number, shapes.cuts[number]
+            if cut is None:
+                raise LookupError(f"cut {number} is gone")
+            unique, counts = np.unique(rows[of], return_counts=True)
+            self._columns.post_run(unique, counts, cut.resources)
+            for charged, times in zip(*np.unique(grants[of], return_counts=True), strict=True):
+                if charged != NONE:
+                    self._accounts.draw(replicas.charged[int(charged)], cut.charge, int(times))
+        for slot, devices in replicas.devices.items():
+            if slot not in later and node[slot] >= 0:
+                self._columns.post(int(node[slot]), (), devices)
 
     def flush(self) -> None:
         for of, sign in ((self._taken, 1), (self._given, -1)):

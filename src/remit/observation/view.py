@@ -225,7 +225,10 @@ class View(Sight):
             self._change(listing.changes())
         else:
             self.things.change(listing.grants, self._news)
-            self._post_all()
+            for slot in self.replicas.victims:
+                if self.replicas.at.phase[slot] == RESERVED:
+                    self._post_later(slot)
+            self._postings.hold_all(self.replicas, self._unsettled)
             self._settle()
             news = News(anew=True)
             news.pending.update(dict.fromkeys(self.replicas.pending()))
@@ -480,26 +483,3 @@ class View(Sight):
             cures.update({("peers", tenant): None for tenant in postings.met})
             postings.met = {}
         self.version += 1
-
-    def _post_all(self) -> None:
-        """After a list from nothing: all that is held, by node and cut, in a few array operations."""
-        kept, shapes = self.replicas, self.shapes
-        for slot in kept.victims:
-            if kept.at.phase[slot] == RESERVED:
-                self._post_later(slot)
-        node = kept.column("node")
-        slots = np.flatnonzero((node >= 0) & ~np.isin(np.arange(len(node)), list(self._unsettled)))
-        rows, generations = node[slots].astype(np.int64), kept.column("generation")[slots]
-        cuts, grants = shapes.column("cut")[generations], kept.column("grants")[slots]
-        for number in np.unique(cuts).tolist():
-            of, cut = cuts == number, shapes.cuts[number]
-            if cut is None:
-                raise LookupError(f"cut {number} is gone")
-            unique, counts = np.unique(rows[of], return_counts=True)
-            self.columns.post_run(unique, counts, cut.resources)
-            for charged, times in zip(*np.unique(grants[of], return_counts=True), strict=True):
-                if charged != NONE:
-                    self.accounts.draw(kept.charged[int(charged)], cut.charge, int(times))
-        for slot, devices in kept.devices.items():
-            if slot not in self._unsettled and node[slot] >= 0:
-                self.columns.post(int(node[slot]), (), devices)
