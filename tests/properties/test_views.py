@@ -228,6 +228,7 @@ class ViewMachine(AuthorityMachine):
         for slot in view.replicas.pending():
             generation = view.shapes.seen(view.replicas.at.generation[slot])
             ask = books.ask((generation.tenant, generation.workload, generation.number))
+            assert ask is not None
             assert (ask.open, ask.gang) == (generation.open, generation.gang)
             for index in (*(term.of for term in (*ask.spread, *ask.affinity, *ask.anti)), *carried(ask)):
                 assert view.peers.total(index) == draft.total(index)

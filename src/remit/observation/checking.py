@@ -106,7 +106,7 @@ def _counts(view: View) -> Iterator[str]:
     kept, shapes = view.replicas, view.shapes
     spots = [(kept.at.generation[slot], kept.at.node[slot]) for slot in kept.slots.values() if kept.at.node[slot] != NONE]
     spots += [(one.generation, one.row) for one in view.assumed.values()]
-    for index in view.peers.kept():
+    for index in list(view.peers.counted):
         due: dict[str, int] = defaultdict(int)
         for generation, row in spots:
             if shapes.counts_in(generation, index):

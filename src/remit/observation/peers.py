@@ -6,7 +6,7 @@ room or lets go of it, assumed ones included. When a node changes what it is, co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -38,9 +38,9 @@ class SeenPeers(ColumnPeers):
         self._tenants: set[str] = set()
 
     @property
-    def counting(self) -> bool:
-        """Is there anything to keep up?"""
-        return bool(self._counts)
+    def counted(self) -> Mapping[Index, Ints]:
+        """The counts that are kept up: always the same mapping, empty while nobody has asked."""
+        return self._counts
 
     def counts(self, index: Index) -> Ints:
         if self._stood != self._columns.restood.count:
@@ -79,10 +79,6 @@ class SeenPeers(ColumnPeers):
         self._totals.clear()
         self._of.clear()
         self._tenants.clear()
-
-    def kept(self) -> list[Index]:
-        """Those whose counts are kept up."""
-        return list(self._counts)
 
     def reshaped(self) -> None:
         """A generation came, went, or came to another shape."""

@@ -13,7 +13,6 @@ from remit.law.holding import UNSETTLED
 from remit.law.lifecycle import HOLDS
 from remit.model.records import Phase
 from remit.observation.tables import NONE, Pool, Table
-from remit.store.protocol import Corrupt
 
 PHASES: Final = tuple(Phase)
 NUMBER: Final = {phase: number for number, phase in enumerate(PHASES)}
@@ -60,14 +59,7 @@ class Lean(msgspec.Struct, frozen=True, gc=False):
     status: _Status = _UNTOUCHED
 
 
-_decode = msgspec.json.Decoder(Lean).decode
-
-
-def decode_lean(key: str, value: bytes) -> Lean:
-    try:
-        return _decode(value)
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"row {key} does not decode ({error}); restore a backup") from None
+decode_lean: Final = msgspec.json.Decoder(Lean).decode
 
 
 class Held(NamedTuple):
@@ -122,26 +114,29 @@ class Replicas(Table):
         self._forget(slot)
         self.give_up(slot)
 
-    def write(self, slot: int, lean: Lean, revision: int, generation: int, node: int) -> None:
-        """All that the row says; `node` is where it holds room."""
-        at, spec, status = self.at, lean.spec, lean.status
+    def write(self, slot: int, lean: Lean, revision: int, node: int) -> None:
+        """How it stands; `node` is where it holds room."""
+        at, status = self.at, lean.status
         at.revision[slot] = revision
-        at.uid[slot] = hash(lean.metadata.uid)
         at.phase[slot] = NUMBER[status.phase]
         at.node[slot] = node
-        at.generation[slot] = generation
-        at.priority[slot] = spec.priority
         at.attempt[slot] = status.attempt
-        at.index[slot] = spec.index
         old = at.grants[slot]
-        new = self.charged.take(status.grants) if status.grants else NONE
+        at.grants[slot] = self.charged.take(status.grants) if status.grants else NONE
         if old != NONE:
             self.charged.drop(old)
-        at.grants[slot] = new
         if status.devices or slot in self.devices:
             self._sparse(self.devices, slot, status.devices)
         if status.victims or slot in self.victims:
             self._sparse(self.victims, slot, status.victims)
+
+    def name(self, slot: int, lean: Lean, generation: int) -> None:
+        """Who it is: as long as its uid is the same, this is too."""
+        at, spec = self.at, lean.spec
+        at.uid[slot] = hash(lean.metadata.uid)
+        at.generation[slot] = generation
+        at.priority[slot] = spec.priority
+        at.index[slot] = spec.index
 
     def held(self, slot: int) -> Held:
         """What it holds; good until its row changes."""

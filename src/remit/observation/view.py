@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +22,7 @@ from remit.law.columns import Columns, Ints
 from remit.law.fit import Ask
 from remit.law.holding import needs
 from remit.law.ledgers import DEVICE, GrantLedger
-from remit.model.records import PolicyRevision
+from remit.model.records import Phase, PolicyRevision
 from remit.observation.accounts import Accounts
 from remit.observation.following import MARKER, Part, Sight
 from remit.observation.listing import Listing
@@ -202,19 +203,19 @@ class View(Sight):
         if listing.compared:
             listing.compare(rows)
             return
-        things = list[Change]()
-        replicas = self.replicas
-        for key, value, revision in rows:
-            if key.startswith(_REPLICA):
-                lean = decode_lean(key, value)
-                row = self._row(key, lean)
-                replicas.write(replicas.add(key), lean, revision, self._generation(key, lean), row)
-            elif key == MARKER:
+        things, kept = list[Change](), self.replicas
+        replicas = [row for row in rows if row.key.startswith(_REPLICA)]
+        for key, value, revision in rows if len(replicas) < len(rows) else ():
+            if key == MARKER:
                 self.doubted(value)
-            else:
+            elif not key.startswith(_REPLICA):
                 (listing.grants if key.startswith("grant/") else things).append(Change(key, value, revision))
         if things:
             self.things.change(things, self._news)
+        for key, value, revision in replicas:
+            lean, slot = self._decode(key, value), kept.add(key)
+            kept.name(slot, lean, self._generation(key, lean))
+            kept.write(slot, lean, revision, self._row(key, lean))
 
     def end(self) -> None:
         listing, self._listing = self._listing, None
@@ -224,7 +225,10 @@ class View(Sight):
             self._change(listing.changes())
         else:
             self.things.change(listing.grants, self._news)
-            self._post_all()
+            for slot in self.replicas.victims:
+                if self.replicas.at.phase[slot] == RESERVED:
+                    self._post_later(slot)
+            self._postings.hold_all(self.replicas, self._unsettled)
             self._settle()
             news = News(anew=True)
             news.pending.update(dict.fromkeys(self.replicas.pending()))
@@ -260,7 +264,7 @@ class View(Sight):
             if value is None:
                 self._remove(key)
             else:
-                self._write(key, decode_lean(key, value), revision)
+                self._write(key, self._decode(key, value), revision)
         self._settle()
 
     def _change_things(self, changes: Sequence[Change]) -> None:
@@ -279,7 +283,7 @@ class View(Sight):
         self.things.change(changes, self._news)
         for slot, row in lifted:
             self.replicas.at.node[slot] = row
-            self._take(slot)
+            self._take(slot, row, self._grants(slot))
         self._tell_reshaped()
 
     def _lift_all(self, generations: Iterable[int]) -> list[tuple[int, int]]:
@@ -302,34 +306,36 @@ class View(Sight):
 
     def _write(self, key: str, lean: Lean, revision: int) -> None:
         """One replica as its row says. What it holds is given back and taken anew only if it is not the same."""
-        kept, status = self.replicas, lean.status
-        slot, number = kept.slots.get(key), NUMBER[status.phase]
-        row = self._row(key, lean)
+        kept, news, number = self.replicas, self._news, NUMBER[lean.status.phase]
+        slot, before, still = kept.slots.get(key), NONE, False
+        row = self._row(key, lean) if HOLDING[number] else NONE
         if slot is None:
-            slot, before = kept.add(key), NONE
-            generation = self._generation(key, lean)
-            still = False
+            slot = kept.add(key)
+            kept.name(slot, lean, self._generation(key, lean))
         else:
-            before, generation = kept.at.phase[slot], kept.at.generation[slot]
-            if kept.at.uid[slot] != hash(lean.metadata.uid):
-                generation = self._generation(key, lean)  # another of that name
-            still = self._still(slot, lean, row, generation, before)
-            if not still:
+            before = kept.at.phase[slot]
+            if kept.at.uid[slot] != hash(lean.metadata.uid):  # another of that name
                 self._lift(slot)
-        kept.write(slot, lean, revision, generation, row)
+                kept.name(slot, lean, self._generation(key, lean))
+            else:
+                still = row != NONE and self._still(slot, lean, row, before)
+                if not still and (before != PENDING or self.assumed):
+                    self._lift(slot)
+        kept.write(slot, lean, revision, row)
         if row != NONE and not still:
-            self._take(slot)
+            self._take(slot, row, lean.status.grants)
         if self._patrons and key in self._patrons:
             self._unsettled.update(self._patrons[key])
         if before == PENDING:
-            self._news.no_longer_waits(slot)
+            news.pending.pop(slot, None)
+            news.settled[slot] = None
         if number == PENDING:
-            self._news.waits(slot)
+            news.pending[slot] = None
 
-    def _still(self, slot: int, lean: Lean, row: int, generation: int, before: int) -> bool:
+    def _still(self, slot: int, lean: Lean, row: int, before: int) -> bool:
         """Does it hold the very room that is posted for it, seen or assumed? An assumption that came true is used up here."""
         kept, status = self.replicas, lean.status
-        if row == NONE or NUMBER[status.phase] == RESERVED or before == RESERVED or generation != kept.at.generation[slot]:
+        if status.phase is Phase.RESERVED or before == RESERVED:
             return False
         if self.assumed and (one := self.assumed.get(slot)) is not None:
             same = one.row == row and one.grants == status.grants and one.devices == (status.devices or _NO_DEVICES)
@@ -354,6 +360,13 @@ class View(Sight):
         self._news.ready.pop(slot, None)
         self.replicas.remove(slot)
 
+    @staticmethod
+    def _decode(key: str, value: bytes) -> Lean:
+        try:
+            return decode_lean(value)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"row {key} does not decode ({error}); restore a backup") from None
+
     def _row(self, key: str, lean: Lean) -> int:
         """Where a replica holds room, if its phase is one that does."""
         if not HOLDING[NUMBER[lean.status.phase]]:
@@ -372,21 +385,23 @@ class View(Sight):
 
     # -- what is held ------------------------------------------------------------------------------------------------------
 
-    def _take(self, slot: int) -> None:
+    def _take(self, slot: int, row: int, grants: tuple[str, ...]) -> None:
         """Post what the replica in this slot holds; a reservation's turn comes when everybody's rows have been read."""
         at = self.replicas.at
-        row, generation = at.node[slot], at.generation[slot]
-        if slot in self.replicas.victims and at.phase[slot] == RESERVED:
-            for victim in self.replicas.victims[slot]:
-                self._patrons.setdefault(victim, {})[slot] = None
-            self._unsettled[slot] = None
-            self._postings.spot(generation, row, 1)
-            return
         if at.phase[slot] == RESERVED:
+            if slot in self.replicas.victims:
+                self._post_later(slot)
+                return
             self._news.ready[slot] = None
-        self._postings.hold(generation, row, self._grants(slot), 1)
+        self._postings.hold(at.generation[slot], row, grants, 1)
         if slot in self.replicas.devices:
             self.columns.post(row, (), self.replicas.devices[slot])
+
+    def _post_later(self, slot: int) -> None:
+        for victim in self.replicas.victims[slot]:
+            self._patrons.setdefault(victim, {})[slot] = None
+        self._unsettled[slot] = None
+        self._postings.spot(self.replicas.at.generation[slot], self.replicas.at.node[slot], 1)
 
     def _lift(self, slot: int) -> None:
         """Give back whatever is posted for it, seen or assumed."""
@@ -468,26 +483,3 @@ class View(Sight):
             cures.update({("peers", tenant): None for tenant in postings.met})
             postings.met = {}
         self.version += 1
-
-    def _post_all(self) -> None:
-        """After a list from nothing: all that is held, by node and cut, in a few array operations."""
-        kept, shapes = self.replicas, self.shapes
-        for slot in kept.victims:
-            if kept.at.phase[slot] == RESERVED:
-                self._take(slot)
-        node = kept.column("node")
-        slots = np.flatnonzero((node >= 0) & ~np.isin(np.arange(len(node)), list(self._unsettled)))
-        rows, generations = node[slots].astype(np.int64), kept.column("generation")[slots]
-        cuts, grants = shapes.column("cut")[generations], kept.column("grants")[slots]
-        for number in np.unique(cuts).tolist():
-            of, cut = cuts == number, shapes.cuts[number]
-            if cut is None:
-                raise LookupError(f"cut {number} is gone")
-            unique, counts = np.unique(rows[of], return_counts=True)
-            self.columns.post_run(unique, counts, cut.resources)
-            for charged, times in zip(*np.unique(grants[of], return_counts=True), strict=True):
-                if charged != NONE:
-                    self.accounts.draw(kept.charged[int(charged)], cut.charge, int(times))
-        for slot, devices in kept.devices.items():
-            if slot not in self._unsettled and node[slot] >= 0:
-                self.columns.post(int(node[slot]), (), devices)
