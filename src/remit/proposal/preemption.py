@@ -39,7 +39,7 @@ class Candidates(NamedTuple):
     """By slot; few hold any."""
 
 
-class Plan(NamedTuple):
+class Eviction(NamedTuple):
     row: int
     victims: tuple[int, ...]
     """Slots."""
@@ -64,13 +64,13 @@ class Spare:
 
 def plan(
     ask: Ask, columns: Columns, open_rows: Bools, found: Candidates, spare: Spare, *, count: int, victims_max: int
-) -> list[Plan]:
+) -> list[Eviction]:
     """Places for up to `count` replicas with this ask, on different nodes, at the cost of at most `victims_max` in all."""
     ranked = _ranked(ask, columns, open_rows, found)
     if ranked is None:
         return []
     rows, starts, ends, order = ranked
-    plans: list[Plan] = []
+    plans: list[Eviction] = []
     looked = 0
     for at in range(len(rows)):
         if len(plans) == count or looked >= LOOK_AT + 2 * len(plans):
@@ -116,7 +116,7 @@ def _ranked(ask: Ask, columns: Columns, open_rows: Bools, found: Candidates) -> 
     return rows[starts][cost], starts[cost], ends[cost], order
 
 
-def _closely(ask: Ask, columns: Columns, row: int, found: Candidates, at: Ints, spare: Spare) -> Plan | None:
+def _closely(ask: Ask, columns: Columns, row: int, found: Candidates, at: Ints, spare: Spare) -> Eviction | None:
     """Which of these candidates of one row, and which devices: take until it fits, then spare whoever need not go."""
     taken: list[int] = []
     groups: dict[int, int] = {}
@@ -137,7 +137,7 @@ def _closely(ask: Ask, columns: Columns, row: int, found: Candidates, at: Ints, 
             taken = rest
     node = columns.nodes[row]
     chosen = choose_among(ask, node.spec.devices, _used(columns, row, found, taken)) if node is not None else None
-    return None if chosen is None else Plan(row, tuple(int(found.slots[one]) for one in taken), chosen)
+    return None if chosen is None else Eviction(row, tuple(int(found.slots[one]) for one in taken), chosen)
 
 
 def _fits(ask: Ask, columns: Columns, row: int, found: Candidates, gone: Sequence[int]) -> bool:

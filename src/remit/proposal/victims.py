@@ -11,7 +11,7 @@ from remit.law.lifecycle import TABLE
 from remit.observation.replicas import NUMBER
 from remit.observation.view import View
 from remit.proposal.kernel import Class, Kernel
-from remit.proposal.preemption import Candidates, Plan, Spare, plan
+from remit.proposal.preemption import Candidates, Eviction, Spare, plan
 
 MOVABLE: Final = np.array(sorted(NUMBER[row.source] for row in TABLE if row.name == "preempt" and row.source is not None))
 
@@ -44,7 +44,7 @@ class Victims:
         """How long until another may be taken."""
         return 0 if self._left >= 1 else round((1 - self._left) * 1000 / self.pace.per_s) + 1
 
-    def plan(self, view: View, kernel: Kernel, one: Class, open_rows: Bools, priority: int, count: int) -> list[Plan]:
+    def plan(self, view: View, kernel: Kernel, one: Class, open_rows: Bools, priority: int, count: int) -> list[Eviction]:
         allowed = int(self._left)
         if allowed < 1:
             return []
