@@ -25,6 +25,8 @@ LAWFUL = {
     "simulate/checkers/books.py": "import remit.model",
     "proposal/__init__.py": "import remit.observation",
     "proposal/backlog.py": "import remit.proposal.fairness",
+    "proposal/kernel.py": "import remit.law",
+    "proposal/preemption.py": "import remit.law",
     "proposal/fairness.py": "",
     "proposal/architectures/__init__.py": "",
     "proposal/architectures/central.py": "import remit.law",
