@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from remit.client.client import Client, NoAnswer
 from remit.client.remote import Answering, Remote
 from remit.commitment.authority import Authority
 from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
+from remit.observation.view import View
+from remit.proposal.plugins import installed_filters, installed_scores
+from remit.proposal.scheduler import LEASE, Rhythm, Scheduler
+from remit.proposal.scores import DEFAULT
+from remit.proposal.victims import Pace
 from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
 from remit.world.promises import World
@@ -57,6 +63,36 @@ async def server(
     )
     async with world.link.serve(name, Answering(standby)):
         await standby.serve(beat_ms=beat_ms)
+
+
+def scheduler(
+    store: Store,
+    sure: Store,
+    client: Client,
+    world: World,
+    *,
+    name: str,
+    lease: str = LEASE,
+    rhythm: Rhythm = Rhythm(),
+    pace: Pace = Pace(),
+    failed: Callable[[NoAnswer], None] | None = None,
+    view: View | None = None,
+) -> Scheduler:
+    """One of a scope's schedulers, with the filters and scores of whatever packages are installed. The caller runs it."""
+    return Scheduler(
+        store,
+        sure,
+        client,
+        world,
+        name=name,
+        lease=lease,
+        rhythm=rhythm,
+        filters=installed_filters(),
+        scores=(*DEFAULT, *installed_scores()),
+        pace=pace,
+        failed=failed,
+        view=view,
+    )
 
 
 SWITCH_S: Final = 0.000_2

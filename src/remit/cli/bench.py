@@ -139,6 +139,7 @@ def bench() -> None:
     Examples:
       remit bench commit --quick          a look in a few seconds
       remit bench commit --json           one line for programs; exit 1 if an aim is missed
+      remit bench schedule --quick        from a full queue to the last durable bind
       remit bench simulate --quick        how much simulated time a minute buys
     """
 
@@ -181,3 +182,21 @@ def simulate(quick: bool, as_json: bool) -> None:
     from remit.cli.bench_simulate import measure
 
     finish(measure(quick), as_json)
+
+
+@bench.command("schedule")
+@click.option("--quick", is_flag=True, help="Fewer jobs; good enough for a look.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+@click.option("--data", type=DIRECTORY, default=None, help="An existing directory to write in; a real disk.")
+def schedule(quick: bool, as_json: bool, data: Path | None) -> None:
+    """From a full queue to the last durable bind: jobs a second, with spread, anti-affinity and preemption; and how long one
+    job waits that arrives.
+
+    \b
+    Examples:
+      remit bench schedule --quick
+      remit bench schedule --json --data /var/tmp       on another disk
+    """
+    from remit.cli.bench_schedule import measure
+
+    finish(measure(quick, data), as_json)

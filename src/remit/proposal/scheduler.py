@@ -71,8 +71,17 @@ class Scheduler:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follower.follow(), name="follow")
-            group.create_task(self._lead(group), name="lead")
+            group.create_task(self.follow(), name="follow")
+            group.create_task(self.lead(), name="lead")
+
+    async def follow(self) -> None:
+        """See everything, for ever; whoever does only this proposes nothing."""
+        await self._follower.follow()
+
+    async def lead(self) -> None:
+        """For ever: become the holder of the lease, act while that lasts, and begin anew."""
+        async with asyncio.TaskGroup() as group:
+            await self._lead(group)
 
     async def _lead(self, group: asyncio.TaskGroup) -> None:
         while True:

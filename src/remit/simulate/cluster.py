@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from remit.assembly import server
+from remit.assembly import scheduler, server
 from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.model.claims import Actor, Role
-from remit.proposal.scheduler import Rhythm, Scheduler
+from remit.proposal.scheduler import Rhythm
 from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
 from remit.simulate.actors.budgets import Budgets
 from remit.simulate.actors.controllers import Beats, Endpoints, Nodes, Repair, Rollouts, Workloads
@@ -175,7 +175,7 @@ class Cluster:
         async def main(process: Process) -> None:
             seat = self._seat(process, scope)
             seat.watched = Watched(process.world.clock, seat.observed)
-            scheduler = Scheduler(
+            placing = scheduler(
                 process.port(self.stores[scope], observer=True),
                 process.port(self.stores[scope]),
                 seat.client(Actor(process.name, Role.SCHEDULER)),
@@ -186,7 +186,7 @@ class Cluster:
                 failed=seat.give_up,
                 view=seat.watched,
             )
-            await scheduler.run()
+            await placing.run()
 
         return main
 
