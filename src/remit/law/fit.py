@@ -116,6 +116,8 @@ class Ask(NamedTuple):
     clock."""
     pins: tuple[Any, ...] = ()
     """Places that a person's override keeps it to; a proposer's affair, not the law's."""
+    hinted: str = ""
+    """The workload, as `tenant/name`, if somebody has hinted where it would start sooner; a proposer's affair too."""
 
 
 class ByModel(Protocol):

@@ -11,8 +11,9 @@ from remit.law.columns import Columns
 from remit.law.ledgers import ledgers_of
 from remit.model.kinds import Node, NodeHealth, Override, PriorityClass, Tenant
 from remit.model.objects import dec_hook
-from remit.model.records import Grant, PolicyRevision
+from remit.model.records import Grant, PolicyRevision, Summary
 from remit.observation.accounts import Accounts
+from remit.observation.hints import PREFIX, Hints
 from remit.observation.news import News
 from remit.observation.peers import SeenPeers
 from remit.observation.shapes import Shapes
@@ -20,9 +21,9 @@ from remit.store.protocol import Change, Corrupt
 
 _DECODERS: Final[Mapping[str, Any]] = {
     kind.__name__.lower(): msgspec.json.Decoder(kind, dec_hook=dec_hook).decode
-    for kind in (Node, Override, PriorityClass, Tenant, PolicyRevision, Grant)
+    for kind in (Node, Override, PriorityClass, Summary, Tenant, PolicyRevision, Grant)
 }
-KINDS: Final = ("node", "override", "priorityclass", "tenant", "policyrevision", "workload", "generation", "grant")
+KINDS: Final = ("node", "override", "priorityclass", "summary", "tenant", "policyrevision", "workload", "generation", "grant")
 """Of each, the rows in the order in which they are listed. A kind that is added needs its line in `change`."""
 
 
@@ -44,6 +45,7 @@ class Things:
     def __init__(self, columns: Columns, shapes: Shapes, accounts: Accounts, peers: SeenPeers) -> None:
         self.classes: dict[str, PriorityClass] = {}
         self.overrides: dict[str, Override] = {}
+        self.hints = Hints()
         self.revisions: dict[str, int] = {}
         """By key, of all but workloads and generations, which have their own columns."""
         self._columns, self._shapes, self._accounts, self._peers = columns, shapes, accounts, peers
@@ -84,6 +86,8 @@ class Things:
             self._peers.reshaped()
         for change in by_kind.get("override", ()):
             self._override(change)
+        for change in by_kind.get("summary", ()):
+            self._summary(change)
 
     def _decode(self, kind: str, change: Change) -> Any:
         try:
@@ -125,6 +129,12 @@ class Things:
             self.overrides.pop(name, None)
         else:
             self.overrides[name] = self._decode("override", change)
+
+    def _summary(self, change: Change) -> None:
+        name = change.key.partition("/")[2]
+        summary: Summary | None = None if self._gone(change) else self._decode("summary", change)
+        if name.startswith(PREFIX):
+            self.hints.put(name, summary)
 
     def _charge(self, changes: Sequence[Change], news: News) -> None:
         puts, gone = list[Tenant | Grant](), list[Tenant | Grant]()

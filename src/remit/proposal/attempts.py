@@ -43,6 +43,7 @@ class Key(NamedTuple):
     gang: int
     paused: str
     pins: tuple[PlaceSet, ...]
+    hinted: str
 
 
 class Short(Enum):
@@ -109,7 +110,9 @@ class Attempts:
         rank = self._view.things.classes.get(shapes.ranks[at.rank[generation]])
         paused = effects.paused(tenant, workload) if effects.overrides else ""
         pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
-        apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or not shapes.open(generation))
+        path = f"{tenant}/{workload}"
+        hinted = path if self._view.things.hints.about(path) else ""
+        apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not shapes.open(generation))
         return Key(
             tenant=tenant,
             shape=at.shape[generation],
@@ -120,6 +123,7 @@ class Attempts:
             gang=at.gang[generation],
             paused=paused,
             pins=pins,
+            hinted=hinted,
         )
 
     def line(self, key: Key, slot: int, now_ms: int) -> Line:
@@ -133,7 +137,10 @@ class Attempts:
         self._keys.clear()
 
     def class_of(self, key: Key) -> Class:
-        return self._kernel.known((key.shape, key.pins), self._view.shapes.ask(key.shape), key.pins)
+        ask = self._view.shapes.ask(key.shape)
+        if not (key.pins or key.hinted):
+            return self._kernel.known(key.shape, ask)
+        return self._kernel.known((key.shape, key.pins, key.hinted), ask, pins=key.pins, hinted=key.hinted)
 
     def fits_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
         """Could one of these rows take a member of the line now? For waking those whom freed room may help."""

@@ -26,7 +26,7 @@ from remit.proposal.fairness import Shares
 from remit.proposal.kernel import Kernel
 from remit.proposal.lines import Line
 from remit.proposal.plugins import Filter, Score
-from remit.proposal.scores import DEFAULT
+from remit.proposal.scores import DEFAULT, locality
 from remit.proposal.steering import Steering
 from remit.proposal.victims import Pace, Victims
 
@@ -95,7 +95,8 @@ class Cycle:
         self.backlog = Backlog(self._lot)
         self.shares = Shares({})
         self._capacity_at = -1
-        self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=self._scores)
+        scores = (*self._scores, locality(view.columns, view.things.hints))
+        self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=scores)
         self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering)
         self._held: list[Held] = []
         self._ready: dict[int, None] = {}

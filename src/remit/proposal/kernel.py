@@ -99,11 +99,13 @@ class Kernel:
         self.scores = tuple(scores)
         self._classes: dict[Hashable, Class] = {}
 
-    def known(self, key: Hashable, ask: Ask, pins: tuple[Any, ...] = ()) -> Class:
-        """The class of that key. Another ask under the same key, by identity, makes what was known of it void."""
+    def known(self, key: Hashable, ask: Ask, **steered: Any) -> Class:
+        """The class of that key. Another ask under the same key, by identity, makes what was known of it void; `steered` are
+        fields of it that are not its own.
+        """
         found = self._classes.pop(key, None)
         if found is None or found.base is not ask:
-            found = Class(ask, ask._replace(pins=pins) if pins else ask, self.filters, self.scores)
+            found = Class(ask, ask._replace(**steered) if steered else ask, self.filters, self.scores)
             for term in (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer):
                 self.peers.counts(term.of)  # from here on it is kept up
             while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from remit.law.columns import Columns
 from remit.law.fit import Ask
+from remit.observation.hints import Hints
 from remit.proposal.plugins import Score
 
 
@@ -39,6 +41,16 @@ def balanced(ask: Ask, site: Any) -> Any:
 def liked(ask: Ask, site: Any) -> Any:
     """Taints that only ask to be avoided are avoided, if the replica does not tolerate them."""
     return 1.0 - ask.dislikes[site.taints]
+
+
+def locality(columns: Columns, hints: Hints) -> Score:
+    """Where it is said to be warm. A hint ranks: whether it may stand there at all, the filters say."""
+
+    def warm(ask: Ask, site: Any) -> Any:
+        found = hints.warmth(ask.hinted, columns)
+        return found if site is columns else found[site.rows]
+
+    return Score("locality", warm, applies=lambda ask: bool(ask.hinted), epoch=lambda: hints.version)
 
 
 LEAST: Final = Score("least-allocated", least_allocated)

@@ -1,0 +1,52 @@
+"""Where might work start sooner? What nodes say they are warm for. A hint ranks and never authorises: it may be old or wrong.
+
+A node's agent reports a summary under the name `warm/NODE`: for each workload, as `tenant/name`, how much of what it needs is
+there already, in thousandths. Summaries merge in any order; the last one of a node stands until the next.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from remit.law.columns import Columns, Floats
+from remit.model.records import Summary
+
+PREFIX: Final = "warm/"
+FULL: Final = 1_000
+
+
+class Hints:
+    """By workload, how warm which node is. `version` counts what was heard."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._by_node: dict[str, dict[str, int]] = {}
+        self._by_work: dict[str, dict[str, int]] = {}
+
+    def put(self, name: str, summary: Summary | None) -> None:
+        """What a node says from now on; nothing, if its summary is gone."""
+        node = name.removeprefix(PREFIX)
+        for work in self._by_node.pop(node, {}):
+            nodes = self._by_work[work]
+            del nodes[node]
+            if not nodes:
+                del self._by_work[work]
+        said = {} if summary is None else {work: min(count, FULL) for work, count in summary.spec.counts.items() if count > 0}
+        if said:
+            self._by_node[node] = said
+        for work, count in said.items():
+            self._by_work.setdefault(work, {})[node] = count
+        self.version += 1
+
+    def about(self, work: str) -> bool:
+        return work in self._by_work
+
+    def warmth(self, work: str, columns: Columns) -> Floats:
+        """From 0 to 1, by row; nodes that are gone are passed over."""
+        found = np.zeros(len(columns))
+        for node, count in self._by_work.get(work, {}).items():
+            if node in columns.rows:
+                found[columns.rows[node]] = count / FULL
+        return found
