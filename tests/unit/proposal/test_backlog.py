@@ -111,6 +111,16 @@ def test_what_the_past_has_forgotten_counts_as_happened() -> None:
     assert queue.wait(line, "no_room", frozenset({ROOM}), since=5, now_ms=0), "the rest is known: it was for others"
 
 
+def test_news_may_be_told_out_of_order() -> None:
+    """F22"""
+    past, line = Past(), Line("w", "a", 0, CPU)
+    past.note(ROOM, 5, lambda line: True)
+    past.note(ROOM, 3)
+    assert past.cured(line, [ROOM], 4) and past.cured(line, [ROOM], 2) and not past.cured(line, [ROOM], 5)
+    past.note(ROOM, 2)
+    assert past.cured(line, [ROOM], 2)
+
+
 def test_a_cure_wakes_the_lines_that_wait_for_it_and_no_others() -> None:
     queue = backlog()
     quota: Cure = ("quota", "a")
@@ -281,6 +291,17 @@ def test_who_is_returned_stands_where_he_stood() -> None:
     assert order(queue) == [6, 7], "who is in flight is not taken again"
     with pytest.raises(ValueError, match="was not taken"):
         queue.returned(put(queue, "v", range(9, 10)).members()[0])
+
+
+def test_a_head_that_comes_back_brings_its_line_forward() -> None:
+    queue = backlog()
+    put(queue, "w", range(1), now_ms=1)
+    put(queue, "w", range(1, 2), now_ms=3)
+    put(queue, "v", range(2, 3), now_ms=2)
+    assert order(queue, 1, 5) == [0] and order(queue, 1, 5) == [2]
+    queue.returned(2)
+    queue.returned(0)
+    assert order(queue, now_ms=5) == [0, 2, 1]
 
 
 def test_who_is_removed_in_flight_may_be_returned_by_one_who_does_not_know() -> None:
