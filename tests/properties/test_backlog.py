@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from remit.proposal.backlog import RETRY_MS_MAX, RETRY_MS_MIN, Backlog
 from remit.proposal.cures import Past
@@ -115,7 +115,13 @@ class BacklogMachine(RuleBasedStateMachine):
 
     # What is pending
 
-    @rule(kind=A_KIND, member=st.integers(0, 60), count=st.integers(1, 6), ms=st.sampled_from([0, 1]))
+    @initialize(counts=st.lists(st.integers(0, 4), min_size=len(KINDS), max_size=2 * len(KINDS)))
+    def fill(self, counts: list[int]) -> None:
+        """So that there is something from the start."""
+        for i, count in enumerate(counts):
+            self.add(i % len(KINDS), i * 5, count, i % 2)
+
+    @rule(kind=A_KIND, member=st.integers(0, 60), count=st.integers(1, 8), ms=st.sampled_from([0, 1]))
     def add(self, kind: int, member: int, count: int, ms: int) -> None:
         self.now_ms += ms
         tenant, priority, amount, deadline_ms = KINDS[kind]
@@ -133,9 +139,10 @@ class BacklogMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         """One that is queued or in flight is no longer wanted."""
         plain = self.plain[data.draw(st.sampled_from(sorted(self.plain)))]
-        self.remove(data.draw(st.sampled_from([one.member for one in plain.members])))
+        member = data.draw(st.sampled_from([one.member for one in plain.members]))
+        self.remove(member)
+        self.backlog.remove(member)
 
-    @rule(member=st.integers(0, 65))
     def remove(self, member: int) -> None:
         self.backlog.remove(member)
         for kind, plain in list(self.plain.items()):
@@ -328,4 +335,4 @@ def shown(taken: list[Run]) -> list[tuple[int, Member]]:
 TestBacklog = BacklogMachine.TestCase
 TestForgetful = ForgetfulMachine.TestCase
 # Steps are cheap here, and the rare ones need company.
-TestBacklog.settings = TestForgetful.settings = settings(max_examples=settings().max_examples * 3)
+TestBacklog.settings = TestForgetful.settings = settings(max_examples=settings().max_examples * 2)
