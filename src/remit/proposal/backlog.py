@@ -119,10 +119,8 @@ class Backlog:
     def returned(self, member: Member) -> None:
         """It was taken and not placed: back to its old place, in front of those who came later."""
         line = self._home.get(member)
-        if line is None:
-            return  # it was removed while it was being tried
-        if not line.in_flight(member):
-            raise ValueError(f"{member!r} was not taken")
+        if line is None or not line.in_flight(member):
+            return  # it was removed while it was being tried, and perhaps came anew
         line.put_back(member)
         self._landed(line)
         if line.wait is None:
@@ -211,7 +209,7 @@ class Backlog:
             self._ranks.put(line)
 
     def next_ms(self) -> int | None:
-        """When the next wait or backoff runs out, if there is one."""
+        """When the next wait or backoff runs out, if there is one. `take` wakes whatever ran out, so nobody else need look."""
         while self._timers:
             entry = self._timers[0]
             if self._inactive.get(entry[2]) is entry:
