@@ -189,13 +189,21 @@ class Attempts:
                 found[name] = found.get(name, 0) + WHOLE
         return found
 
-    def held(self, tenant: str) -> dict[str, int]:
-        """What it holds by all the ledgers of its quota, with what is assumed."""
-        found: dict[str, int] = {}
-        for name, ledger in self._view.ledgers.items():
-            if ledger.tenant == tenant and not name.endswith("/emergency"):
-                for resource, count in ledger.used.items():
-                    found[resource] = found.get(resource, 0) + max(count, 0)
+    def held(self) -> dict[str, dict[str, int]]:
+        """What each tenant holds by all its ledgers, but what is assumed: that is in flight, and counted there."""
+        found: dict[str, dict[str, int]] = {}
+        for ledger in self._view.ledgers.values():
+            if ledger.tenant and (used := ledger.used):
+                own = found.setdefault(ledger.tenant, {})
+                for resource, count in used.items():
+                    own[resource] = own.get(resource, 0) + max(count, 0)
+        shapes, assumed = self._view.shapes, dict[int, int]()
+        for one in self._view.assumed.values():
+            assumed[one.generation] = assumed.get(one.generation, 0) + 1
+        for generation, times in assumed.items():
+            own = found.get(shapes.tenant_of(generation), {})
+            for resource, count in shapes.cut_of(generation).charge:
+                own[resource] = max(0, own.get(resource, 0) - times * count)
         return found
 
     # -- one turn ----------------------------------------------------------------------------------------------------------

@@ -41,16 +41,18 @@ Lot = Callable[[int], int]
 
 
 class Proposal(NamedTuple):
-    """Claims that travel together, the slots behind each, and what they were made from."""
+    """Claims that travel together, the slots behind each, and what they were made from. Slots mean something only together
+    with the keys that they had: a replica may go, and another have its slot, before the answer comes.
+    """
 
     claims: list[AnyClaim]
-    slots: list[tuple[int, ...]]
+    slots: list[tuple[tuple[int, str], ...]]
     evidence: Evidence
 
     def __bool__(self) -> bool:
         return bool(self.claims)
 
-    def add(self, claim: AnyClaim, *slots: int) -> None:
+    def add(self, claim: AnyClaim, *slots: tuple[int, str]) -> None:
         self.claims.append(claim)
         self.slots.append(slots)
 
@@ -60,7 +62,7 @@ class Held(NamedTuple):
 
     revision: int
     until_ms: int
-    slots: tuple[int, ...]
+    slots: tuple[tuple[int, str], ...]
     refused: str
     """Why they were refused; empty if they were accepted, and only need to be seen."""
 
@@ -182,11 +184,15 @@ class Cycle:
             if self.view.revision < held.revision and now_ms < held.until_ms:
                 kept.append(held)
                 continue
-            for slot in held.slots:
-                if self.view.replicas.at.phase[slot] == PENDING:
-                    self.view.forget(slot)
-                    self._return(slot, held.refused, now_ms, seen=self.view.revision >= held.revision)
+            for slot in self._still(held.slots, PENDING):
+                self.view.forget(slot)
+                self._return(slot, held.refused, now_ms, seen=self.view.revision >= held.revision)
         self._held = kept
+
+    def _still(self, slots: Iterable[tuple[int, str]], phase: int) -> list[int]:
+        """Those that are the same replicas, and in this phase."""
+        kept = self.view.replicas
+        return [slot for slot, key in slots if slot < kept.size and kept.keys[slot] == key and kept.at.phase[slot] == phase]
 
     def _return(self, slot: int, refused: str, now_ms: int, *, seen: bool) -> None:
         line = self.backlog.line_of(slot)
@@ -229,10 +235,10 @@ class Cycle:
         if self._capacity_at != columns.restood.count:
             self._capacity_at = columns.restood.count
             self.shares.resize(self._attempts.capacity())
-        for tenant in dict.fromkeys(line.tenant for line in self.backlog.lines() if line.wait is None):
-            spec = view.accounts.tenants.get(tenant)
-            self.shares.weigh(tenant, 1 if spec is None else spec.spec.weight)
-            held = self._attempts.held(tenant)
+        by_tenant = self._attempts.held()
+        for tenant, spec in view.accounts.tenants.items():
+            self.shares.weigh(tenant, spec.spec.weight)
+            held = by_tenant.get(tenant, {})
             before = self.shares.use(tenant)
             for sign in (1, -1):
                 moved = [(name, sign * (held.get(name, 0) - before.get(name, 0))) for name in {**held, **before}]
@@ -261,10 +267,10 @@ class Cycle:
         ]
         placed = one.slots[: len(binds)]
         if one.gang and binds:
-            proposal.add(Ganged(tuple(binds)), *placed)
+            proposal.add(Ganged(tuple(binds)), *((slot, keys[slot]) for slot in placed))
         else:
             for slot, bind in zip(placed, binds, strict=True):
-                proposal.add(bind, slot)
+                proposal.add(bind, (slot, bind.replica))
         if binds:
             where = {slot: bind.node for slot, bind in zip(placed, binds, strict=True)}
             for explain in self._attempts.explain(one, where, Word("bound")):
@@ -274,7 +280,7 @@ class Cycle:
             return
         reserved = self._attempts.preempt(one, rest, now_ms) if one.short is Short.ROOM else []
         for claim, slot, explains in reserved:
-            proposal.add(claim, slot)
+            proposal.add(claim, (slot, claim.replica))
             for explain in explains:
                 proposal.add(explain)
         taken = {slot for _, slot, _ in reserved}
@@ -295,10 +301,12 @@ class Cycle:
                 continue
             held = view.replicas.held(slot)
             node = self.kernel.name(at.node[slot])
-            proposal.add(Bind(view.replicas.keys[slot], at.revision[slot], node, held.grants[0], dict(held.devices)), slot)
+            key = view.replicas.keys[slot]
+            proposal.add(Bind(key, at.revision[slot], node, held.grants[0], dict(held.devices)), (slot, key))
         for slot in self._given_up:
             if at.phase[slot] == RESERVED:
-                proposal.add(Move(view.replicas.keys[slot], at.revision[slot], UNRESERVE, reason="it could not be bound"), slot)
+                key = view.replicas.keys[slot]
+                proposal.add(Move(key, at.revision[slot], UNRESERVE, reason="it could not be bound"), (slot, key))
         self._given_up = {}
 
     def _tell(self, now_ms: int) -> Iterable[Explain]:
@@ -335,9 +343,9 @@ class Cycle:
                     revision = max(refused.revision, proposal.evidence.revision)
                     if refused.code is Code.STALE_EVIDENCE:
                         revision = self.view.revision + 1
-                    if self.view.replicas.at.phase[slots[0]] == RESERVED:
+                    if reserved := self._still(slots, RESERVED):
                         if refused.code not in (Code.VICTIMS, Code.REVISION):
-                            self._given_up[slots[0]] = None
+                            self._given_up.update(dict.fromkeys(reserved))
                     else:
                         self._held.append(Held(revision, until_ms, slots, refused.code))
 
@@ -346,10 +354,10 @@ class Cycle:
         if self.resigned:
             return
         for slots in proposal.slots:
-            for slot in slots:
-                if self.view.replicas.at.phase[slot] == PENDING:
-                    self.view.forget(slot)
-                    self._return(slot, Code.FAULT, now_ms, seen=False)
+            for slot in self._still(slots, PENDING):
+                self.view.forget(slot)
+                self._return(slot, Code.FAULT, now_ms, seen=False)
+            self._ready.update(dict.fromkeys(self._still(slots, RESERVED)))
 
     def resign(self) -> None:
         """The term is over: what was assumed is no longer ours to assume, and what is answered yet teaches nothing."""

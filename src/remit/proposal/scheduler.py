@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from remit.client.client import Client, NoAnswer
 from remit.client.tenure import Tenure, acquire
+from remit.law.lifecycle import SNAPSHOT_FRESH_MS
 from remit.model.claims import Actor, Role, Verdict
 from remit.model.resources import Duration
 from remit.observation.following import Follower
@@ -136,7 +137,7 @@ class Scheduler:
         while tenure.may_act(now_ms := clock.now_ms()) and not cycle.over:
             self._wake.clear()
             cycle.hear(now_ms, self._client.authority_ms())
-            if asking.count < self._rhythm.ahead and self.view.sober:
+            if asking.count < self._rhythm.ahead and self.view.sober and self.view.age_ms() < SNAPSHOT_FRESH_MS:
                 proposal = cycle.propose(now_ms, self._rhythm.batch)
                 if proposal:
                     asking.begin(proposal)
