@@ -11,6 +11,8 @@ from remit.law.columns import Bools, Columns, Ints, domain_of
 from remit.law.fit import STATIC, Ask, Index, carried, mask
 from remit.law.labels import selects
 
+NODE: Final = "node"
+"""The topology key of which every node is a domain of its own."""
 _NOBODY: Final[Mapping[str, int]] = {}
 
 
@@ -23,11 +25,12 @@ class ColumnPeers:
         self._counts: dict[Index, Ints] = {}
         self._totals = {index: sum(by_domain.values()) for index, by_domain in counted.items()}
         self._carried: dict[str, list[Index]] = {}
+        self.carriers = 0
+        """How many indexes of carriers there are: who shuns whom holds as long as it does not grow."""
         self._picked: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[int, list[Index]]] = {}
         self._possible: tuple[Ask, int, Bools] | None = None
         for index in counted:
-            if index.carriers:
-                self._carried.setdefault(index.tenant, []).append(index)
+            self._note(index)
 
     def counts(self, index: Index) -> Ints:
         """By the id of the domain. Domains in which there is no node (any more) count in the total alone."""
@@ -81,11 +84,18 @@ class ColumnPeers:
     def add(self, index: Index, domain: str, count: int = 1) -> None:
         """So many more are there, or fewer: a run of placements moves the counts and keeps the columns."""
         counts = self.counts(index)
-        if index.carriers and index not in self._carried.setdefault(index.tenant, []):
-            self._carried[index.tenant].append(index)
+        if index not in self._totals:
+            self._note(index)
         self._totals[index] = self.total(index) + count
         if (slot := self._columns.slots(index.key).get(domain)) is not None:
             counts[slot] += count
+            if index.key == NODE and (row := self._columns.rows.get(domain)) is not None:
+                self._columns.changed.add(row)  # who keeps answers by row may keep this one with them
+
+    def _note(self, index: Index) -> None:
+        if index.carriers:
+            self._carried.setdefault(index.tenant, []).append(index)
+            self.carriers += 1
 
     def _where(self, ask: Ask) -> Bools:
         """Where it could be placed at all. Kept for the last ask only, by identity: an ask that holds arrays has no equal."""

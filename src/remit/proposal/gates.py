@@ -22,21 +22,29 @@ GROUPS_MAX: Final = 256
 
 PREFER_WEIGHT: Final = 2
 SCALE: Final = 1_000_000
+Numbers = npt.NDArray[np.int32]
+_NEVER: Final = np.int32(-1)
 
 
 class _Count:
     """How many there are in each domain of one index, at the gates, and how our own placements move it."""
 
-    __slots__ = ("_columns", "_eligible", "_of", "_static", "at", "counts", "known", "own", "total")
+    __slots__ = ("_columns", "_eligible", "_of", "_peers", "_static", "at", "counts", "known", "own", "total")
 
     def __init__(self, of: Index, own: int, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any) -> None:
-        self._of, self._columns, self._static = of, columns, static
+        self._of, self._columns, self._peers, self._static = of, columns, peers, static
         self.at = columns.domains(of.key).ids[rows]
         self.known: Bools = self.at >= 0
-        self.counts: Ints = peers.counts(of).copy()
-        self.total = peers.total(of)
         self.own = own
+        self.counts: Ints = np.zeros(0, dtype=np.int64)
+        self.total = 0
         self._eligible: Ints | None = None
+
+    def look(self, ours: bool) -> None:
+        """As it is now; to be moved, it must be `ours`."""
+        counts = self._peers.counts(self._of)
+        self.counts = counts.copy() if ours else counts
+        self.total = self._peers.total(self._of)
 
     @property
     def eligible(self) -> Ints:
@@ -65,7 +73,10 @@ class _Count:
 
 
 class Gates:
-    """One gate for each of these rows; a row may stand for all that are in the same domains."""
+    """One gate for each of these rows; a row may stand for all that are in the same domains. `look` before you pass.
+
+    Good as long as no node of the columns is another, and nobody new shuns this class.
+    """
 
     def __init__(
         self, ask: Ask, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any, shunners: Sequence[Index]
@@ -79,6 +90,12 @@ class Gates:
         self._near = [count(term.of, term.own) for term in ask.affinity]
         self._away = [count(term.of, term.own) for term in ask.anti] + [count(i, int(i in ours)) for i in shunners]
         self._prefer = [count(term.of, term.own) for term in ask.prefer]
+        self._counts = [*(one for one, _ in self._spread), *self._near, *self._away, *self._prefer]
+
+    def look(self, ours: bool = False) -> None:
+        """See who stands where now; `ours` is what our own placements will move."""
+        for one in self._counts:
+            one.look(ours)
 
     def open(self) -> Bools:
         """The same as the rules `spread`, `affinity`, `anti_affinity` and `shunned` say of these rows now."""
@@ -94,7 +111,7 @@ class Gates:
             found &= ~one.known | (one.here() == 0)
         return found
 
-    def preferred(self) -> npt.NDArray[np.int32] | int:
+    def preferred(self) -> Numbers | int:
         """What soft spreading adds to the numbers: the most where the fewest are."""
         if not self._prefer:
             return 0
@@ -107,20 +124,83 @@ class Gates:
 
     def placed(self, gate: int) -> None:
         """One more stands behind this gate."""
-        for one, _ in self._spread:
-            one.placed(gate)
-        for one in (*self._near, *self._away, *self._prefer):
+        for one in self._counts:
             one.placed(gate)
 
 
-def group(ask: Ask, columns: Columns, shunners: Sequence[Index], rows: Ints) -> list[Ints]:
-    """These rows (ascending) by the domains that matter; more than GROUPS_MAX of them are not told apart any further."""
+class Shelves:
+    """All rows, sorted by the domains that matter to a class: what is on one shelf is open or shut together.
+
+    `numbers` are the class's own, on their shelves. With more than GROUPS_MAX shelves there are none, but a gate for each row.
+    """
+
+    __slots__ = ("_at", "_ends", "_starts", "gates", "numbers", "rows")
+
+    def __init__(
+        self, ask: Ask, columns: Columns, peers: ColumnPeers, static: Bools, shunners: Sequence[Index], numbers: Numbers
+    ) -> None:
+        codes = group(ask, columns, shunners)
+        self.rows: Ints | None = None
+        self._at: Ints = np.zeros(0, dtype=np.int64)
+        self._starts = self._ends = self._at
+        heads: Any = slice(None)
+        if codes is not None:
+            self.rows = np.argsort(codes, kind="stable")
+            self._at = np.empty(len(codes), dtype=np.int64)
+            self._at[self.rows] = np.arange(len(codes))
+            sizes = np.bincount(codes)
+            self._ends = np.cumsum(sizes)[sizes > 0]
+            self._starts = self._ends - sizes[sizes > 0]
+            heads = self.rows[self._starts]
+        self.gates = Gates(ask, columns, peers, static, heads, shunners)
+        self.renew(numbers)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.numbers.nbytes + self._at.nbytes + (self.rows.nbytes if self.rows is not None else 0)
+
+    def renew(self, numbers: Numbers) -> None:
+        """The numbers of all rows are others."""
+        self.numbers = numbers if self.rows is None else numbers[self.rows]
+
+    def put(self, rows: Ints, numbers: Numbers) -> None:
+        if self.rows is not None:
+            self.numbers[self._at[rows]] = numbers
+
+    def best(self) -> int:
+        """The row of the highest number where it may stand now, the first of equals; -1 if there is none."""
+        self.gates.look()
+        heads = np.maximum.reduceat(self.numbers, self._starts) if self.rows is not None else self.numbers
+        numbers = np.where(self.gates.open() & (heads >= 0), heads + self.gates.preferred(), _NEVER)
+        at = int(numbers.argmax())
+        if numbers[at] < 0:
+            return -1
+        if self.rows is None:
+            return at
+        return min(self._first(int(one)) for one in np.flatnonzero(numbers == numbers[at]))
+
+    def _first(self, shelf: int) -> int:
+        start = self._starts[shelf]
+        return int(self.rows[start + self.numbers[start : self._ends[shelf]].argmax()]) if self.rows is not None else shelf
+
+    def shelf(self, number: int) -> tuple[Ints, Numbers]:
+        """Which rows are on it, ascending, and their numbers."""
+        inside = slice(self._starts[number], self._ends[number])
+        return self.rows[inside] if self.rows is not None else self._at, self.numbers[inside]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+
+def group(ask: Ask, columns: Columns, shunners: Sequence[Index]) -> npt.NDArray[np.int16] | None:
+    """For each row a number that stands for the domains that matter; None if there are more than GROUPS_MAX of them."""
     terms = (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer)
-    codes = np.zeros(len(rows), dtype=np.int64)
+    codes = np.zeros(len(columns), dtype=np.int64)
     for key in dict.fromkeys((*(term.of.key for term in terms), *(index.key for index in shunners))):
-        _, codes = np.unique(codes, return_inverse=True)
-        codes = codes * (len(columns.slots(key)) + 1) + columns.domains(key).ids[rows] + 1
-    values, codes = np.unique(codes, return_inverse=True)
-    if len(values) > GROUPS_MAX:
-        return [rows[:1]] * (GROUPS_MAX + 1)
-    return [rows[codes == value] for value in range(len(values))]
+        slots = len(columns.slots(key)) + 1
+        codes = codes * slots + columns.domains(key).ids + 1
+        if slots > GROUPS_MAX or (len(codes) and codes.max() > GROUPS_MAX):
+            values, codes = np.unique(codes, return_inverse=True)
+            if len(values) > GROUPS_MAX:
+                return None
+    return codes.astype(np.int16)  # small numbers are sorted faster

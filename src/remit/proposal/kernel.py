@@ -21,24 +21,24 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from remit.law import fit
 from remit.law.columns import Bools, Columns, Ints, Rows, over
 from remit.law.fit import Ask, Index
-from remit.law.peers import ColumnPeers
+from remit.law.peers import NODE, ColumnPeers
 from remit.proposal.devices import choose
-from remit.proposal.gates import GROUPS_MAX, SCALE, Gates, group
+from remit.proposal.gates import SCALE, Gates, Numbers, Shelves
 from remit.proposal.plugins import COUPLED, LAW, STATIC, STEADY, Filter, PluginError, Score, distinct
 from remit.proposal.scores import DEFAULT, LEAST
 
-NODE: Final = "node"
-Numbers = npt.NDArray[np.int32]
 _NEVER: Final = np.int32(-1)
 _CELLS_MAX: Final = 1 << 22
 """How many numbers a run looks at in one go."""
 CLASSES_CELLS_MAX: Final = 1 << 26
 """How many numbers are kept in all; the class that was not asked about for longest goes."""
+_SAMPLED_MIN: Final = 2_048
+_STRIDE: Final = 17
+_RANK_MIN: Final = 16
 _ALL: Final = slice(None)
 _NOTHING: Final[Mapping[str, Any]] = {}
 _ZERO: Final = np.asarray(0)
@@ -57,8 +57,8 @@ class Class:
     """One shape of work, and what is known of it: which nodes fit, and how well."""
 
     __slots__ = (
-        "ask", "bias", "closed", "constant", "coupled", "epoch", "filters", "named", "over", "plain", "score", "scores",
-        "seen", "static", "steady", "stood",
+        "alone", "ask", "bias", "carriers", "closed", "constant", "epoch", "filters", "gated", "named", "once", "over", "plain",
+        "score", "scores", "seen", "shelves", "static", "steady", "stood", "wider",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
@@ -69,15 +69,30 @@ class Class:
         self.constant = [one for one in scores if one.static and one.applies(ask)]
         self.bias: Numbers | None = None
         """What the static scores add, if they tell nodes apart at all."""
-        self.coupled = bool(ask.spread or ask.affinity or ask.anti or ask.prefer)
+        self.once = any(term.own for term in ask.anti if term.of.key == NODE)
+        """Does it keep away from its like on the same node?"""
+        self.alone: tuple[Index, ...] = ()
+        """Of whom must there be nobody on the same node? A rule of the row, as what is left of it."""
+        self.wider: tuple[Index, ...] = ()
+        """Who else shuns it, in wider domains."""
+        self.gated = True
+        self.shelves: Shelves | None = None
+        """Where wider domains matter."""
         self.steady = all(one.epoch is STEADY for one in self.scores)
         self.plain = self.filters == [RESOURCES] and self.scores == [LEAST] and bool(ask.resources)
         """As most are: asked for resources alone, and ranked by what is left of them."""
         self.over = ask
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
-        self.named = self.seen = self.stood = self.epoch = -1
+        self.named = self.seen = self.stood = self.epoch = self.carriers = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
         self.score: Numbers = np.zeros(0, dtype=np.int32)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of it by node."""
+        found = self.score.nbytes + self.static.nbytes + self.closed.nbytes
+        found += self.bias.nbytes if self.bias is not None else 0
+        return found + (self.shelves.held_bytes if self.shelves is not None else 0)
 
 
 class Kernel:
@@ -116,25 +131,46 @@ class Kernel:
     # -- numbers -----------------------------------------------------------------------------------------------------------
 
     def refresh(self, one: Class) -> Numbers:
-        """The class's number for every row, as of now."""
+        """The class's number for every row, as of now; only who stands in wider domains is not regarded."""
         columns = self.columns
         changed, rows = columns.changed, len(columns.nodes)
         if one.named != columns.named:
-            one.over, one.named = over(one.ask, columns), columns.named
+            one.over, one.named, one.shelves = over(one.ask, columns), columns.named, None
         if one.stood != columns.restood.count:
             self._restand(one, rows)
+        if one.carriers != self.peers.carriers:
+            self._shun(one)
         epoch = 0 if one.steady else sum(score.epoch() for score in one.scores)
-        if one.seen == changed.count and epoch == one.epoch:
-            return one.score
-        if len(one.score) < rows:
-            one.score = np.concatenate([one.score, np.full(rows - len(one.score), _NEVER)])
-        touched = changed.since(one.seen) if one.seen >= 0 and epoch == one.epoch else None
-        if touched is None or 2 * len(touched) > rows:
-            one.score = self._numbers(one, _ALL)
-        else:
-            one.score[touched] = self._numbers(one, touched)
-        one.seen, one.epoch = changed.count, epoch
+        if one.seen != changed.count or epoch != one.epoch:
+            if len(one.score) < rows:
+                one.score = np.concatenate([one.score, np.full(rows - len(one.score), _NEVER)])
+            touched = changed.since(one.seen) if one.seen >= 0 and epoch == one.epoch else None
+            if touched is None or 2 * len(touched) > rows:
+                one.score = self._numbers(one, _ALL)
+                if one.shelves is not None:
+                    one.shelves.renew(one.score)
+            else:
+                one.score[touched] = numbers = self._numbers(one, touched)
+                if one.shelves is not None:
+                    one.shelves.put(touched, numbers)
+            one.seen, one.epoch = changed.count, epoch
+        if one.gated and one.shelves is None:
+            gated = one.over._replace(anti=tuple(term for term in one.over.anti if term.of.key != NODE))
+            one.shelves = Shelves(gated, columns, self.peers, one.static, one.wider, one.score)
         return one.score
+
+    def _shun(self, one: Class) -> None:
+        """Whom it keeps away from, and who from it."""
+        shunners = self.peers.shunners(one.ask)
+        alone = [term.of for term in one.ask.anti if term.of.key == NODE] + [index for index in shunners if index.key == NODE]
+        wider = tuple(index for index in shunners if index.key != NODE)
+        if one.alone != (found := tuple(dict.fromkeys(alone))):
+            one.alone, one.seen = found, -1
+        if one.wider != wider:
+            one.wider, one.shelves = wider, None
+        ask = one.ask
+        one.gated = bool(ask.spread or ask.affinity or ask.prefer or wider or any(term.of.key != NODE for term in ask.anti))
+        one.carriers = self.peers.carriers
 
     def _restand(self, one: Class, rows: int) -> None:
         stood = self.columns.restood
@@ -147,11 +183,14 @@ class Kernel:
             one.static = np.broadcast_to(found, rows).copy()
         else:
             one.static[touched] = found
-        one.stood = stood.count
+        one.stood, one.shelves = stood.count, None
         one.closed = ~(one.static & self.columns.takes)
         if one.constant:
             bias = self._total(one.constant, one.over, self.columns)
-            one.bias = bias if len(bias) and bias.min() != bias.max() else None
+            found = bias if len(bias) and bias.min() != bias.max() else None
+            if (found is None) != (one.bias is None):
+                one.seen = -1  # what it adds where nothing changed is another all the same
+            one.bias = found
 
     def _numbers(self, one: Class, rows: Any, spent: Mapping[str, Any] = _NOTHING) -> Numbers:
         """Of these rows, or of all, when so much more is `spent` there."""
@@ -163,6 +202,9 @@ class Kernel:
             for filter_ in one.filters:
                 shut = shut | np.logical_not(self._checked(filter_, one.over, site))  # `~` would make -2 of a plain True
             numbers = self._total(one.scores, one.over, site)
+        if one.alone:
+            beside = self.columns if rows is _ALL else Rows(self.columns, rows)
+            shut = shut | np.logical_not(fit.away_from(one.alone, beside, self.peers))
         if one.bias is not None:
             numbers += one.bias[rows]
         np.putmask(numbers, shut, _NEVER)
@@ -222,11 +264,10 @@ class Kernel:
     def place(self, one: Class) -> int:
         """The best row for one replica of the class; -1 if it fits nowhere. Nothing is posted."""
         numbers = self.refresh(one)
-        shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            numbers = self._beside(one, shunners, numbers)
         if not len(numbers):
             return -1
+        if one.shelves is not None:
+            return one.shelves.best()
         row = int(numbers.argmax())
         return row if numbers[row] >= 0 else -1
 
@@ -234,13 +275,12 @@ class Kernel:
         """Places for so many replicas of the class, in their order, and posted; fewer, if that is all that fit."""
         if one.ask.whole or one.ask.shares:
             return self._steps(one, count)
-        shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            return self._run_beside(one, shunners, count)
         placed: list[int] = []
         while len(placed) < count:
-            self.refresh(one)
-            rows, _, _ = self._order(one, np.flatnonzero(one.score >= 0), count - len(placed))
+            numbers = self.refresh(one)
+            if one.shelves is not None:
+                return self._run_beside(one, one.shelves, count)
+            rows, _, _ = self._order(one, best := leading(numbers, count - len(placed)), numbers[best], count - len(placed))
             if not len(rows):
                 break
             self._post(one, rows)
@@ -270,48 +310,33 @@ class Kernel:
 
     # -- beside others -----------------------------------------------------------------------------------------------------
 
-    def _beside(self, one: Class, shunners: Sequence[Index], numbers: Numbers) -> Numbers:
-        """The numbers with regard to who stands where."""
-        gates = Gates(one.over, self.columns, self.peers, one.static, _ALL, shunners)
-        return np.where(gates.open() & (numbers >= 0), numbers + gates.preferred(), _NEVER)
-
-    def _run_beside(self, one: Class, shunners: Sequence[Index], count: int) -> Placed:
-        """As `run`, where placements close or open domains for each other: step by step, but over groups of like nodes."""
-        alone = [term for term in one.over.anti if term.of.key == NODE]
-        once = any(term.own for term in alone)
-        self.refresh(one)
-        fits = one.score >= 0
-        # What keeps away from single nodes holds for the whole run, but for those that it takes itself: once each.
-        nodes = [term.of for term in alone] + [index for index in shunners if index.key == NODE]
-        if nodes:
-            fits = fits & fit.away_from(nodes, self.columns, self.peers)
-        gated = one.over._replace(anti=tuple(term for term in one.over.anti if term.of.key != NODE))
-        wider = [index for index in shunners if index.key != NODE]
-        groups = group(gated, self.columns, wider, np.flatnonzero(fits))
-        if len(groups) > GROUPS_MAX:
+    def _run_beside(self, one: Class, shelves: Shelves, count: int) -> Placed:
+        """As `run`, where placements close or open domains for each other: step by step, but over shelves of like nodes."""
+        if shelves.rows is None:
             return self._steps(one, count)
-        heads = np.array([rows[0] for rows in groups], dtype=np.int64)
-        gates = Gates(gated, self.columns, self.peers, one.static, heads, wider)
-        lines = Lines([self._order(one, rows, count, once=once) for rows in groups])
-        placed = lines.merge(gates, count)
+        orders = []
+        for number in range(len(shelves)):
+            rows, numbers = shelves.shelf(number)
+            best = leading(numbers, count)
+            orders.append(self._order(one, rows[best], numbers[best], count))
+        shelves.gates.look(ours=True)
+        lines = Lines(orders)
+        placed = lines.merge(shelves.gates, count)
         if placed:
             self._post(one, np.array(placed, dtype=np.int64))
         if len(placed) < count and lines.broken:
-            placed += self._run_beside(one, self.peers.shunners(one.ask), count - len(placed)).rows
+            placed += self.run(one, count - len(placed)).rows
         return Placed(placed, ())
 
     # -- the order of a run ------------------------------------------------------------------------------------------------
 
-    def _order(self, one: Class, rows: Ints, limit: int, *, once: bool = False) -> tuple[Ints, Numbers, bool]:
-        """Greedy's order on these rows (ascending, and each fits), with the number of each item; at most `limit` of them.
+    def _order(self, one: Class, rows: Ints, numbers: Numbers, limit: int) -> tuple[Ints, Numbers, bool]:
+        """Greedy's order on these `leading` rows and numbers, with the number of each item; at most `limit` of them.
 
         The last says if that is all. Else it is a beginning, and never empty: post it, and ask again.
         """
         whole = True
-        numbers = one.score[rows]
-        best = _best(numbers, limit)
-        rows, numbers = rows[best], numbers[best]
-        depth_max = 1 if once else self._depth_max(one, rows, limit)
+        depth_max = 1 if one.once else self._depth_max(one, rows, limit)
         depth = min(depth_max, 2 * limit // max(len(rows), 1) + 1)
         while True:
             depth = max(1, min(depth, depth_max, _CELLS_MAX // max(len(rows), 1)))
@@ -353,8 +378,8 @@ class Lines:
         self._numbers = [numbers.tolist() for _, numbers, _ in orders]
         self._whole = [whole for _, _, whole in orders]
         self._at = [0] * len(orders)
-        self._heads = np.array([numbers[0] for numbers in self._numbers] or [], dtype=np.int64)
-        self._firsts = np.array([rows[0] for rows in self._rows] or [], dtype=np.int64)
+        self._heads = np.array([numbers[0] if numbers else -1 for numbers in self._numbers], dtype=np.int64)
+        self._firsts = np.array([rows[0] if rows else -1 for rows in self._rows], dtype=np.int64)
         self.broken = False
         """Did it end because an order was only a beginning?"""
 
@@ -381,6 +406,20 @@ class Lines:
         self._heads[at] = -1
         self.broken = not self._whole[at]
         return not self.broken
+
+
+def leading(numbers: Numbers, limit: int) -> Ints:
+    """Where the `limit` highest are of those that fit, the first of equals; in ascending order of place."""
+    floor = 0
+    if len(numbers) > _SAMPLED_MIN + _STRIDE * limit:
+        # Most are out of question. A sample tells about where the line is; if it was too high, all are looked at.
+        sample = numbers[::_STRIDE]
+        rank = len(sample) - (2 * limit // _STRIDE + _RANK_MIN)
+        floor = max(int(np.partition(sample, rank)[rank]), 0)
+    found = np.flatnonzero(numbers >= floor)
+    if floor and len(found) < limit:
+        found = np.flatnonzero(numbers >= 0)
+    return found[_best(numbers[found], limit)]
 
 
 def _best(numbers: Numbers, limit: int) -> Ints:
