@@ -8,7 +8,7 @@ gates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,79 +128,90 @@ class Gates:
             one.placed(gate)
 
 
-class Shelves:
-    """All rows, sorted by the domains that matter to a class: what is on one shelf is open or shut together.
+class Order(NamedTuple):
+    """All rows, sorted by the domains that matter: those of the same domains are together, on a shelf, in ascending order."""
 
-    `numbers` are the class's own, on their shelves. With more than GROUPS_MAX shelves there are none, but a gate for each row.
+    rows: Ints
+    at: Ints
+    """Where in the order each row is."""
+    starts: Ints
+    ends: Ints
+
+    @property
+    def heads(self) -> Ints:
+        found: Ints = self.rows[self.starts]
+        return found
+
+
+class Shelves:
+    """The numbers of one class in such an order: what is on one shelf is open or shut together.
+
+    Without an order, since there are too many domains, each row has a gate of its own.
     """
 
-    __slots__ = ("_at", "_ends", "_starts", "gates", "numbers", "rows")
+    __slots__ = ("gates", "numbers", "order")
 
-    def __init__(
-        self, ask: Ask, columns: Columns, peers: ColumnPeers, static: Bools, shunners: Sequence[Index], numbers: Numbers
-    ) -> None:
-        codes = group(ask, columns, shunners)
-        self.rows: Ints | None = None
-        self._at: Ints = np.zeros(0, dtype=np.int64)
-        self._starts = self._ends = self._at
-        heads: Any = slice(None)
-        if codes is not None:
-            self.rows = np.argsort(codes, kind="stable")
-            self._at = np.empty(len(codes), dtype=np.int64)
-            self._at[self.rows] = np.arange(len(codes))
-            sizes = np.bincount(codes)
-            self._ends = np.cumsum(sizes)[sizes > 0]
-            self._starts = self._ends - sizes[sizes > 0]
-            heads = self.rows[self._starts]
-        self.gates = Gates(ask, columns, peers, static, heads, shunners)
+    def __init__(self, order: Order | None, gates: Gates, numbers: Numbers) -> None:
+        self.order, self.gates = order, gates
         self.renew(numbers)
+
+    def __len__(self) -> int:
+        return len(self.order.starts) if self.order is not None else 0
 
     @property
     def held_bytes(self) -> int:
-        return self.numbers.nbytes + self._at.nbytes + (self.rows.nbytes if self.rows is not None else 0)
+        """Without the order, which many classes share, and without an order none."""
+        return self.numbers.nbytes if self.order is not None else 0
 
     def renew(self, numbers: Numbers) -> None:
         """The numbers of all rows are others."""
-        self.numbers = numbers if self.rows is None else numbers[self.rows]
+        self.numbers = numbers if self.order is None else numbers[self.order.rows]
 
     def put(self, rows: Ints, numbers: Numbers) -> None:
-        if self.rows is not None:
-            self.numbers[self._at[rows]] = numbers
+        if self.order is not None:
+            self.numbers[self.order.at[rows]] = numbers
 
     def best(self) -> int:
         """The row of the highest number where it may stand now, the first of equals; -1 if there is none."""
+        order = self.order
         self.gates.look()
-        heads = np.maximum.reduceat(self.numbers, self._starts) if self.rows is not None else self.numbers
+        heads = self.numbers if order is None else np.maximum.reduceat(self.numbers, order.starts)
         numbers = np.where(self.gates.open() & (heads >= 0), heads + self.gates.preferred(), _NEVER)
         at = int(numbers.argmax())
         if numbers[at] < 0:
             return -1
-        if self.rows is None:
+        if order is None:
             return at
-        return min(self._first(int(one)) for one in np.flatnonzero(numbers == numbers[at]))
+        firsts = []
+        for one in np.flatnonzero(numbers == numbers[at]):
+            rows, inside = self.shelf(int(one), order)
+            firsts.append(int(rows[inside.argmax()]))
+        return min(firsts)
 
-    def _first(self, shelf: int) -> int:
-        start = self._starts[shelf]
-        return int(self.rows[start + self.numbers[start : self._ends[shelf]].argmax()]) if self.rows is not None else shelf
-
-    def shelf(self, number: int) -> tuple[Ints, Numbers]:
+    def shelf(self, number: int, order: Order) -> tuple[Ints, Numbers]:
         """Which rows are on it, ascending, and their numbers."""
-        inside = slice(self._starts[number], self._ends[number])
-        return self.rows[inside] if self.rows is not None else self._at, self.numbers[inside]
-
-    def __len__(self) -> int:
-        return len(self._starts)
+        inside = slice(order.starts[number], order.ends[number])
+        return order.rows[inside], self.numbers[inside]
 
 
-def group(ask: Ask, columns: Columns, shunners: Sequence[Index]) -> npt.NDArray[np.int16] | None:
-    """For each row a number that stands for the domains that matter; None if there are more than GROUPS_MAX of them."""
+def keys_of(ask: Ask, shunners: Sequence[Index]) -> tuple[str, ...]:
+    """The topology keys that matter."""
     terms = (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer)
+    return tuple(sorted({*(term.of.key for term in terms), *(index.key for index in shunners)}))
+
+
+def sort(keys: Sequence[str], columns: Columns) -> Order | None:
+    """By the domains of these keys; None if they make more than GROUPS_MAX shelves."""
     codes = np.zeros(len(columns), dtype=np.int64)
-    for key in dict.fromkeys((*(term.of.key for term in terms), *(index.key for index in shunners))):
-        slots = len(columns.slots(key)) + 1
-        codes = codes * slots + columns.domains(key).ids + 1
-        if slots > GROUPS_MAX or (len(codes) and codes.max() > GROUPS_MAX):
+    for key in keys:
+        codes = codes * (len(columns.slots(key)) + 1) + columns.domains(key).ids + 1
+        if len(codes) and codes.max() > GROUPS_MAX:
             values, codes = np.unique(codes, return_inverse=True)
             if len(values) > GROUPS_MAX:
                 return None
-    return codes.astype(np.int16)  # small numbers are sorted faster
+    rows = np.argsort(codes.astype(np.int16), kind="stable")  # small numbers are sorted faster
+    at = np.empty(len(codes), dtype=np.int64)
+    at[rows] = np.arange(len(codes))
+    sizes = np.bincount(codes)
+    ends = np.cumsum(sizes)[sizes > 0]
+    return Order(rows, at, ends - sizes[sizes > 0], ends)

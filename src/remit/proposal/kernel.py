@@ -27,7 +27,7 @@ from remit.law.columns import Bools, Columns, Ints, Rows, over
 from remit.law.fit import Ask, Index
 from remit.law.peers import NODE, ColumnPeers
 from remit.proposal.devices import choose
-from remit.proposal.gates import SCALE, Gates, Numbers, Shelves
+from remit.proposal.gates import SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
 from remit.proposal.plugins import COUPLED, LAW, STATIC, STEADY, Filter, PluginError, Score, distinct
 from remit.proposal.scores import DEFAULT, LEAST
 
@@ -58,7 +58,7 @@ class Class:
 
     __slots__ = (
         "alone", "ask", "bias", "carriers", "closed", "constant", "epoch", "filters", "gated", "known", "minds", "named",
-        "once", "over", "plain", "score", "scores", "seen", "shelves", "static", "steady", "stood", "wider",
+        "once", "over", "plain", "rest", "score", "scores", "seen", "shelves", "static", "steady", "stood", "wider",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
@@ -81,8 +81,9 @@ class Class:
         self.shelves: Shelves | None = None
         """Where wider domains matter."""
         self.steady = all(one.epoch is STEADY for one in self.scores)
-        self.plain = self.filters == [RESOURCES] and self.scores == [LEAST] and bool(ask.resources)
-        """As most are: asked for resources alone, and ranked by what is left of them."""
+        self.plain = RESOURCES in self.filters and self.scores == [LEAST]
+        """As most are: ranked by what is left of the resources asked for."""
+        self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
         self.over = ask
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
         self.named = self.seen = self.stood = self.epoch = self.carriers = self.known = -1
@@ -114,6 +115,8 @@ class Kernel:
         self.filters = tuple(one for one in (*LAW, *filters) if one.check not in (fit.ready, fit.accepting))
         self.scores = tuple(scores)
         self._classes: dict[Hashable, Class] = {}
+        self._orders: dict[tuple[str, ...], tuple[int, Order | None]] = {}
+        """By topology keys; classes that mind the same share one. There are as many as combinations of keys are asked for."""
 
     def known(self, key: Hashable, ask: Ask) -> Class:
         """The class of that key; the same key is always asked with the same ask."""
@@ -157,9 +160,18 @@ class Kernel:
                     one.shelves.put(touched, numbers)
             one.seen, one.epoch = changed.count, epoch
         if one.gated and one.shelves is None:
-            gated = one.over._replace(anti=tuple(term for term in one.over.anti if term.of.key != NODE))
-            one.shelves = Shelves(gated, columns, self.peers, one.static, one.wider, one.score)
+            one.shelves = self._shelve(one)
         return one.score
+
+    def _shelve(self, one: Class) -> Shelves:
+        ask = one.over._replace(anti=tuple(term for term in one.over.anti if term.of.key != NODE))
+        keys = keys_of(ask, one.wider)
+        stood, order = self._orders.get(keys, (-1, None))
+        if stood != self.columns.restood.count:
+            order = sort(keys, self.columns)
+            self._orders[keys] = self.columns.restood.count, order
+        heads = _ALL if order is None else order.heads
+        return Shelves(order, Gates(ask, self.columns, self.peers, one.static, heads, one.wider), one.score)
 
     def _shun(self, one: Class) -> None:
         """Whom it keeps away from, and who from it."""
@@ -196,17 +208,15 @@ class Kernel:
 
     def _numbers(self, one: Class, rows: Any, spent: Mapping[str, Any] = _NOTHING) -> Numbers:
         """Of these rows, or of all, when so much more is `spent` there."""
-        if one.plain:
-            numbers, shut = self._plainly(one, rows, spent)
-        else:
-            site: Any = self.columns if rows is _ALL else Rows(self.columns, rows, spent)
-            shut = one.closed[rows]
-            for filter_ in one.filters:
-                shut = shut | np.logical_not(self._checked(filter_, one.over, site))  # `~` would make -2 of a plain True
-            numbers = self._total(one.scores, one.over, site)
+        bare = one.plain and not one.rest and not one.alone
+        site: Any = self.columns if bare or rows is _ALL else Rows(self.columns, rows, spent)
+        numbers, shut = self._plainly(one, rows, spent) if one.plain else (None, one.closed[rows])
+        for filter_ in one.rest:
+            shut = shut | np.logical_not(self._checked(filter_, one.over, site))  # `~` would make -2 of a plain True
         if one.alone:
-            beside = self.columns if rows is _ALL else Rows(self.columns, rows)
-            shut = shut | np.logical_not(fit.away_from(one.alone, beside, self.peers))
+            shut = shut | np.logical_not(fit.away_from(one.alone, site, self.peers))
+        if numbers is None:
+            numbers = self._total(one.scores, one.over, site)
         if one.bias is not None:
             numbers += one.bias[rows]
         if rows is _ALL:
@@ -322,11 +332,11 @@ class Kernel:
 
     def _run_beside(self, one: Class, shelves: Shelves, count: int) -> Placed:
         """As `run`, where placements close or open domains for each other: step by step, but over shelves of like nodes."""
-        if shelves.rows is None:
+        if shelves.order is None:
             return self._steps(one, count)
         orders = []
         for number in range(len(shelves)):
-            rows, numbers = shelves.shelf(number)
+            rows, numbers = shelves.shelf(number, shelves.order)
             best = leading(numbers, count)
             orders.append(self._order(one, rows[best], numbers[best], count))
         shelves.gates.look(ours=True)

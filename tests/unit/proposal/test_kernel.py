@@ -147,6 +147,24 @@ def test_what_is_kept_of_a_class_is_what_a_new_kernel_would_find(name: str) -> N
     assert placed >= 200
 
 
+@pytest.mark.parametrize("name", PLACES)
+def test_without_nodes_there_is_no_place(name: str) -> None:
+    told = kernel(Columns())
+    one = told.known(name, ask(name))
+    assert told.place(one) == -1
+    assert told.run(one, 5).rows == []
+
+
+def test_classes_that_mind_the_same_keys_share_the_order_of_nodes() -> None:
+    lots = np.random.default_rng(3)
+    told = kernel(Columns([full(node(row, lots)) for row in range(100)]))
+    near, spread, apart = (told.known(name, ask(name)) for name in ("near", "spread", "apart"))
+    for one in (near, spread, apart):
+        told.place(one)
+    orders = [one.shelves.order for one in (near, spread, apart) if one.shelves]
+    assert len(orders) == 3 and orders[0] is orders[1] and orders[0] is not orders[2]
+
+
 def test_who_comes_to_stand_beside_a_class_is_noticed__however_it_is_told() -> None:
     lots = np.random.default_rng(3)
     columns = Columns([full(node(row, lots)) for row in range(4)])
