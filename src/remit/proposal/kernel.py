@@ -11,8 +11,8 @@ once: so greedy takes all items in the order of the lowest number up to and incl
 depth. That is a sort, not a loop.
 
 Where replicas look at each other (spread, affinity, anti-affinity) a placement changes the answer elsewhere, but only by
-topology domain. Nodes of the same domains form a group; within it the order is as before, and only which group is next is
-found step by step (gates.py).
+topology domain. Nodes of the same domains are on one shelf; there the order is as before, and only which shelf is next is
+found step by step (gates.py). Where the domain is the node itself, it is a matter of the row, like what is left of it.
 """
 
 from __future__ import annotations
