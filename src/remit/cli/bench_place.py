@@ -106,7 +106,7 @@ def measure(quick: bool, plot: Path | None) -> Report:
     for nodes in sorted({nodes for sizes in extent.cases.values() for nodes in sizes}):
         say(f"{nodes:,} nodes are built ...")
         clusters[nodes] = Cluster(nodes)
-    loops = {nodes: (Loop(cluster, first=False), Loop(cluster, first=True)) for nodes, cluster in clusters.items()}
+    loops = {nodes: yardsticks(cluster) for nodes, cluster in clusters.items()}
     settle_process()
     found: dict[tuple[int, Case], Placing] = {}
     for case, sizes in extent.cases.items():
@@ -207,9 +207,9 @@ class Placing:
 class Loop:
     """Node by node in plain Python, over the authority's own ledgers, which remember what a node is to an ask."""
 
-    def __init__(self, cluster: Cluster, *, first: bool) -> None:
-        self._sites = [NodeLedger(node) for node in cluster.nodes]
-        self._shares = [{name: 1 / count for name, count in node.spec.capacity} for node in cluster.nodes]
+    def __init__(self, sites: Sequence[NodeLedger], *, first: bool) -> None:
+        self._sites = sites
+        self._shares = [{name: 1 / count for name, count in site.node.spec.capacity} for site in sites]
         self._next = cycle(asks(40, RESOURCES))
         self._place = self._first if first else self._best
         self.spent = Spent()
@@ -237,6 +237,12 @@ class Loop:
 
     def _first(self, ask: Ask) -> int:
         return next((row for row, site in enumerate(self._sites) if misfit(ask, site, NOBODY) is None), -1)
+
+
+def yardsticks(cluster: Cluster) -> tuple[Loop, Loop]:
+    """The plain loop, and first fit; each on ledgers of its own."""
+    sites = [NodeLedger(node) for node in cluster.nodes]
+    return Loop(sites, first=False), Loop([site.copy() for site in sites], first=True)
 
 
 # --------------------------------------------------------------------------------------------------------------- the report

@@ -36,9 +36,10 @@ _CELLS_MAX: Final = 1 << 22
 """How many numbers a run looks at in one go."""
 CLASSES_CELLS_MAX: Final = 1 << 26
 """How many numbers are kept in all; the class that was not asked about for longest goes."""
-_SAMPLED_MIN: Final = 2_048
-_STRIDE: Final = 17
-_RANK_MIN: Final = 16
+_SAMPLE: Final = 1_024
+_RANK_MIN: Final = 8
+_MANY: Final = 512
+"""Of so many rows it pays to look only at those where the class may stand at all."""
 _ALL: Final = slice(None)
 _NOTHING: Final[Mapping[str, Any]] = {}
 _ZERO: Final = np.asarray(0)
@@ -141,7 +142,8 @@ class Kernel:
         changed, rows = columns.changed, len(columns.nodes)
         if one.named != columns.named:
             one.over, one.named, one.shelves = over(one.ask, columns), columns.named, None
-        if one.stood != columns.restood.count:
+        standing = one.stood == columns.restood.count
+        if not standing:
             self._restand(one, rows)
         if one.carriers != self.peers.carriers:
             self._shun(one)
@@ -155,6 +157,8 @@ class Kernel:
                 if one.shelves is not None:
                     one.shelves.renew(one.score)
             else:
+                if standing and len(touched) > _MANY:
+                    touched = touched[~one.closed[touched]]  # the others stay at -1
                 one.score[touched] = numbers = self._numbers(one, touched)
                 if one.shelves is not None:
                     one.shelves.put(touched, numbers)
@@ -431,10 +435,11 @@ class Lines:
 def leading(numbers: Numbers, limit: int) -> Ints:
     """Where the `limit` highest are of those that fit, the first of equals; in ascending order of place."""
     floor = 0
-    if len(numbers) > _SAMPLED_MIN + _STRIDE * limit:
+    if len(numbers) > _SAMPLE + 16 * limit:
         # Most are out of question. A sample tells about where the line is; if it was too high, all are looked at.
-        sample = numbers[::_STRIDE]
-        rank = len(sample) - (2 * limit // _STRIDE + _RANK_MIN)
+        stride = len(numbers) // _SAMPLE + 1
+        sample = numbers[::stride]
+        rank = len(sample) - (2 * limit // stride + _RANK_MIN)
         floor = max(int(np.partition(sample, rank)[rank]), 0)
     found = np.flatnonzero(numbers >= floor)
     if floor and len(found) < limit:
