@@ -26,8 +26,7 @@ class ColumnPeers:
         self._counts: dict[Index, Ints] = {}
         self._totals = {index: sum(by_domain.values()) for index, by_domain in counted.items()}
         self._carried: dict[_Picks, list[Index]] = {}
-        self.carriers = 0
-        """How many indexes of carriers there are: who shuns whom holds as long as it does not grow."""
+        self._carriers = 0
         self._asked: dict[_Picks, list[Index]] = {}
         self._possible: tuple[Ask, int, Bools] | None = None
         for index in counted:
@@ -60,8 +59,13 @@ class ColumnPeers:
         return _picking(self._carried, ask)
 
     @property
-    def known(self) -> int:
-        """How many indexes were ever asked about: who counts where holds as long as it does not grow."""
+    def shunned_epoch(self) -> int:
+        """Another number whenever other indexes of carriers are known: then who shuns whom may be another."""
+        return self._carriers
+
+    @property
+    def minded_epoch(self) -> int:
+        """Another number whenever other indexes are counted: then what a replica counts in may be another."""
         return len(self._counts)
 
     def minds(self, ask: Ask) -> tuple[Index, ...]:
@@ -70,9 +74,9 @@ class ColumnPeers:
 
     def post(self, ask: Ask, row: int, count: int = 1) -> None:
         """So many replicas with this ask stand on that row from now on; or, below zero, no longer."""
-        self.move(self.minds(ask), row, count)
+        self.post_in(self.minds(ask), row, count)
 
-    def move(self, indexes: Iterable[Index], row: int, count: int) -> None:
+    def post_in(self, indexes: Iterable[Index], row: int, count: int) -> None:
         """As `post`, for what is in these indexes."""
         node = self._columns.nodes[row]
         if node is None:
@@ -82,7 +86,7 @@ class ColumnPeers:
             if domain:
                 self.add(index, domain, count)
 
-    def move_run(self, indexes: Iterable[Index], rows: Ints, counts: Ints) -> None:
+    def post_run(self, indexes: Iterable[Index], rows: Ints, counts: Ints) -> None:
         """So many on each of these rows, which are all different."""
         for index in indexes:
             _, ids = self._columns.domain(index.key)
@@ -111,7 +115,7 @@ class ColumnPeers:
     def _note(self, index: Index) -> None:
         if index.carriers:
             self._carried.setdefault(_picks(index), []).append(index)
-            self.carriers += 1
+            self._carriers += 1
 
     def _where(self, ask: Ask) -> Bools:
         """Where it could be placed at all. Kept for the last ask only, by identity: an ask that holds arrays has no equal."""

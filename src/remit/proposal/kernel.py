@@ -28,7 +28,19 @@ from remit.law.fit import Ask, Index
 from remit.law.peers import NODE, ColumnPeers
 from remit.proposal.devices import choose
 from remit.proposal.gates import SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
-from remit.proposal.plugins import COUPLED, LAW, STATIC, STEADY, Filter, PluginError, Score, distinct
+from remit.proposal.plugins import (
+    COUPLED,
+    LAW,
+    STATIC,
+    STEADY,
+    Filter,
+    PluginError,
+    Score,
+    applies,
+    bounded,
+    distinct,
+    epoch_of,
+)
 from remit.proposal.scores import DEFAULT, LEAST
 
 _NEVER: Final = np.asarray(-1, dtype=np.int32)
@@ -58,16 +70,17 @@ class Class:
     """One shape of work, and what is known of it: which nodes fit, and how well."""
 
     __slots__ = (
-        "alone", "ask", "bias", "carriers", "closed", "constant", "epoch", "filters", "gated", "known", "minds", "named",
-        "once", "over", "plain", "rest", "score", "scores", "seen", "shelves", "static", "steady", "stood", "wider",
+        "alone", "ask", "bias", "closed", "constant", "epoch", "filters", "gated", "minded", "minds", "named", "once", "over",
+        "plain", "rest", "score", "scores", "seen", "shelves", "shunned", "static", "steady", "stood", "wider",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
         self.ask = ask
-        applying = [one for one in filters if one.applies(ask)]
+        applying = [one for one in filters if applies(one, ask)]
         self.filters = [one for one in applying if one.check not in STATIC and one.check not in COUPLED]
-        self.scores = [one for one in scores if not one.static and one.applies(ask)]
-        self.constant = [one for one in scores if one.static and one.applies(ask)]
+        ranking = [one for one in scores if applies(one, ask)]
+        self.scores = [one for one in ranking if not one.static]
+        self.constant = [one for one in ranking if one.static]
         self.bias: Numbers | None = None
         """What the static scores add, if they tell nodes apart at all."""
         self.once = any(term.own for term in ask.anti if term.of.key == NODE)
@@ -87,7 +100,7 @@ class Class:
         self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
         self.over = ask
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
-        self.named = self.seen = self.stood = self.epoch = self.carriers = self.known = -1
+        self.named = self.seen = self.stood = self.epoch = self.shunned = self.minded = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
         self.score: Numbers = np.zeros(0, dtype=np.int32)
 
@@ -112,6 +125,7 @@ class Kernel:
     ) -> None:
         distinct((*LAW, *filters))
         distinct(scores)
+        bounded(scores)
         self.columns, self.peers = columns, peers
         self.filters = tuple(one for one in (*LAW, *filters) if one.check not in (fit.ready, fit.accepting))
         self.scores = tuple(scores)
@@ -145,9 +159,9 @@ class Kernel:
         standing = one.stood == columns.restood.count
         if not standing:
             self._restand(one, rows)
-        if one.carriers != self.peers.carriers:
+        if one.shunned != self.peers.shunned_epoch:
             self._shun(one)
-        epoch = 0 if one.steady else sum(score.epoch() for score in one.scores)
+        epoch = 0 if one.steady else sum(epoch_of(score) for score in one.scores)
         if one.seen != changed.count or epoch != one.epoch:
             if len(one.score) < rows:
                 one.score = np.concatenate([one.score, np.full(rows - len(one.score), _NEVER)])
@@ -188,7 +202,7 @@ class Kernel:
             one.wider, one.shelves = wider, None
         ask = one.ask
         one.gated = bool(ask.spread or ask.affinity or ask.prefer or wider or any(term.of.key != NODE for term in ask.anti))
-        one.carriers = self.peers.carriers
+        one.shunned = self.peers.shunned_epoch
 
     def _restand(self, one: Class, rows: int) -> None:
         stood = self.columns.restood
@@ -262,21 +276,28 @@ class Kernel:
         if not filter_.foreign:
             return filter_.check(ask, site, self.peers)
         try:
-            found = np.broadcast_to(np.asarray(filter_.check(ask, site, self.peers), dtype=np.bool_), len(site))
+            found = np.asarray(filter_.check(ask, site, self.peers))
         except Exception as error:  # whatever others' code does
-            raise PluginError(filter_.name, f"it failed: {error}") from error
+            raise PluginError(filter_.name, f"it failed: {error!r}") from error
+        if found.dtype != np.bool_ or found.shape not in ((), (len(site),)):
+            raise PluginError(
+                filter_.name, f"it answered {found.dtype} of shape {found.shape}, not a bool for each of {len(site)} nodes"
+            )
         return found
 
     def _scored(self, score: Score, ask: Ask, site: Any) -> Any:
         if not score.foreign:
             return score.score(ask, site)
         try:
-            found = np.asarray(score.score(ask, site), dtype=np.float64)
+            found = np.asarray(score.score(ask, site))
         except Exception as error:
-            raise PluginError(score.name, f"it failed: {error}") from error
-        if found.shape not in ((), (len(site),)):
-            raise PluginError(score.name, f"it answered {found.shape} for {len(site)} nodes")
-        return np.clip(np.nan_to_num(found), 0.0, 1.0)
+            raise PluginError(score.name, f"it failed: {error!r}") from error
+        if found.dtype.kind not in "fiub" or found.shape not in ((), (len(site),)):
+            raise PluginError(
+                score.name, f"it answered {found.dtype} of shape {found.shape}, not a number for each of {len(site)} nodes"
+            )
+        # What is no number at all is the worst place, not an impossible one.
+        return np.clip(np.nan_to_num(found.astype(np.float64), nan=0.0), 0.0, 1.0)
 
     # -- places ------------------------------------------------------------------------------------------------------------
 
@@ -310,17 +331,17 @@ class Kernel:
         """A replica of the class stands there from now on; or, with `sign` -1, no longer."""
         self.columns.post(row, one.ask.resources, devices, sign)
         if indexes := self._minds(one):
-            self.peers.move(indexes, row, sign)
+            self.peers.post_in(indexes, row, sign)
 
     def _post(self, one: Class, rows: Ints) -> None:
         distinct_rows, counts = np.unique(rows, return_counts=True)
         self.columns.post_run(distinct_rows, counts, one.ask.resources)
         if indexes := self._minds(one):
-            self.peers.move_run(indexes, distinct_rows, counts)
+            self.peers.post_run(indexes, distinct_rows, counts)
 
     def _minds(self, one: Class) -> tuple[Index, ...]:
-        if one.known != self.peers.known:
-            one.minds, one.known = self.peers.minds(one.ask), self.peers.known
+        if one.minded != self.peers.minded_epoch:
+            one.minds, one.minded = self.peers.minds(one.ask), self.peers.minded_epoch
         return one.minds
 
     def _steps(self, one: Class, count: int) -> Placed:
