@@ -26,7 +26,7 @@ class ColumnPeers:
         self._counts: dict[Index, Ints] = {}
         self._totals = {index: sum(by_domain.values()) for index, by_domain in counted.items()}
         self._carried: dict[_Picks, list[Index]] = {}
-        self._carriers = 0
+        self._carriers = self._minded = 0
         self._asked: dict[_Picks, list[Index]] = {}
         self._possible: tuple[Ask, int, Bools] | None = None
         for index in counted:
@@ -37,8 +37,8 @@ class ColumnPeers:
         slots = self._columns.slots(index.key)
         found = self._counts.get(index)
         if found is None:
-            self._counts[index] = found = np.zeros(len(slots) + 1, dtype=np.int64)
-            self._asked.setdefault(_picks(index), []).append(index)
+            found = np.zeros(len(slots) + 1, dtype=np.int64)
+            self._enter(index, found)
             for domain, count in self._counted.get(index, _NOBODY).items():
                 if domain in slots:
                     found[slots[domain]] = count
@@ -66,7 +66,7 @@ class ColumnPeers:
     @property
     def minded_epoch(self) -> int:
         """Another number whenever other indexes are counted: then what a replica counts in may be another."""
-        return len(self._counts)
+        return self._minded
 
     def minds(self, ask: Ask) -> tuple[Index, ...]:
         """The indexes, of those that were ever asked about, in which a replica with this ask counts; and what it carries."""
@@ -111,6 +111,17 @@ class ColumnPeers:
             self._note(index)
         self._totals[index] = self.total(index) + more
         return self.counts(index)
+
+    def _enter(self, index: Index, counts: Ints) -> None:
+        """From now on it is counted."""
+        self._counts[index] = counts
+        self._asked.setdefault(_picks(index), []).append(index)
+        self._minded += 1
+
+    def _leave(self, index: Index) -> None:
+        del self._counts[index]
+        self._asked[_picks(index)].remove(index)
+        self._minded += 1
 
     def _note(self, index: Index) -> None:
         if index.carriers:

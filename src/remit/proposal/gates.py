@@ -188,6 +188,29 @@ class Shelves:
             firsts.append(int(rows[inside.argmax()]))
         return min(firsts)
 
+    def open(self) -> Bools:
+        """For each row: is its gate open now?"""
+        self.gates.look()
+        found: Bools = self._out(self.gates.open())
+        return found
+
+    def by_row(self) -> Numbers:
+        """The number of each row with regard to who stands where now."""
+        self.gates.look()
+        inside, more = self._out(self.gates.open()), self.gates.preferred()
+        own = self._out(self.numbers, shelved=False)
+        found: Numbers = np.where(inside & (own >= 0), own + (more if isinstance(more, int) else self._out(more)), _NEVER)
+        return found
+
+    def _out(self, values: npt.NDArray[Any], shelved: bool = True) -> npt.NDArray[Any]:
+        """What is known by shelf, or in the order of shelves, by row."""
+        order = self.order
+        if order is None:
+            return values
+        found = np.empty(len(order.rows), dtype=values.dtype)
+        found[order.rows] = np.repeat(values, order.ends - order.starts) if shelved else values
+        return found
+
     def shelf(self, number: int, order: Order) -> tuple[Ints, Numbers]:
         """Which rows are on it, ascending, and their numbers."""
         inside = slice(order.starts[number], order.ends[number])

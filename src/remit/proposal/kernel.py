@@ -28,6 +28,7 @@ from remit.law.fit import Ask, Index
 from remit.law.peers import NODE, ColumnPeers
 from remit.proposal.devices import choose
 from remit.proposal.gates import SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
+from remit.proposal.orders import Lines, best, leading
 from remit.proposal.plugins import (
     COUPLED,
     LAW,
@@ -48,8 +49,6 @@ _CELLS_MAX: Final = 1 << 22
 """How many numbers a run looks at in one go."""
 CLASSES_CELLS_MAX: Final = 1 << 26
 """How many numbers are kept in all; the class that was not asked about for longest goes."""
-_SAMPLE: Final = 1_024
-_RANK_MIN: Final = 8
 _MANY: Final = 512
 """Of so many rows it pays to look only at those where the class may stand at all."""
 _ALL: Final = slice(None)
@@ -320,7 +319,7 @@ class Kernel:
             numbers = self.refresh(one)
             if one.shelves is not None:
                 return self._run_beside(one, one.shelves, count)
-            rows, _, _ = self._order(one, best := leading(numbers, count - len(placed)), numbers[best], count - len(placed))
+            rows, _, _ = self._order(one, ahead := leading(numbers, count - len(placed)), numbers[ahead], count - len(placed))
             if not len(rows):
                 break
             self._post(one, rows)
@@ -362,8 +361,8 @@ class Kernel:
         orders = []
         for number in range(len(shelves)):
             rows, numbers = shelves.shelf(number, shelves.order)
-            best = leading(numbers, count)
-            orders.append(self._order(one, rows[best], numbers[best], count))
+            ahead = leading(numbers, count)
+            orders.append(self._order(one, rows[ahead], numbers[ahead], count))
         shelves.gates.look(ours=True)
         lines = Lines(orders)
         placed = lines.merge(shelves.gates, count)
@@ -388,7 +387,7 @@ class Kernel:
             table = self._deep(one, rows, numbers, depth)
             lowest = np.minimum.accumulate(table, axis=1).ravel()
             items = np.flatnonzero(lowest >= 0)
-            items = items[_best(lowest[items], limit)]
+            items = items[best(lowest[items], limit)]
             items = items[np.argsort(-lowest[items], kind="stable")]
             if depth < depth_max:
                 # Behind the last item that was looked at there may be more, and they would come next.
@@ -413,67 +412,3 @@ class Kernel:
         again = np.repeat(rows, depth - 1)
         more = self._numbers(one, again, spent)
         return np.concatenate([numbers[:, None], more.reshape(len(rows), depth - 1)], axis=1)
-
-
-class Lines:
-    """The orders of several groups, merged: which group's next item is the best that may be taken?"""
-
-    def __init__(self, orders: Sequence[tuple[Ints, Numbers, bool]]) -> None:
-        self._rows = [rows.tolist() for rows, _, _ in orders]
-        self._numbers = [numbers.tolist() for _, numbers, _ in orders]
-        self._whole = [whole for _, _, whole in orders]
-        self._at = [0] * len(orders)
-        self._heads = np.array([numbers[0] if numbers else -1 for numbers in self._numbers], dtype=np.int64)
-        self._firsts = np.array([rows[0] if rows else -1 for rows in self._rows], dtype=np.int64)
-        self.broken = False
-        """Did it end because an order was only a beginning?"""
-
-    def merge(self, gates: Gates, limit: int) -> list[int]:
-        placed: list[int] = []
-        while len(placed) < limit and len(self._heads):
-            numbers = np.where(gates.open() & (self._heads >= 0), self._heads + gates.preferred(), _NEVER)
-            best = numbers.max()
-            if best < 0:
-                break
-            equal = np.flatnonzero(numbers == best)
-            at = int(equal[self._firsts[equal].argmin()])
-            placed.append(int(self._firsts[at]))
-            gates.placed(at)
-            if not self._step(at):
-                break
-        return placed
-
-    def _step(self, at: int) -> bool:
-        self._at[at] = place = self._at[at] + 1
-        if place < len(self._rows[at]):
-            self._heads[at], self._firsts[at] = self._numbers[at][place], self._rows[at][place]
-            return True
-        self._heads[at] = -1
-        self.broken = not self._whole[at]
-        return not self.broken
-
-
-def leading(numbers: Numbers, limit: int) -> Ints:
-    """Where the `limit` highest are of those that fit, the first of equals; in ascending order of place."""
-    floor = 0
-    if len(numbers) > _SAMPLE + 16 * limit:
-        # Most are out of question. A sample tells about where the line is; if it was too high, all are looked at.
-        stride = len(numbers) // _SAMPLE + 1
-        sample = numbers[::stride]
-        rank = len(sample) - (2 * limit // stride + _RANK_MIN)
-        floor = max(int(np.partition(sample, rank)[rank]), 0)
-    found = np.flatnonzero(numbers >= floor)
-    if floor and len(found) < limit:
-        found = np.flatnonzero(numbers >= 0)
-    return found[_best(numbers[found], limit)]
-
-
-def _best(numbers: Numbers, limit: int) -> Ints:
-    """Where the `limit` highest are, the first of equals; in ascending order of place."""
-    if len(numbers) <= limit:
-        return np.arange(len(numbers))
-    cut = np.partition(numbers, len(numbers) - limit)[len(numbers) - limit]
-    above = numbers > cut
-    equal = np.flatnonzero(numbers == cut)[: limit - int(above.sum())]
-    above[equal] = True
-    return np.flatnonzero(above)

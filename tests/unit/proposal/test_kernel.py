@@ -24,7 +24,8 @@ from remit.model.kinds import (
     WorkloadSpec,
 )
 from remit.model.resources import Amount
-from remit.proposal.kernel import Kernel, leading
+from remit.proposal.kernel import Kernel
+from remit.proposal.orders import leading
 
 NODES = 3_000
 """So many that a run takes samples."""
@@ -39,9 +40,9 @@ PLACES: dict[str, Placement] = {
 }
 
 
-def node(row: int, lots: np.random.Generator, *taints: Taint) -> Node:
+def node(row: int, lots: np.random.Generator, *taints: Taint, racks: int = 40) -> Node:
     cores = int(lots.choice((4, 8, 16)))
-    labels = {"disk": str(lots.choice(("ssd", "hdd"))), "rack": f"r{row % 40}"}
+    labels = {"disk": str(lots.choice(("ssd", "hdd"))), "rack": f"r{row % racks}"}
     spec = NodeSpec(
         region="eu", zone=f"eu-{row % 3}", capacity=Amount({"cpu": 1_000 * cores, "memory": cores << 32}), taints=taints
     )
@@ -156,6 +157,26 @@ def test_without_nodes_there_is_no_place(name: str) -> None:
     one = told.known(name, ask(name))
     assert told.place(one) == -1
     assert told.run(one, 5).rows == []
+
+
+@pytest.mark.parametrize("name", ["spread", "soft", "near", "apart"])
+@pytest.mark.parametrize("racks", [40, 400])
+def test_by_row_the_shelves_say_where_the_next_one_goes(name: str, racks: int) -> None:
+    """With four hundred racks there are too many shelves: each row has its own gate."""
+    lots = np.random.default_rng(8)
+    told = kernel(Columns([full(node(row, lots, racks=racks)) for row in range(900)]))
+    one = told.known(name, ask(name))
+    ever_shut = False
+    for _ in range(30):
+        row = told.place(one)
+        assert one.shelves is not None
+        numbers = one.shelves.by_row()
+        assert row == int(numbers.argmax())
+        shut = numbers < 0
+        assert (one.shelves.open() & (one.score >= 0)).tolist() == (~shut).tolist()
+        ever_shut |= bool(shut.any())
+        told.post(one, row)
+    assert (name == "soft") == (not ever_shut)
 
 
 def test_classes_that_mind_the_same_keys_share_the_order_of_nodes() -> None:
