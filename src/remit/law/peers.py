@@ -123,6 +123,11 @@ class ColumnPeers:
         self._asked[_picks(index)].remove(index)
         self._minded += 1
 
+    def _leave_all(self) -> None:
+        self._counts.clear()
+        self._asked.clear()
+        self._minded += 1
+
     def _note(self, index: Index) -> None:
         if index.carriers:
             self._carried.setdefault(_picks(index), []).append(index)

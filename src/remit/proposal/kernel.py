@@ -195,8 +195,8 @@ class Kernel:
         shunners = self.peers.shunners(one.ask)
         alone = [term.of for term in one.ask.anti if term.of.key == NODE] + [index for index in shunners if index.key == NODE]
         wider = tuple(index for index in shunners if index.key != NODE)
-        # Whoever is new there came by a change of the row, so no other row needs to be looked at.
-        one.alone = tuple(dict.fromkeys(alone))
+        if one.alone != (found := tuple(dict.fromkeys(alone))):
+            one.alone, one.seen = found, -1
         if one.wider != wider:
             one.wider, one.shelves = wider, None
         ask = one.ask
