@@ -128,6 +128,7 @@ def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+PICTURE = click.Path(path_type=Path, dir_okay=False, writable=True)
 DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False, writable=True)
 
 
@@ -139,6 +140,7 @@ def bench() -> None:
     Examples:
       remit bench commit --quick          a look in a few seconds
       remit bench commit --json           one line for programs; exit 1 if an aim is missed
+      remit bench place --quick           how fast the scheduler's kernel finds places
       remit bench schedule --quick        from a full queue to the last durable bind
       remit bench simulate --quick        how much simulated time a minute buys
     """
@@ -163,6 +165,27 @@ def commit(quick: bool, as_json: bool, replicas: int | None, data: Path | None) 
     from remit.cli.bench_commit import measure
 
     finish(measure(quick, replicas or (100_000 if quick else 300_000), data), as_json)
+
+
+@bench.command("place")
+@click.option("--quick", is_flag=True, help="Fewer sizes and shorter looks; every aim is measured.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+@click.option("--plot", type=PICTURE, default=None, help="An SVG file to draw the growth with the nodes in.")
+def place(quick: bool, as_json: bool, plot: Path | None) -> None:
+    """Placements a second in the scheduler's kernel, from 1,000 to 50,000 nodes, next to a plain loop over the nodes.
+
+    \b
+    By class and one by one, with 40 and 400 classes, with and without spread, affinity, anti-affinity and devices.
+
+    \b
+    Examples:
+      remit bench place
+      remit bench place --quick --json
+      remit bench place --plot place.svg
+    """
+    from remit.cli.bench_place import measure
+
+    finish(measure(quick, plot), as_json)
 
 
 @bench.command("simulate")

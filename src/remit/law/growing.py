@@ -12,6 +12,7 @@ Ints = npt.NDArray[np.int64]
 
 CHANGES_MAX: Final = 1 << 16
 """How many changes are remembered by row; whoever last looked before that looks at everything."""
+_ROOM_MIN: Final = 16
 
 
 class Names:
@@ -33,37 +34,41 @@ class Names:
 class Changes:
     """Which rows changed, one after another. `count` says how many changes there were since the beginning."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._rows = np.zeros(2 * CHANGES_MAX, dtype=np.int64)
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        self._rows: Ints = np.zeros(_ROOM_MIN, dtype=np.int64)
         self._used = 0
 
     def add(self, row: int) -> None:
         if self._used == len(self._rows):
-            self._forget()
+            self._make_room(1)
         self._rows[self._used] = row
         self._used += 1
         self.count += 1
 
     def extend(self, rows: Ints) -> None:
-        rows = rows[-CHANGES_MAX:]
-        if self._used + len(rows) > len(self._rows):
-            self._forget()
-        self._rows[self._used : self._used + len(rows)] = rows
-        self._used += len(rows)
-        self.count += len(rows)
+        more = len(rows)
+        self.count += more
+        if more > CHANGES_MAX:
+            self._used = 0  # a part of them would pass for all
+            return
+        if self._used + more > len(self._rows):
+            self._make_room(more)
+        self._rows[self._used : self._used + more] = rows
+        self._used += more
 
     def since(self, count: int) -> Ints | None:
         """The rows that changed after the first `count` changes, some maybe more than once; None if that is forgotten."""
         back = self.count - count
         return None if back > self._used else self._rows[self._used - back : self._used]
 
-    def _forget(self) -> None:
-        kept = self._rows[self._used - CHANGES_MAX : self._used].copy()
-        self._rows[:CHANGES_MAX] = kept
-        self._used = CHANGES_MAX
+    def _make_room(self, more: int) -> None:
+        """For so many more, at most CHANGES_MAX; as many as that are kept of the old."""
+        kept = self._rows[max(self._used - CHANGES_MAX, 0) : self._used]
+        self._rows = np.zeros(min(2 * (len(kept) + more), 2 * CHANGES_MAX), dtype=np.int64)
+        self._rows[: len(kept)] = kept
+        self._used = len(kept)
 
     def frozen(self) -> Changes:
-        copy = Changes.__new__(Changes)
-        copy.count, copy._rows, copy._used = self.count, self._rows[:0], 0
-        return copy
+        """Goes on counting from here, and remembers nothing from before."""
+        return Changes(self.count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,9 @@ from remit.law.columns import Bools, Columns, Ints
 from remit.law.fit import STATIC, Ask, Index, carried, mask
 from remit.law.labels import domain_of, selects
 
+NODE: Final = "node"
+"""The topology key of which every node is a domain of its own."""
+_Picks = tuple[str, tuple[str, str] | None]
 _NOBODY: Final[Mapping[str, int]] = {}
 
 
@@ -22,19 +25,20 @@ class ColumnPeers:
         self._counted = counted
         self._counts: dict[Index, Ints] = {}
         self._totals = {index: sum(by_domain.values()) for index, by_domain in counted.items()}
-        self._carried: dict[str, list[Index]] = {}
-        self._picked: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[int, list[Index]]] = {}
+        self._carried: dict[_Picks, list[Index]] = {}
+        self._carriers = self._minded = 0
+        self._asked: dict[_Picks, list[Index]] = {}
         self._possible: tuple[Ask, int, Bools] | None = None
         for index in counted:
-            if index.carriers:
-                self._carried.setdefault(index.tenant, []).append(index)
+            self._note(index)
 
     def counts(self, index: Index) -> Ints:
         """By the id of the domain. Domains in which there is no node (any more) count in the total alone."""
         slots = self._columns.slots(index.key)
         found = self._counts.get(index)
         if found is None:
-            self._counts[index] = found = np.zeros(len(slots) + 1, dtype=np.int64)
+            found = np.zeros(len(slots) + 1, dtype=np.int64)
+            self._enter(index, found)
             for domain, count in self._counted.get(index, _NOBODY).items():
                 if domain in slots:
                     found[slots[domain]] = count
@@ -52,40 +56,82 @@ class ColumnPeers:
         return self._totals.get(index, 0)
 
     def shunners(self, ask: Ask) -> Sequence[Index]:
-        return [index for index in self._carried.get(ask.tenant, ()) if selects(index.selector, ask.labels)]
+        return _picking(self._carried, ask)
 
-    def minds(self, ask: Ask) -> list[Index]:
-        """The indexes, of those that were ever asked about, in which a replica with this ask counts."""
-        key = ask.tenant, tuple(sorted(ask.labels.items()))
-        known, found = self._picked.get(key, (-1, []))
-        if known != len(self._counts):
-            own = carried(ask)
-            found = [
-                index
-                for index in self._counts
-                if index.tenant == ask.tenant and (index in own if index.carriers else selects(index.selector, ask.labels))
-            ]
-            self._picked[key] = len(self._counts), found
-        return found
+    @property
+    def shunned_epoch(self) -> int:
+        """Another number whenever other indexes of carriers are known: then who shuns whom may be another."""
+        return self._carriers
+
+    @property
+    def minded_epoch(self) -> int:
+        """Another number whenever other indexes are counted: then what a replica counts in may be another."""
+        return self._minded
+
+    def minds(self, ask: Ask) -> tuple[Index, ...]:
+        """The indexes, of those that were ever asked about, in which a replica with this ask counts; and what it carries."""
+        return (*(index for index in _picking(self._asked, ask) if not index.carriers), *dict.fromkeys(carried(ask)))
 
     def post(self, ask: Ask, row: int, count: int = 1) -> None:
         """So many replicas with this ask stand on that row from now on; or, below zero, no longer."""
+        self.post_in(self.minds(ask), row, count)
+
+    def post_in(self, indexes: Iterable[Index], row: int, count: int) -> None:
+        """As `post`, for what is in these indexes."""
         node = self._columns.nodes[row]
-        if node is None or not (self._counts or ask.anti):
+        if node is None:
             return
-        for index in dict.fromkeys((*self.minds(ask), *carried(ask))):
+        for index in indexes:
             domain = domain_of(node, index.key)
             if domain:
                 self.add(index, domain, count)
 
+    def post_run(self, indexes: Iterable[Index], rows: Ints, counts: Ints) -> None:
+        """So many on each of these rows, which are all different."""
+        for index in indexes:
+            _, ids = self._columns.domain(index.key)
+            at = ids[rows]
+            known = at >= 0
+            by_domain = self._kept(index, int(counts[known].sum()))
+            np.add.at(by_domain, at[known], counts[known])
+            if index.key == NODE:
+                self._columns.changed.extend(rows)
+
     def add(self, index: Index, domain: str, count: int = 1) -> None:
         """So many more are there, or fewer: a run of placements moves the counts and keeps the columns."""
-        counts = self.counts(index)
-        if index.carriers and index not in self._carried.setdefault(index.tenant, []):
-            self._carried[index.tenant].append(index)
-        self._totals[index] = self.total(index) + count
+        counts = self._kept(index, count)
         if (slot := self._columns.slots(index.key).get(domain)) is not None:
             counts[slot] += count
+            if index.key == NODE and (row := self._columns.rows.get(domain)) is not None:
+                self._columns.changed.add(row)  # who keeps answers by row may keep this one with them
+
+    def _kept(self, index: Index, more: int) -> Ints:
+        """Its counts, when so many more are in the total."""
+        if index not in self._totals:
+            self._note(index)
+        self._totals[index] = self.total(index) + more
+        return self.counts(index)
+
+    def _enter(self, index: Index, counts: Ints) -> None:
+        """From now on it is counted."""
+        self._counts[index] = counts
+        self._asked.setdefault(_picks(index), []).append(index)
+        self._minded += 1
+
+    def _leave(self, index: Index) -> None:
+        del self._counts[index]
+        self._asked[_picks(index)].remove(index)
+        self._minded += 1
+
+    def _leave_all(self) -> None:
+        self._counts.clear()
+        self._asked.clear()
+        self._minded += 1
+
+    def _note(self, index: Index) -> None:
+        if index.carriers:
+            self._carried.setdefault(_picks(index), []).append(index)
+            self._carriers += 1
 
     def _where(self, ask: Ask) -> Bools:
         """Where it could be placed at all. Kept for the last ask only, by identity: an ask that holds arrays has no equal."""
@@ -93,3 +139,13 @@ class ColumnPeers:
         if kept is None or kept[0] is not ask or kept[1] != stood:
             kept = self._possible = ask, stood, mask(ask, self._columns, self, STATIC)
         return kept[2]
+
+
+def _picks(index: Index) -> _Picks:
+    """What a replica must at least have, to be picked: looked up by that, an index is not asked whether it picks strangers."""
+    return index.tenant, index.selector[0] if index.selector else None
+
+
+def _picking(indexes: Mapping[_Picks, Sequence[Index]], ask: Ask) -> list[Index]:
+    keys: list[tuple[str, str] | None] = [None, *ask.labels.items()]
+    return [index for key in keys for index in indexes.get((ask.tenant, key), ()) if selects(index.selector, ask.labels)]

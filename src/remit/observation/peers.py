@@ -15,7 +15,7 @@ import numpy.typing as npt
 from remit.law.columns import Columns, Ints
 from remit.law.fit import Ask, Index
 from remit.law.labels import selects
-from remit.law.peers import ColumnPeers
+from remit.law.peers import NODE, ColumnPeers
 from remit.observation.shapes import Shapes
 
 INDEXES_MAX: Final = 4_096
@@ -53,6 +53,10 @@ class SeenPeers(ColumnPeers):
         self.counts(index)
         return super().total(index)
 
+    @property
+    def shunned_epoch(self) -> int:
+        return self._shapes.carried_epoch
+
     def shunners(self, ask: Ask) -> Sequence[Index]:
         return [index for index in self._shapes.carriers(ask.tenant) if selects(index.selector, ask.labels)]
 
@@ -71,11 +75,13 @@ class SeenPeers(ColumnPeers):
                 self._totals[index] += sign
                 if ids[row] >= 0:
                     counts[ids[row]] += sign
+                    if index.key == NODE:
+                        self._columns.changed.add(row)
 
     def clear(self) -> None:
         """Everything is counted anew when it is next asked for."""
         self._stood = self._columns.restood.count
-        self._counts.clear()
+        self._leave_all()
         self._totals.clear()
         self._of.clear()
         self._tenants.clear()
@@ -87,12 +93,13 @@ class SeenPeers(ColumnPeers):
     def _make(self, index: Index) -> None:
         if len(self._counts) >= INDEXES_MAX:
             first = next(iter(self._counts))
-            del self._counts[first], self._totals[first]
+            self._leave(first)
+            del self._totals[first]
         rows = self._spots(self._shapes.picked(index))
         ids = self._columns.domains(index.key).ids[rows]
         size = len(self._columns.slots(index.key))
         # One slot more, for "no domain", which counts nobody.
-        self._counts[index] = np.append(np.bincount(ids[ids >= 0], minlength=size), 0)
+        self._enter(index, np.append(np.bincount(ids[ids >= 0], minlength=size), 0))
         self._totals[index] = len(rows)
         self._tenants.add(index.tenant)
         self._of.clear()

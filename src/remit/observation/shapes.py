@@ -184,6 +184,8 @@ class Shapes(Table):
         self._born = 0
         self._rules: list[tuple[int, PolicyRule]] = []
         """Those of the policy in force that look at labels."""
+        self.carried_epoch = 0
+        """Another number whenever other anti-affinity is carried: then who shuns whom may be another."""
         self._carried: dict[str, dict[Index, int]] = {}
         """By tenant, the anti-affinity of its generations, and how many shapes carry each."""
         self._shuns: dict[tuple[str, tuple[str, str]], dict[Selector, None]] = {}
@@ -455,6 +457,7 @@ class Shapes(Table):
             known[index] -= 1
             if not known[index]:
                 del known[index]
+                self.carried_epoch += 1
                 if not any(other.selector == index.selector for other in known):
                     self._shuns[tenant, index.selector[0]].pop(index.selector)
 
@@ -473,6 +476,7 @@ class Shapes(Table):
         for index in indexes:
             new = index not in known
             known[index] = known.get(index, 0) + 1
+            self.carried_epoch += new
             if new:
                 of = self._shuns.setdefault((tenant, index.selector[0]), {})
                 if index.selector not in of:

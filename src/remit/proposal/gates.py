@@ -8,7 +8,7 @@ gates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +22,29 @@ GROUPS_MAX: Final = 256
 
 PREFER_WEIGHT: Final = 2
 SCALE: Final = 1_000_000
+Numbers = npt.NDArray[np.int32]
+_NEVER: Final = np.int32(-1)
 
 
 class _Count:
     """How many there are in each domain of one index, at the gates, and how our own placements move it."""
 
-    __slots__ = ("_columns", "_eligible", "_of", "_static", "at", "counts", "known", "own", "total")
+    __slots__ = ("_columns", "_eligible", "_of", "_peers", "_static", "at", "counts", "known", "own", "total")
 
     def __init__(self, of: Index, own: int, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any) -> None:
-        self._of, self._columns, self._static = of, columns, static
+        self._of, self._columns, self._peers, self._static = of, columns, peers, static
         self.at = columns.domains(of.key).ids[rows]
         self.known: Bools = self.at >= 0
-        self.counts: Ints = peers.counts(of).copy()
-        self.total = peers.total(of)
         self.own = own
+        self.counts: Ints = np.zeros(0, dtype=np.int64)
+        self.total = 0
         self._eligible: Ints | None = None
+
+    def look(self, ours: bool) -> None:
+        """As it is now; to be moved, it must be `ours`."""
+        counts = self._peers.counts(self._of)
+        self.counts = counts.copy() if ours else counts
+        self.total = self._peers.total(self._of)
 
     @property
     def eligible(self) -> Ints:
@@ -65,7 +73,10 @@ class _Count:
 
 
 class Gates:
-    """One gate for each of these rows; a row may stand for all that are in the same domains."""
+    """One gate for each of these rows; a row may stand for all that are in the same domains. `look` before you pass.
+
+    Good as long as no node of the columns is another, and nobody new shuns this class.
+    """
 
     def __init__(
         self, ask: Ask, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any, shunners: Sequence[Index]
@@ -79,6 +90,12 @@ class Gates:
         self._near = [count(term.of, term.own) for term in ask.affinity]
         self._away = [count(term.of, term.own) for term in ask.anti] + [count(i, int(i in ours)) for i in shunners]
         self._prefer = [count(term.of, term.own) for term in ask.prefer]
+        self._counts = [*(one for one, _ in self._spread), *self._near, *self._away, *self._prefer]
+
+    def look(self, ours: bool = False) -> None:
+        """See who stands where now; `ours` is what our own placements will move."""
+        for one in self._counts:
+            one.look(ours)
 
     def open(self) -> Bools:
         """The same as the rules `spread`, `affinity`, `anti_affinity` and `shunned` say of these rows now."""
@@ -94,7 +111,7 @@ class Gates:
             found &= ~one.known | (one.here() == 0)
         return found
 
-    def preferred(self) -> npt.NDArray[np.int32] | int:
+    def preferred(self) -> Numbers | int:
         """What soft spreading adds to the numbers: the most where the fewest are."""
         if not self._prefer:
             return 0
@@ -107,20 +124,117 @@ class Gates:
 
     def placed(self, gate: int) -> None:
         """One more stands behind this gate."""
-        for one, _ in self._spread:
-            one.placed(gate)
-        for one in (*self._near, *self._away, *self._prefer):
+        for one in self._counts:
             one.placed(gate)
 
 
-def group(ask: Ask, columns: Columns, shunners: Sequence[Index], rows: Ints) -> list[Ints]:
-    """These rows (ascending) by the domains that matter; more than GROUPS_MAX of them are not told apart any further."""
+class Order(NamedTuple):
+    """All rows, sorted by the domains that matter: those of the same domains are together, on a shelf, in ascending order."""
+
+    rows: Ints
+    at: Ints
+    """Where in the order each row is."""
+    starts: Ints
+    ends: Ints
+
+    @property
+    def heads(self) -> Ints:
+        found: Ints = self.rows[self.starts]
+        return found
+
+
+class Shelves:
+    """The numbers of one class in such an order: what is on one shelf is open or shut together.
+
+    Without an order, since there are too many domains, each row has a gate of its own.
+    """
+
+    __slots__ = ("gates", "numbers", "order")
+
+    def __init__(self, order: Order | None, gates: Gates, numbers: Numbers) -> None:
+        self.order, self.gates = order, gates
+        self.renew(numbers)
+
+    def __len__(self) -> int:
+        return len(self.order.starts) if self.order is not None else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Without the order, which many classes share, and without an order none."""
+        return self.numbers.nbytes if self.order is not None else 0
+
+    def renew(self, numbers: Numbers) -> None:
+        """The numbers of all rows are others."""
+        self.numbers = numbers if self.order is None else numbers[self.order.rows]
+
+    def put(self, rows: Ints, numbers: Numbers) -> None:
+        if self.order is not None:
+            self.numbers[self.order.at[rows]] = numbers
+
+    def best(self) -> int:
+        """The row of the highest number where it may stand now, the first of equals; -1 if there is none."""
+        order = self.order
+        self.gates.look()
+        heads = self.numbers if order is None else np.maximum.reduceat(self.numbers, order.starts)
+        numbers = np.where(self.gates.open() & (heads >= 0), heads + self.gates.preferred(), _NEVER)
+        at = int(numbers.argmax())
+        if numbers[at] < 0:
+            return -1
+        if order is None:
+            return at
+        firsts = []
+        for one in np.flatnonzero(numbers == numbers[at]):
+            rows, inside = self.shelf(int(one), order)
+            firsts.append(int(rows[inside.argmax()]))
+        return min(firsts)
+
+    def open(self) -> Bools:
+        """For each row: is its gate open now?"""
+        self.gates.look()
+        found: Bools = self._out(self.gates.open())
+        return found
+
+    def by_row(self) -> Numbers:
+        """The number of each row with regard to who stands where now."""
+        self.gates.look()
+        inside, more = self._out(self.gates.open()), self.gates.preferred()
+        own = self._out(self.numbers, shelved=False)
+        found: Numbers = np.where(inside & (own >= 0), own + (more if isinstance(more, int) else self._out(more)), _NEVER)
+        return found
+
+    def _out(self, values: npt.NDArray[Any], shelved: bool = True) -> npt.NDArray[Any]:
+        """What is known by shelf, or in the order of shelves, by row."""
+        order = self.order
+        if order is None:
+            return values
+        found = np.empty(len(order.rows), dtype=values.dtype)
+        found[order.rows] = np.repeat(values, order.ends - order.starts) if shelved else values
+        return found
+
+    def shelf(self, number: int, order: Order) -> tuple[Ints, Numbers]:
+        """Which rows are on it, ascending, and their numbers."""
+        inside = slice(order.starts[number], order.ends[number])
+        return order.rows[inside], self.numbers[inside]
+
+
+def keys_of(ask: Ask, shunners: Sequence[Index]) -> tuple[str, ...]:
+    """The topology keys that matter."""
     terms = (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer)
-    codes = np.zeros(len(rows), dtype=np.int64)
-    for key in dict.fromkeys((*(term.of.key for term in terms), *(index.key for index in shunners))):
-        _, codes = np.unique(codes, return_inverse=True)
-        codes = codes * (len(columns.slots(key)) + 1) + columns.domains(key).ids[rows] + 1
-    values, codes = np.unique(codes, return_inverse=True)
-    if len(values) > GROUPS_MAX:
-        return [rows[:1]] * (GROUPS_MAX + 1)
-    return [rows[codes == value] for value in range(len(values))]
+    return tuple(sorted({*(term.of.key for term in terms), *(index.key for index in shunners)}))
+
+
+def sort(keys: Sequence[str], columns: Columns) -> Order | None:
+    """By the domains of these keys; None if they make more than GROUPS_MAX shelves."""
+    codes = np.zeros(len(columns), dtype=np.int64)
+    for key in keys:
+        codes = codes * (len(columns.slots(key)) + 1) + columns.domains(key).ids + 1
+        if len(codes) and codes.max() > GROUPS_MAX:
+            values, codes = np.unique(codes, return_inverse=True)
+            if len(values) > GROUPS_MAX:
+                return None
+    rows = np.argsort(codes.astype(np.int16), kind="stable")  # small numbers are sorted faster
+    at = np.empty(len(codes), dtype=np.int64)
+    at[rows] = np.arange(len(codes))
+    sizes = np.bincount(codes)
+    ends = np.cumsum(sizes)[sizes > 0]
+    return Order(rows, at, ends - sizes[sizes > 0], ends)

@@ -11,8 +11,8 @@ once: so greedy takes all items in the order of the lowest number up to and incl
 depth. That is a sort, not a loop.
 
 Where replicas look at each other (spread, affinity, anti-affinity) a placement changes the answer elsewhere, but only by
-topology domain. Nodes of the same domains form a group; within it the order is as before, and only which group is next is
-found step by step (gates.py).
+topology domain. Nodes of the same domains are on one shelf; there the order is as before, and only which shelf is next is
+found step by step (gates.py). Where the domain is the node itself, it is a matter of the row, like what is left of it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,37 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from remit.law import fit
 from remit.law.columns import Bools, Columns, Ints, Rows, over
 from remit.law.fit import Ask, Index
-from remit.law.peers import ColumnPeers
+from remit.law.peers import NODE, ColumnPeers
 from remit.proposal.devices import choose
-from remit.proposal.gates import GROUPS_MAX, SCALE, Gates, group
-from remit.proposal.plugins import COUPLED, LAW, ROOM, STATIC, STEADY, Filter, PluginError, Score, distinct
+from remit.proposal.gates import SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
+from remit.proposal.orders import Lines, best, leading
+from remit.proposal.plugins import (
+    COUPLED,
+    LAW,
+    ROOM,
+    STATIC,
+    STEADY,
+    Filter,
+    PluginError,
+    Score,
+    applies,
+    bounded,
+    distinct,
+    epoch_of,
+)
 from remit.proposal.scores import DEFAULT, LEAST
 
-NODE: Final = "node"
-Numbers = npt.NDArray[np.int32]
-_NEVER: Final = np.int32(-1)
+_NEVER: Final = np.asarray(-1, dtype=np.int32)
 _CELLS_MAX: Final = 1 << 22
 """How many numbers a run looks at in one go."""
 CLASSES_CELLS_MAX: Final = 1 << 26
 """How many numbers are kept in all; the class that was not asked about for longest goes."""
+_MANY: Final = 512
+"""Of so many rows it pays to look only at those where the class may stand at all."""
 _ALL: Final = slice(None)
 _NOTHING: Final[Mapping[str, Any]] = {}
 _ZERO: Final = np.asarray(0)
@@ -57,27 +70,46 @@ class Class:
     """One shape of work, and what is known of it: which nodes fit, and how well."""
 
     __slots__ = (
-        "ask", "base", "bias", "closed", "constant", "coupled", "epoch", "filters", "named", "over", "plain", "score", "scores",
-        "seen", "static", "steady", "stood",
+        "alone", "ask", "base", "bias", "closed", "constant", "epoch", "filters", "gated", "minded", "minds", "named", "once",
+        "over", "plain", "rest", "score", "scores", "seen", "shelves", "shunned", "static", "steady", "stood", "wider",
     )  # fmt: skip
 
     def __init__(self, base: Ask, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
         self.base, self.ask = base, ask
-        applying = [one for one in filters if one.applies(ask)]
+        applying = [one for one in filters if applies(one, ask)]
         self.filters = [one for one in applying if one.check not in STATIC and one.check not in COUPLED]
-        self.scores = [one for one in scores if not one.static and one.applies(ask)]
-        self.constant = [one for one in scores if one.static and one.applies(ask)]
+        ranking = [one for one in scores if applies(one, ask)]
+        self.scores = [one for one in ranking if not one.static]
+        self.constant = [one for one in ranking if one.static]
         self.bias: Numbers | None = None
         """What the static scores add, if they tell nodes apart at all."""
-        self.coupled = bool(ask.spread or ask.affinity or ask.anti or ask.prefer)
+        self.once = any(term.own for term in ask.anti if term.of.key == NODE)
+        """Does it keep away from its like on the same node?"""
+        self.alone: tuple[Index, ...] = ()
+        """Of whom must there be nobody on the same node? A rule of the row, as what is left of it."""
+        self.wider: tuple[Index, ...] = ()
+        """Who else shuns it, in wider domains."""
+        self.minds: tuple[Index, ...] = ()
+        """Where it counts."""
+        self.gated = True
+        self.shelves: Shelves | None = None
+        """Where wider domains matter."""
         self.steady = all(one.epoch is STEADY for one in self.scores)
-        self.plain = self.filters == [RESOURCES] and self.scores == [LEAST] and bool(ask.resources)
-        """As most are: asked for resources alone, and ranked by what is left of them."""
+        self.plain = RESOURCES in self.filters and self.scores == [LEAST]
+        """As most are: ranked by what is left of the resources asked for."""
+        self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
         self.over = ask
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
-        self.named = self.seen = self.stood = self.epoch = -1
+        self.named = self.seen = self.stood = self.epoch = self.shunned = self.minded = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
         self.score: Numbers = np.zeros(0, dtype=np.int32)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of it by node."""
+        found = self.score.nbytes + self.static.nbytes + self.closed.nbytes
+        found += self.bias.nbytes if self.bias is not None else 0
+        return found + (self.shelves.held_bytes if self.shelves is not None else 0)
 
 
 class Kernel:
@@ -93,11 +125,14 @@ class Kernel:
     ) -> None:
         distinct((*LAW, *filters))
         distinct(scores)
+        bounded(scores)
         self.columns, self.peers = columns, peers
         self.all_filters = (*LAW, *filters)
         self.filters = tuple(one for one in self.all_filters if one.check not in (fit.ready, fit.accepting))
         self.scores = tuple(scores)
         self._classes: dict[Hashable, Class] = {}
+        self._orders: dict[tuple[str, ...], tuple[int, Order | None]] = {}
+        """By topology keys; classes that mind the same share one. There are as many as combinations of keys are asked for."""
 
     def known(self, key: Hashable, ask: Ask, **steered: Any) -> Class:
         """The class of that key. Another ask under the same key, by identity, makes what was known of it void; `steered` are
@@ -120,25 +155,58 @@ class Kernel:
     # -- numbers -----------------------------------------------------------------------------------------------------------
 
     def refresh(self, one: Class) -> Numbers:
-        """The class's number for every row, as of now."""
+        """The class's number for every row, as of now; only who stands in wider domains is not regarded."""
         columns = self.columns
         changed, rows = columns.changed, len(columns.nodes)
         if one.named != columns.named:
-            one.over, one.named = over(one.ask, columns), columns.named
-        if one.stood != columns.restood.count:
+            one.over, one.named, one.shelves = over(one.ask, columns), columns.named, None
+        standing = one.stood == columns.restood.count
+        if not standing:
             self._restand(one, rows)
-        epoch = 0 if one.steady else sum(score.epoch() for score in one.scores)
-        if one.seen == changed.count and epoch == one.epoch:
-            return one.score
-        if len(one.score) < rows:
-            one.score = np.concatenate([one.score, np.full(rows - len(one.score), _NEVER)])
-        touched = changed.since(one.seen) if one.seen >= 0 and epoch == one.epoch else None
-        if touched is None or 2 * len(touched) > rows:
-            one.score = self._numbers(one, _ALL)
-        else:
-            one.score[touched] = self._numbers(one, touched)
-        one.seen, one.epoch = changed.count, epoch
+        if one.shunned != self.peers.shunned_epoch:
+            self._shun(one)
+        epoch = 0 if one.steady else sum(epoch_of(score) for score in one.scores)
+        if one.seen != changed.count or epoch != one.epoch:
+            if len(one.score) < rows:
+                one.score = np.concatenate([one.score, np.full(rows - len(one.score), _NEVER)])
+            touched = changed.since(one.seen) if one.seen >= 0 and epoch == one.epoch else None
+            if touched is None or 2 * len(touched) > rows:
+                one.score = self._numbers(one, _ALL)
+                if one.shelves is not None:
+                    one.shelves.renew(one.score)
+            else:
+                if standing and len(touched) > _MANY:
+                    touched = touched[~one.closed[touched]]  # the others stay at -1
+                one.score[touched] = numbers = self._numbers(one, touched)
+                if one.shelves is not None:
+                    one.shelves.put(touched, numbers)
+            one.seen, one.epoch = changed.count, epoch
+        if one.gated and one.shelves is None:
+            one.shelves = self._shelve(one)
         return one.score
+
+    def _shelve(self, one: Class) -> Shelves:
+        ask = one.over._replace(anti=tuple(term for term in one.over.anti if term.of.key != NODE))
+        keys = keys_of(ask, one.wider)
+        stood, order = self._orders.get(keys, (-1, None))
+        if stood != self.columns.restood.count:
+            order = sort(keys, self.columns)
+            self._orders[keys] = self.columns.restood.count, order
+        heads = _ALL if order is None else order.heads
+        return Shelves(order, Gates(ask, self.columns, self.peers, one.static, heads, one.wider), one.score)
+
+    def _shun(self, one: Class) -> None:
+        """Whom it keeps away from, and who from it."""
+        shunners = self.peers.shunners(one.ask)
+        alone = [term.of for term in one.ask.anti if term.of.key == NODE] + [index for index in shunners if index.key == NODE]
+        wider = tuple(index for index in shunners if index.key != NODE)
+        if one.alone != (found := tuple(dict.fromkeys(alone))):
+            one.alone, one.seen = found, -1
+        if one.wider != wider:
+            one.wider, one.shelves = wider, None
+        ask = one.ask
+        one.gated = bool(ask.spread or ask.affinity or ask.prefer or wider or any(term.of.key != NODE for term in ask.anti))
+        one.shunned = self.peers.shunned_epoch
 
     def _restand(self, one: Class, rows: int) -> None:
         stood = self.columns.restood
@@ -151,25 +219,32 @@ class Kernel:
             one.static = np.broadcast_to(found, rows).copy()
         else:
             one.static[touched] = found
-        one.stood = stood.count
+        one.stood, one.shelves = stood.count, None
         one.closed = ~(one.static & self.columns.takes)
         if one.constant:
             bias = self._total(one.constant, one.over, self.columns)
-            one.bias = bias if len(bias) and bias.min() != bias.max() else None
+            found = bias if len(bias) and bias.min() != bias.max() else None
+            if (found is None) != (one.bias is None):
+                one.seen = -1  # what it adds where nothing changed is another all the same
+            one.bias = found
 
     def _numbers(self, one: Class, rows: Any, spent: Mapping[str, Any] = _NOTHING) -> Numbers:
         """Of these rows, or of all, when so much more is `spent` there."""
-        if one.plain:
-            numbers, shut = self._plainly(one, rows, spent)
-        else:
-            site: Any = self.columns if rows is _ALL else Rows(self.columns, rows, spent)
-            shut = one.closed[rows]
-            for filter_ in one.filters:
-                shut = shut | np.logical_not(self.checked(filter_, one.over, site))  # `~` would make -2 of a plain True
+        bare = one.plain and not one.rest and not one.alone
+        site: Any = self.columns if bare or rows is _ALL else Rows(self.columns, rows, spent)
+        numbers, shut = self._plainly(one, rows, spent) if one.plain else (None, one.closed[rows])
+        for filter_ in one.rest:
+            shut = shut | np.logical_not(self.checked(filter_, one.over, site))  # `~` would make -2 of a plain True
+        if one.alone:
+            shut = shut | np.logical_not(fit.away_from(one.alone, site, self.peers))
+        if numbers is None:
             numbers = self._total(one.scores, one.over, site)
         if one.bias is not None:
             numbers += one.bias[rows]
-        np.putmask(numbers, shut, _NEVER)
+        if rows is _ALL:
+            numbers |= -shut.view(np.int8)  # -1 is all ones: by far the quickest where what fits is mixed with what does not
+        else:
+            np.copyto(numbers, _NEVER, where=shut)
         return numbers
 
     def _plainly(self, one: Class, rows: Any, spent: Mapping[str, Any]) -> tuple[Numbers, Bools]:
@@ -205,32 +280,38 @@ class Kernel:
         if not filter_.foreign:
             return filter_.check(ask, site, self.peers)
         try:
-            found = np.broadcast_to(np.asarray(filter_.check(ask, site, self.peers), dtype=np.bool_), len(site))
+            found = np.asarray(filter_.check(ask, site, self.peers))
         except Exception as error:  # whatever others' code does
-            raise PluginError(filter_.name, f"it failed: {error}") from error
+            raise PluginError(filter_.name, f"it failed: {error!r}") from error
+        if found.dtype != np.bool_ or found.shape not in ((), (len(site),)):
+            raise PluginError(
+                filter_.name, f"it answered {found.dtype} of shape {found.shape}, not a bool for each of {len(site)} nodes"
+            )
         return found
 
     def _scored(self, score: Score, ask: Ask, site: Any) -> Any:
         if not score.foreign:
             return score.score(ask, site)
         try:
-            found = np.asarray(score.score(ask, site), dtype=np.float64)
+            found = np.asarray(score.score(ask, site))
         except Exception as error:
-            raise PluginError(score.name, f"it failed: {error}") from error
-        if found.shape not in ((), (len(site),)):
-            raise PluginError(score.name, f"it answered {found.shape} for {len(site)} nodes")
-        return np.clip(np.nan_to_num(found), 0.0, 1.0)
+            raise PluginError(score.name, f"it failed: {error!r}") from error
+        if found.dtype.kind not in "fiub" or found.shape not in ((), (len(site),)):
+            raise PluginError(
+                score.name, f"it answered {found.dtype} of shape {found.shape}, not a number for each of {len(site)} nodes"
+            )
+        # What is no number at all is the worst place, not an impossible one.
+        return np.clip(np.nan_to_num(found.astype(np.float64), nan=0.0), 0.0, 1.0)
 
     # -- places ------------------------------------------------------------------------------------------------------------
 
     def place(self, one: Class) -> int:
         """The best row for one replica of the class; -1 if it fits nowhere. Nothing is posted."""
         numbers = self.refresh(one)
-        shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            numbers = self._beside(one, shunners, numbers)
         if not len(numbers):
             return -1
+        if one.shelves is not None:
+            return one.shelves.best()
         row = int(numbers.argmax())
         return row if numbers[row] >= 0 else -1
 
@@ -238,13 +319,12 @@ class Kernel:
         """Places for so many replicas of the class, in their order, and posted; fewer, if that is all that fit."""
         if one.ask.whole or one.ask.shares:
             return self._steps(one, count)
-        shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            return self._run_beside(one, shunners, count)
         placed: list[int] = []
         while len(placed) < count:
-            self.refresh(one)
-            rows, _, _ = self._order(one, np.flatnonzero(one.score >= 0), count - len(placed))
+            numbers = self.refresh(one)
+            if one.shelves is not None:
+                return self._run_beside(one, one.shelves, count)
+            rows, _, _ = self._order(one, ahead := leading(numbers, count - len(placed)), numbers[ahead], count - len(placed))
             if not len(rows):
                 break
             self._post(one, rows)
@@ -261,12 +341,9 @@ class Kernel:
 
     def best(self, one: Class, count: int) -> list[tuple[int, int, dict[str, int]]]:
         """The rows that are ahead, the total of each in thousandths, and what each plug-in gave it."""
-        numbers = self.refresh(one)
-        shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            numbers = self._beside(one, shunners, numbers)
+        numbers = self._regarded(one)
         rows = np.flatnonzero(numbers >= 0)
-        rows = rows[_best(numbers[rows], count)]
+        rows = rows[best(numbers[rows], count)]
         rows = rows[np.argsort(-numbers[rows], kind="stable")]
         site = Rows(self.columns, rows)
         parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in (*one.scores, *one.constant)}
@@ -274,6 +351,11 @@ class Kernel:
             (row, int(numbers[row]) // (SCALE // 1000), {name: int(part[at]) for name, part in parts.items()})
             for at, row in enumerate(rows.tolist())
         ]
+
+    def _regarded(self, one: Class) -> Numbers:
+        """The class's number for every row, who stands in wider domains regarded too."""
+        numbers = self.refresh(one)
+        return numbers if one.shelves is None else one.shelves.by_row()
 
     def name(self, row: int) -> str:
         node = self.columns.nodes[row]
@@ -283,9 +365,10 @@ class Kernel:
         """The rows that every filter passes but those about room."""
         self.refresh(one)
         found = ~one.closed
-        shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            found = found & Gates(one.over, self.columns, self.peers, one.static, _ALL, shunners).open()
+        if one.shelves is not None:
+            found = found & one.shelves.open()
+        if one.alone:
+            found = found & fit.away_from(one.alone, self.columns, self.peers)
         for filter_ in one.filters:
             if filter_.check not in ROOM:
                 found = found & self.checked(filter_, one.over, self.columns)
@@ -294,15 +377,20 @@ class Kernel:
     def post(self, one: Class, row: int, devices: Mapping[str, int] = _NOTHING, sign: int = 1) -> None:
         """A replica of the class stands there from now on; or, with `sign` -1, no longer."""
         self.columns.post(row, one.ask.resources, devices, sign)
-        self.peers.post(one.ask, row, sign)
+        if indexes := self._minds(one):
+            self.peers.post_in(indexes, row, sign)
 
     def _post(self, one: Class, rows: Ints, sign: int = 1) -> None:
         distinct_rows, counts = np.unique(rows, return_counts=True)
         counts *= sign
         self.columns.post_run(distinct_rows, counts, one.ask.resources)
-        if self.peers.minds(one.ask) or one.ask.anti:
-            for row, count in zip(distinct_rows.tolist(), counts.tolist(), strict=True):
-                self.peers.post(one.ask, row, count)
+        if indexes := self._minds(one):
+            self.peers.post_run(indexes, distinct_rows, counts)
+
+    def _minds(self, one: Class) -> tuple[Index, ...]:
+        if one.minded != self.peers.minded_epoch:
+            one.minds, one.minded = self.peers.minds(one.ask), self.peers.minded_epoch
+        return one.minds
 
     def _steps(self, one: Class, count: int) -> Placed:
         rows: list[int] = []
@@ -315,55 +403,40 @@ class Kernel:
 
     # -- beside others -----------------------------------------------------------------------------------------------------
 
-    def _beside(self, one: Class, shunners: Sequence[Index], numbers: Numbers) -> Numbers:
-        """The numbers with regard to who stands where."""
-        gates = Gates(one.over, self.columns, self.peers, one.static, _ALL, shunners)
-        return np.where(gates.open() & (numbers >= 0), numbers + gates.preferred(), _NEVER)
-
-    def _run_beside(self, one: Class, shunners: Sequence[Index], count: int) -> Placed:
-        """As `run`, where placements close or open domains for each other: step by step, but over groups of like nodes."""
-        alone = [term for term in one.over.anti if term.of.key == NODE]
-        once = any(term.own for term in alone)
-        self.refresh(one)
-        fits = one.score >= 0
-        # What keeps away from single nodes holds for the whole run, but for those that it takes itself: once each.
-        nodes = [term.of for term in alone] + [index for index in shunners if index.key == NODE]
-        if nodes:
-            fits = fits & fit.away_from(nodes, self.columns, self.peers)
-        gated = one.over._replace(anti=tuple(term for term in one.over.anti if term.of.key != NODE))
-        wider = [index for index in shunners if index.key != NODE]
-        groups = group(gated, self.columns, wider, np.flatnonzero(fits))
-        if len(groups) > GROUPS_MAX:
+    def _run_beside(self, one: Class, shelves: Shelves, count: int) -> Placed:
+        """As `run`, where placements close or open domains for each other: step by step, but over shelves of like nodes."""
+        if shelves.order is None:
             return self._steps(one, count)
-        heads = np.array([rows[0] for rows in groups], dtype=np.int64)
-        gates = Gates(gated, self.columns, self.peers, one.static, heads, wider)
-        lines = Lines([self._order(one, rows, count, once=once) for rows in groups])
-        placed = lines.merge(gates, count)
+        orders = []
+        for number in range(len(shelves)):
+            rows, numbers = shelves.shelf(number, shelves.order)
+            ahead = leading(numbers, count)
+            orders.append(self._order(one, rows[ahead], numbers[ahead], count))
+        shelves.gates.look(ours=True)
+        lines = Lines(orders)
+        placed = lines.merge(shelves.gates, count)
         if placed:
             self._post(one, np.array(placed, dtype=np.int64))
         if len(placed) < count and lines.broken:
-            placed += self._run_beside(one, self.peers.shunners(one.ask), count - len(placed)).rows
+            placed += self.run(one, count - len(placed)).rows
         return Placed(placed, ())
 
     # -- the order of a run ------------------------------------------------------------------------------------------------
 
-    def _order(self, one: Class, rows: Ints, limit: int, *, once: bool = False) -> tuple[Ints, Numbers, bool]:
-        """Greedy's order on these rows (ascending, and each fits), with the number of each item; at most `limit` of them.
+    def _order(self, one: Class, rows: Ints, numbers: Numbers, limit: int) -> tuple[Ints, Numbers, bool]:
+        """Greedy's order on these `leading` rows and numbers, with the number of each item; at most `limit` of them.
 
         The last says if that is all. Else it is a beginning, and never empty: post it, and ask again.
         """
         whole = True
-        numbers = one.score[rows]
-        best = _best(numbers, limit)
-        rows, numbers = rows[best], numbers[best]
-        depth_max = 1 if once else self._depth_max(one, rows, limit)
+        depth_max = 1 if one.once else self._depth_max(one, rows, limit)
         depth = min(depth_max, 2 * limit // max(len(rows), 1) + 1)
         while True:
             depth = max(1, min(depth, depth_max, _CELLS_MAX // max(len(rows), 1)))
             table = self._deep(one, rows, numbers, depth)
             lowest = np.minimum.accumulate(table, axis=1).ravel()
             items = np.flatnonzero(lowest >= 0)
-            items = items[_best(lowest[items], limit)]
+            items = items[best(lowest[items], limit)]
             items = items[np.argsort(-lowest[items], kind="stable")]
             if depth < depth_max:
                 # Behind the last item that was looked at there may be more, and they would come next.
@@ -388,52 +461,3 @@ class Kernel:
         again = np.repeat(rows, depth - 1)
         more = self._numbers(one, again, spent)
         return np.concatenate([numbers[:, None], more.reshape(len(rows), depth - 1)], axis=1)
-
-
-class Lines:
-    """The orders of several groups, merged: which group's next item is the best that may be taken?"""
-
-    def __init__(self, orders: Sequence[tuple[Ints, Numbers, bool]]) -> None:
-        self._rows = [rows.tolist() for rows, _, _ in orders]
-        self._numbers = [numbers.tolist() for _, numbers, _ in orders]
-        self._whole = [whole for _, _, whole in orders]
-        self._at = [0] * len(orders)
-        self._heads = np.array([numbers[0] for numbers in self._numbers] or [], dtype=np.int64)
-        self._firsts = np.array([rows[0] for rows in self._rows] or [], dtype=np.int64)
-        self.broken = False
-        """Did it end because an order was only a beginning?"""
-
-    def merge(self, gates: Gates, limit: int) -> list[int]:
-        placed: list[int] = []
-        while len(placed) < limit and len(self._heads):
-            numbers = np.where(gates.open() & (self._heads >= 0), self._heads + gates.preferred(), _NEVER)
-            best = numbers.max()
-            if best < 0:
-                break
-            equal = np.flatnonzero(numbers == best)
-            at = int(equal[self._firsts[equal].argmin()])
-            placed.append(int(self._firsts[at]))
-            gates.placed(at)
-            if not self._step(at):
-                break
-        return placed
-
-    def _step(self, at: int) -> bool:
-        self._at[at] = place = self._at[at] + 1
-        if place < len(self._rows[at]):
-            self._heads[at], self._firsts[at] = self._numbers[at][place], self._rows[at][place]
-            return True
-        self._heads[at] = -1
-        self.broken = not self._whole[at]
-        return not self.broken
-
-
-def _best(numbers: Numbers, limit: int) -> Ints:
-    """Where the `limit` highest are, the first of equals; in ascending order of place."""
-    if len(numbers) <= limit:
-        return np.arange(len(numbers))
-    cut = np.partition(numbers, len(numbers) - limit)[len(numbers) - limit]
-    above = numbers > cut
-    equal = np.flatnonzero(numbers == cut)[: limit - int(above.sum())]
-    above[equal] = True
-    return np.flatnonzero(above)

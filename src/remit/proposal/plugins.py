@@ -1,8 +1,9 @@
 """What is a filter, and what a score? Small named functions over whole columns, ours and others'. Nothing is chosen here.
 
 A **filter** says where a replica may stand. Ours are the rules of law/fit.py, so proposer and authority cannot disagree; others
-may only forbid more than the law does. Each names the reason that people read, and the cures: the sorts of events after which
-a node that it refused may pass.
+may only forbid more than the law does, and the authority does not know them: where it counts the domains that a replica could
+spread over, it counts those that they forbid too. Each names the reason that people read, and the cures: the sorts of events
+after which a node that it refused may pass.
 
 A **score** says how good a place is, from 0 to 1, for every node at once. It may rank, never authorise.
 
@@ -26,6 +27,10 @@ from remit.model.claims import Code
 FILTERS: Final = "remit.filters"
 SCORES: Final = "remit.scores"
 WEIGHT_MAX: Final = 1_000
+WEIGHTS_MAX: Final = 2_000
+"""Of all scores together."""
+SCORE_NAMES: Final = ("least-allocated", "most-allocated", "balanced", "preferred-taints")
+"""Of scores.py."""
 
 
 class Cure(StrEnum):
@@ -68,6 +73,8 @@ class Filter(NamedTuple):
     """Can it refuse this ask at all?"""
     foreign: bool = False
     """Did others write it? Then its answers are checked."""
+    reason: str = ""
+    """Why it refuses, for people; if there is none, what the code means."""
 
 
 def STEADY() -> int:  # noqa: N802  (a constant that is asked)
@@ -116,15 +123,32 @@ ROOM: Final = frozenset((fit.resources, fit.devices, fit.shares))
 
 
 def installed_filters(points: Iterable[EntryPoint] | None = None) -> tuple[Filter, ...]:
-    return tuple(_load(point, Filter) for point in sorted(points or entry_points(group=FILTERS), key=_name))
+    """Those of installed packages, in the order of their entry points' names; or of these entry points."""
+    found = tuple(
+        _load(point, Filter) for point in sorted(entry_points(group=FILTERS) if points is None else points, key=_name)
+    )
+    for one in found:
+        wrong = [cure for cure in one.cures if not isinstance(cure, Cure)]
+        if one.name in {rule.name for rule in LAW}:
+            raise PluginError(one.name, "this is the name of a built-in filter")
+        if not callable(one.check) or not isinstance(one.code, Code):
+            raise PluginError(one.name, "a filter has a code of remit.model.claims and a function that checks")
+        if wrong or not one.cures:
+            raise PluginError(one.name, f"its cures are {one.cures}, not one or more of {', '.join(Cure)}")
+    return tuple(one._replace(foreign=True) for one in found)
 
 
 def installed_scores(points: Iterable[EntryPoint] | None = None) -> tuple[Score, ...]:
-    found = tuple(_load(point, Score) for point in sorted(points or entry_points(group=SCORES), key=_name))
-    for score in found:
-        if not 0 <= score.weight <= WEIGHT_MAX:
-            raise PluginError(score.name, f"its weight is {score.weight}, not 0 to {WEIGHT_MAX}")
-    return found
+    """As `installed_filters`."""
+    found = tuple(_load(point, Score) for point in sorted(entry_points(group=SCORES) if points is None else points, key=_name))
+    for one in found:
+        if one.name in SCORE_NAMES:
+            raise PluginError(one.name, "this is the name of a built-in score")
+        if not callable(one.score):
+            raise PluginError(one.name, "a score has a function that ranks")
+        if type(one.weight) is not int or not 0 <= one.weight <= WEIGHT_MAX:
+            raise PluginError(one.name, f"its weight is {one.weight!r}, not a whole number from 0 to {WEIGHT_MAX}")
+    return tuple(one._replace(foreign=True) for one in found)
 
 
 def _name(point: EntryPoint) -> str:
@@ -135,12 +159,36 @@ def _load(point: EntryPoint, kind: type[Any]) -> Any:
     try:
         found = point.load()
     except Exception as error:  # whatever others' code does
-        raise PluginError(point.name, f"{point.value} does not load ({error})") from error
+        raise PluginError(point.name, f"{point.value} does not load ({error!r})") from error
     if not isinstance(found, kind):
         raise PluginError(point.name, f"{point.value} is {type(found).__name__}, not a {kind.__name__}")
-    if found.name in {one.name for one in LAW}:
-        raise PluginError(point.name, f"{found.name} is the name of a built-in filter")
-    return found._replace(foreign=True)
+    return found
+
+
+def applies(one: Filter | Score, ask: Ask) -> bool:
+    if not one.foreign:
+        return one.applies(ask)
+    try:
+        return bool(one.applies(ask))
+    except Exception as error:
+        raise PluginError(one.name, f"it failed to say whether it applies: {error!r}") from error
+
+
+def epoch_of(score: Score) -> int:
+    if not score.foreign:
+        return score.epoch()
+    try:
+        return int(score.epoch())
+    except Exception as error:
+        raise PluginError(score.name, f"it failed to name its epoch: {error!r}") from error
+
+
+def bounded(scores: Sequence[Score]) -> None:
+    """Numbers have 32 bits."""
+    total = sum(score.weight for score in scores)
+    if total > WEIGHTS_MAX:
+        heaviest = max(scores, key=lambda score: score.weight)
+        raise PluginError(heaviest.name, f"with it, all weights come to {total}, and {WEIGHTS_MAX} is the most")
 
 
 def distinct(plugins: Sequence[Filter] | Sequence[Score]) -> None:

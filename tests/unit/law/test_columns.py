@@ -7,7 +7,7 @@ import numpy as np
 
 from remit.law import asks, fit
 from remit.law.columns import Columns, Left, over
-from remit.law.growing import CHANGES_MAX
+from remit.law.growing import CHANGES_MAX, Changes
 from remit.law.peers import ColumnPeers
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, Placement, Spread, Taint
@@ -108,6 +108,35 @@ def test_since_tells_the_rows_that_changed__until_that_is_too_long_ago() -> None
     assert columns.changed.since(before) is None
     last = columns.changed.since(columns.changed.count - 3)
     assert last is not None and last.tolist() == [0, 0, 0]
+
+
+def test_frozen_columns_may_be_written_to__and_tell_their_own_changes() -> None:
+    columns = Columns(three())
+    twin = columns.freeze()
+    before = twin.changed.count
+    twin.post(1, [("cpu", 1)])
+    twin.post_run(np.array([0, 2]), np.array([1, 2]), [("cpu", 1)])
+    assert columns.changed.count == before
+    found = twin.changed.since(before)
+    assert found is not None and found.tolist() == [1, 0, 2]
+    assert twin.changed.since(before - 1) is None
+
+
+def test_more_changes_at_once_than_are_remembered_are_all_forgotten() -> None:
+    """A part of them would pass for all: rows that are not named would keep their old answers."""
+    changes = Changes()
+    changes.add(7)
+    before = changes.count
+    changes.extend(np.arange(CHANGES_MAX + 1))
+    assert changes.count == before + CHANGES_MAX + 1
+    assert changes.since(before) is None
+    changes.add(3)
+    last = changes.since(changes.count - 1)
+    assert last is not None and last.tolist() == [3]
+    changes.extend(np.arange(CHANGES_MAX))
+    changes.extend(np.arange(CHANGES_MAX))
+    found = changes.since(changes.count - CHANGES_MAX - 1)
+    assert found is not None and found.tolist() == [CHANGES_MAX - 1, *range(CHANGES_MAX)]
 
 
 def test_new_domains_find_their_place_in_counts_that_were_made_before() -> None:

@@ -1,0 +1,49 @@
+"""Is there power enough in the rack, and which tier is better? A filter and a score, to start your own from.
+
+Each is one expression over columns: `site` is all nodes, or those that changed, and the answer is one entry a node, in its
+order. Only the node's own row may matter, for else an answer would be kept after it has become wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from remit.law.fit import Ask, Peers, Site
+from remit.model.claims import Code
+from remit.model.kinds import NodeExpression
+from remit.proposal.plugins import Cure, Filter, Score
+
+NEEDS: Final = "needs-power"
+"""A label of the workload: how many watts it needs, as a whole number."""
+HAS: Final = "rack-power"
+"""A label of the node: how many watts its rack gives it. A node without it gives none that anybody knows of."""
+TIERS: Final = {"gold": 1.0, "silver": 0.5}
+"""The label `tier` of the node, and how good it is; any other is worth nothing."""
+
+
+def needs(ask: Ask) -> bool:
+    return ask.labels.get(NEEDS, "").isdecimal()
+
+
+def rack_power(ask: Ask, site: Site, peers: Peers) -> Any:
+    """At least so many watts: `Gt` compares whole numbers, and a label that is none is no match."""
+    least = int(ask.labels[NEEDS])
+    return site.labelled((NodeExpression(key=HAS, operator="Gt", values=(str(least - 1),)),))
+
+
+def tier(ask: Ask, site: Any) -> Any:
+    return sum(
+        worth * site.labelled((NodeExpression(key="tier", operator="In", values=(name,)),)) for name, worth in TIERS.items()
+    )
+
+
+RACK_POWER: Final = Filter(
+    "rack-power",
+    Code.SELECTOR,
+    rack_power,
+    cures=(Cure.NODE, Cure.WORKLOAD),
+    applies=needs,
+    reason="the rack has less power than the workload needs",
+)
+TIER: Final = Score("tier", tier, weight=5, static=True)
+"""Static: what a node is tells it, so it is not asked again when only what is left of the node has changed."""

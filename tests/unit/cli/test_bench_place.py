@@ -1,0 +1,153 @@
+"""Does the benchmark of the kernel measure what it says, in the shape that programs read?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from remit.cli import bench_place
+from remit.cli.bench_place import (
+    AIMED,
+    BY_CLASS,
+    FULL,
+    ONE_BY_ONE,
+    QUICK,
+    Case,
+    Extent,
+    Placing,
+    drawn,
+    yardsticks,
+)
+from remit.cli.bench_place_cluster import FEATURES, RESOURCES, Cluster, Feature, asks
+from remit.cli.growth import Line, draw
+from remit.cli.main import remit
+from remit.law.peers import ColumnPeers
+from remit.proposal.kernel import Kernel
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return Cluster(300)
+
+
+def test_every_aim_is_measured_in_full_and_quickly() -> None:
+    for extent in (FULL, QUICK):
+        assert next(iter(extent.cases)) == AIMED[0], "the yardsticks go along with the first"
+        assert 50_000 in extent.cases[AIMED[0]]
+        assert all(5_000 in extent.cases[case] for case in AIMED)
+        assert {nodes for sizes in extent.cases.values() for nodes in sizes} == set(extent.cases[AIMED[0]])
+    sizes = {(case, nodes) for case, sizes in FULL.cases.items() for nodes in sizes}
+    assert len(sizes) == 4 * 2 * 2 * len(FEATURES)
+
+
+@pytest.mark.parametrize("mode", [BY_CLASS, ONE_BY_ONE])
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(cluster: Cluster, feature: Feature, mode: str) -> None:
+    placing = Placing(Case(7, mode, feature), cluster)
+    placing.go(0.02)
+    before = placing.spent.placements
+    assert before >= placing.run and placing.spent.ns >= 0.02 * 1e9
+    placing._left = 0
+    placing.go(0.005)
+    assert placing.spent.placements > before
+    assert placing.class_bytes >= 6 * len(cluster)
+    posted = placing._kernel.columns.capacity - placing._kernel.columns.amounts
+    assert posted.sum() > 0
+    assert (cluster.columns.capacity == cluster.columns.amounts).all(), "the empty cluster stays empty"
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_each_feature_is_asked_for(feature: Feature) -> None:
+    (ask, other) = asks(2, feature)
+    found = (bool(ask.spread), bool(ask.affinity), bool(ask.anti), bool(ask.whole), bool(ask.shares))
+    assert found == tuple(feature.name == name for name in ("spread", "affinity", "anti-affinity", "whole GPU", "GPU share"))
+    assert ask.resources != other.resources
+    assert [one.resources for one in asks(2, feature)] == [ask.resources, other.resources], "drawn by a fixed seed"
+
+
+def test_masks_tell_nodes_apart(cluster: Cluster) -> None:
+    kernel = Kernel(cluster.columns, ColumnPeers(cluster.columns, {}))
+    shares = [float((kernel.refresh(kernel.known(at, ask)) >= 0).mean()) for at, ask in enumerate(asks(40, RESOURCES))]
+    assert min(shares) < 0.35 and max(shares) == 1.0
+
+
+def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: Cluster) -> None:
+    loop, first = yardsticks(cluster)
+    columns = cluster.columns.freeze()
+    kernel = Kernel(columns, ColumnPeers(columns, {}))
+    for at, ask in enumerate(asks(20, RESOURCES)):
+        one = kernel.known(at, ask)
+        row = kernel.place(one)
+        assert loop._best(ask) == row
+        assert first._first(ask) == int((one.score >= 0).argmax())
+        kernel.post(one, row)
+        loop._sites[row].post(ask.resources, 1)
+
+
+def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small, large = 60, 120
+    monkeypatch.setattr(bench_place, "AIM_NODES", small)
+    monkeypatch.setattr(bench_place, "GROWN_NODES", large)
+    monkeypatch.setattr(bench_place, "AIMS_PER_S", (10**12, 1, 1))
+    monkeypatch.setattr(bench_place, "QUICK", Extent(dict.fromkeys(AIMED, (small, large)), 0.005))
+    monkeypatch.setattr(bench_place, "settle_process", lambda: None)  # this process has other tests to run
+    plot = tmp_path / "place.svg"
+    words = ["bench", "place", "--quick", "--json", "--plot", str(plot)]
+    result = CliRunner().invoke(remit, words, prog_name="remit")
+    assert result.exit_code == 1, "nobody places a million million a second, so an aim is missed"
+    (line,) = result.stdout.splitlines()
+    found = json.loads(line)
+    assert list(found) == ["bench", "revision", "machine", "rows", "aims"]
+    assert [aim["met"] for aim in found["aims"][:3]] == [False, True, True]
+    assert found["aims"][3]["aim"] == 0.5
+    rows = {(row["mode"], row["classes"], row["nodes"]): row for row in found["rows"]}
+    assert len(rows) == len(found["rows"]) == 2 * (3 + 2)
+    for (_, _, nodes), row in rows.items():
+        assert row["per_s"] == pytest.approx(row["placements"] / row["seconds"])
+        assert row["ratio"] == pytest.approx(row["per_s"] / rows["plain loop", 40, nodes]["per_s"])
+    assert ElementTree.parse(plot).getroot().tag == f"{SVG}svg"
+
+
+def test_the_aims_are_never_lowered() -> None:
+    assert bench_place.AIMS_PER_S == (300_000, 60_000, 18_000)
+    assert (bench_place.AIM_NODES, bench_place.GROWN_NODES, bench_place.AIM_GROWN) == (5_000, 50_000, 0.5)
+    assert [(case.classes, case.mode) for case in AIMED] == [(40, BY_CLASS), (40, ONE_BY_ONE), (400, ONE_BY_ONE)]
+
+
+def test_a_picture_names_its_axes_and_every_line_once_and_apart() -> None:
+    lines = [Line(f"line <{at}>", [(1_000, 5 + at / 100), (50_000, 6 + at / 100)]) for at in range(10)]
+    tree = ElementTree.fromstring(draw("Growth", "nodes", "microseconds", lines))
+    texts = [element.text for element in tree.iter(f"{SVG}text")]
+    assert {"Growth", "nodes", "microseconds", "1,000", "100,000", "1", "10"} <= set(texts)
+    places = [float(element.get("y", "0")) for element in tree.iter(f"{SVG}text") if (element.text or "").startswith("line")]
+    assert len(places) == 10
+    assert all(below - above >= 19.9 for above, below in zip(sorted(places), sorted(places)[1:], strict=False))
+    curves = [element.get("d", "") for element in tree.iter(f"{SVG}path") if element.get("class", "").startswith("line line-0")]
+    assert len(curves[0].split("L")) == 2
+
+
+def test_a_line_rises_with_its_values_on_both_logarithmic_axes() -> None:
+    tree = ElementTree.fromstring(draw("t", "x", "y", [Line("a", [(1, 1), (10, 10), (100, 100)])]))
+    (path,) = (
+        e.get("d", "")
+        for e in tree.iter(f"{SVG}path")
+        if e.get("class") == "line line-0" and e.get("stroke-dasharray") is not None
+    )
+    points = [tuple(map(float, point.split())) for point in path.removeprefix("M").split("L")]
+    (x0, y0), (x1, y1), (x2, y2) = points
+    assert x0 < x1 < x2 and y0 > y1 > y2
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
+
+
+def test_nothing_to_draw_is_said() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw("t", "x", "y", [])
+    rows = [{"nodes": 1, "classes": 1, "mode": "else", "features": "else", "per_s": 1.0}]
+    with pytest.raises(ValueError, match="nothing to draw"):
+        drawn(rows)

@@ -1,0 +1,218 @@
+"""Does the kernel place on many nodes as it must, and go on doing so while nodes change, come and go under it?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from remit.law.asks import make_ask
+from remit.law.columns import Columns, Left
+from remit.law.fit import Ask
+from remit.law.peers import ColumnPeers
+from remit.model.fields import Metadata
+from remit.model.kinds import (
+    Affinity,
+    Node,
+    NodeHealth,
+    NodeSpec,
+    NodeStatus,
+    Placement,
+    Spread,
+    Taint,
+    Template,
+    WorkloadSpec,
+)
+from remit.model.resources import Amount
+from remit.proposal.kernel import Kernel
+from remit.proposal.orders import leading
+
+NODES = 3_000
+"""So many that a run takes samples."""
+PLACES: dict[str, Placement] = {
+    "plain": Placement(node_selector={"disk": "ssd"}),
+    "spread": Placement(topology_spread=(Spread(topology_key="zone", max_skew=2),)),
+    "soft": Placement(topology_spread=(Spread(topology_key="rack", max_skew=1, when_unsatisfiable="ScheduleAnyway"),)),
+    "near": Placement(affinity=(Affinity(topology_key="zone", label_selector={"app": "near"}),)),
+    "away": Placement(anti_affinity=(Affinity(topology_key="node", label_selector={"app": "away"}),)),
+    "apart": Placement(anti_affinity=(Affinity(topology_key="rack", label_selector={"app": "apart"}),)),
+    "shunned": Placement(anti_affinity=(Affinity(topology_key="node", label_selector={"app": "plain"}),)),
+}
+
+
+def node(row: int, lots: np.random.Generator, *taints: Taint, racks: int = 40) -> Node:
+    cores = int(lots.choice((4, 8, 16)))
+    labels = {"disk": str(lots.choice(("ssd", "hdd"))), "rack": f"r{row % racks}"}
+    spec = NodeSpec(
+        region="eu", zone=f"eu-{row % 3}", capacity=Amount({"cpu": 1_000 * cores, "memory": cores << 32}), taints=taints
+    )
+    metadata = Metadata(name=f"node-{row}", labels=labels)
+    return Node(metadata=metadata, spec=spec, status=NodeStatus(health=NodeHealth.READY))
+
+
+def full(one: Node) -> Left:
+    return Left(one, dict(one.spec.capacity.pairs), {})
+
+
+def ask(name: str, cpu: int = 300) -> Ask:
+    template = Template(command=("serve",), resources=Amount({"cpu": cpu, "memory": 1 << 30}))
+    spec = WorkloadSpec(type="service", template=template, placement=PLACES[name])
+    return make_ask("acme", name, {"app": name}, spec, ())
+
+
+def kernel(columns: Columns) -> Kernel:
+    return Kernel(columns, ColumnPeers(columns, {}))
+
+
+def one_by_one(kernel: Kernel, ask: Ask, count: int) -> list[int]:
+    one = kernel.known(ask.generation, ask)
+    rows: list[int] = []
+    while len(rows) < count and (row := kernel.place(one)) >= 0:
+        kernel.post(one, row)
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 3_000, 20_000])
+@pytest.mark.parametrize("limit", [1, 7, 400])
+@pytest.mark.parametrize("distinct", [2, 50, 1_000_000])
+def test_the_leading_are_the_highest_that_fit_and_the_first_of_equals(size: int, limit: int, distinct: int) -> None:
+    for seed, fitting in ((1, 0.9), (2, 0.5), (3, 0.001)):
+        lots = np.random.default_rng(seed)
+        numbers = lots.integers(0, distinct, size).astype(np.int32)
+        numbers[lots.random(size) > fitting] = -1
+        wanted = sorted((place for place in range(size) if numbers[place] >= 0), key=lambda place: (-numbers[place], place))
+        assert leading(numbers, limit).tolist() == sorted(wanted[:limit])
+
+
+def test_a_sample_that_misleads_does_no_harm() -> None:
+    """Every one that is looked at is high, or fits nowhere, unlike the others."""
+    stride = 17_000 // 1_024 + 1
+    numbers = np.zeros(17_000, dtype=np.int32)
+    numbers[::stride] = np.arange(1_000, 2_000)
+    numbers[5] = 3_000
+    assert leading(numbers, 900).tolist() == sorted([5, *range(stride * 101, 17_000, stride)])
+    numbers[numbers == 0] = 7
+    assert leading(numbers, 950)[:3].tolist() == [5, 51 * stride, 52 * stride]
+    low = np.full(17_000, 9, dtype=np.int32)
+    low[::stride] = -1
+    assert leading(low, 40).tolist() == [place for place in range(60) if place % stride][:40]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_run_over_many_nodes_comes_to_the_same_places_as_one_by_one(name: str) -> None:
+    lots = np.random.default_rng(11)
+    base = Columns([full(node(row, lots)) for row in range(NODES)])
+    at_once, singly = kernel(base.freeze()), kernel(base.freeze())
+    placed = 0
+    for other in (name, "plain", name):
+        for count in (1, 60, 300):
+            found = at_once.run(at_once.known(other, ask(other)), count).rows
+            assert found == one_by_one(singly, ask(other), count)
+            placed += len(found)
+    assert placed == 361 * 3 - (2 * 361 - 40 if name == "apart" else 0), "in forty racks there is room for forty"
+    assert at_once.columns.amounts.tolist() == singly.columns.amounts.tolist()
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_what_is_kept_of_a_class_is_what_a_new_kernel_would_find(name: str) -> None:
+    """Nodes change, go and come, and others are placed: nothing that is kept may outlive what it rests on."""
+    lots = np.random.default_rng(5)
+    nodes = {row: node(row, lots) for row in range(60)}
+    columns = Columns([full(one) for one in nodes.values()])
+    kept = kernel(columns)
+    asks = [ask(name), ask("plain", 500), ask("shunned", 200)]
+    placed = 0
+    for step in range(120):
+        row = int(lots.integers(0, 60))
+        match step % 6:
+            case 0:
+                nodes[row] = replace(nodes[row], status=NodeStatus(health=NodeHealth.READY if step % 4 else NodeHealth.SUSPECT))
+                columns.put(nodes[row])
+            case 1:
+                nodes[row] = node(row, lots, Taint(key="old", effect="PreferNoSchedule")) if step % 4 else node(row, lots)
+                columns.put(nodes[row])
+            case 2:
+                columns.put(node(1_000 + step, lots))
+            case 3 if step > 60:
+                columns.drop(next(name for name in columns.rows if name.startswith("node-1")))
+            case _:
+                placed += len(kept.run(kept.known(1, asks[1]), 3).rows)
+        for at, mine in enumerate(asks):
+            one = kept.known(at, mine)
+            fresh = Kernel(columns, kept.peers)
+            anew = fresh.known(at, mine)
+            expected = fresh.place(anew)
+            assert kept.place(one) == expected, f"at step {step}"
+            assert one.score.tolist() == anew.score.tolist(), f"at step {step}"
+            if expected >= 0:
+                kept.post(one, expected)
+                placed += 1
+    assert placed >= 200
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_without_nodes_there_is_no_place(name: str) -> None:
+    told = kernel(Columns())
+    one = told.known(name, ask(name))
+    assert told.place(one) == -1
+    assert told.run(one, 5).rows == []
+
+
+@pytest.mark.parametrize("name", ["spread", "soft", "near", "apart"])
+@pytest.mark.parametrize("racks", [40, 400])
+def test_by_row_the_shelves_say_where_the_next_one_goes(name: str, racks: int) -> None:
+    """With four hundred racks there are too many shelves: each row has its own gate."""
+    lots = np.random.default_rng(8)
+    told = kernel(Columns([full(node(row, lots, racks=racks)) for row in range(900)]))
+    one = told.known(name, ask(name))
+    ever_shut = False
+    for _ in range(30):
+        row = told.place(one)
+        assert one.shelves is not None
+        numbers = one.shelves.by_row()
+        assert row == int(numbers.argmax())
+        shut = numbers < 0
+        assert (one.shelves.open() & (one.score >= 0)).tolist() == (~shut).tolist()
+        ever_shut |= bool(shut.any())
+        told.post(one, row)
+    assert (name == "soft") == (not ever_shut)
+
+
+def test_classes_that_mind_the_same_keys_share_the_order_of_nodes() -> None:
+    lots = np.random.default_rng(3)
+    told = kernel(Columns([full(node(row, lots)) for row in range(100)]))
+    near, spread, apart = (told.known(name, ask(name)) for name in ("near", "spread", "apart"))
+    for one in (near, spread, apart):
+        told.place(one)
+    orders = [one.shelves.order for one in (near, spread, apart) if one.shelves]
+    assert len(orders) == 3 and orders[0] is orders[1] and orders[0] is not orders[2]
+
+
+def test_who_comes_to_stand_beside_a_class_is_noticed__however_it_is_told() -> None:
+    lots = np.random.default_rng(3)
+    columns = Columns([full(node(row, lots)) for row in range(4)])
+    told = kernel(columns)
+    away = ask("away")
+    one = told.known("away", away)
+    first = told.place(one)
+    (index,) = (term.of for term in away.anti)
+    told.peers.add(index, f"node-{first}")
+    assert told.place(one) != first
+    for row in range(4):
+        told.peers.add(index, f"node-{row}")
+    assert told.place(one) == -1
+    told.peers.add(index, "node-2", -1)
+    assert told.place(one) == 2
+
+
+def test_a_class_says_how_much_is_kept_of_it_by_node() -> None:
+    lots = np.random.default_rng(3)
+    columns = Columns([full(node(row, lots)) for row in range(NODES)])
+    told = kernel(columns)
+    plain, spread = (told.known(name, ask(name)) for name in ("plain", "spread"))
+    assert plain.held_bytes == 0
+    told.place(plain)
+    told.place(spread)
+    assert plain.held_bytes == 6 * NODES
+    assert spread.held_bytes > plain.held_bytes
