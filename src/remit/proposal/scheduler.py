@@ -86,7 +86,10 @@ class Scheduler:
 
     async def _lead(self, group: asyncio.TaskGroup) -> None:
         while True:
-            tenure = await self._acquire() if self.view.sober else None
+            while not self.view.sober:
+                self._wake.clear()
+                await self._wake.wait()
+            tenure = await self._acquire()
             if tenure is None:
                 pause_ms = self._rhythm.lease_ms // 4
                 await self._world.clock.sleep_ms(pause_ms + self._chance.uniform_ms(pause_ms))
