@@ -24,7 +24,7 @@ def validate(*arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(remit, ["validate", *arguments], input=stdin, prog_name="remit")
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.*")), ids=lambda path: path.name)
 def test_every_example_exits_with_0(path: Path) -> None:
     result = validate(str(path))
     assert result.exit_code == 0

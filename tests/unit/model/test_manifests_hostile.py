@@ -14,7 +14,7 @@ from remit.model import fields, objects
 from remit.model.manifests import Manifests, read
 from remit.model.problems import PROBLEMS_MAX
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").iterdir())
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.*"))
 GOOD = [path.read_bytes() for path in EXAMPLES]
 NAMES = st.sampled_from(["f.yaml", "f.json", "-"])
 LETTERS = st.sampled_from(list("{}[]:,-?&*!|>'\"%@`#\n\t \\~<=.0123456789aeinotu_/$\r\x00é\u202e"))

@@ -57,7 +57,7 @@ def test_each_declared_kind_has_a_line_for_people() -> None:
     assert tuple(SUMMARIES) == objects.DECLARED
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.*")), ids=lambda path: path.name)
 def test_every_example_satisfies_its_schema(path: Path, any_kind: jsonschema.Draft202012Validator) -> None:
     for document in loaded(path):
         jsonschema.Draft202012Validator(schema(document["kind"])).validate(document)
