@@ -145,9 +145,7 @@ async def show(console: Console, directory: Path, world: World) -> Shown:
         running = group.create_task(authority.run())
         placing = Placing(authority, world)
         await placing.furnish()
-        console.print(
-            f"{NODES:,} simulated nodes are ready, {GPU_NODES} of them with 8 GPUs, in {len(ZONES)} zones; 3 tenants."
-        )
+        console.print(f"{NODES:,} simulated nodes are ready, {GPU_NODES} of them with 8 GPUs, in 3 zones; there are 3 tenants.")
         working = group.create_task(placing.scheduler.run())
         submitting = group.create_task(placing.submit())
         last = await _watch(console, placing, submitting)
@@ -215,12 +213,12 @@ def _cluster() -> Iterator[AnyObject]:
 
 def _waves() -> Iterator[list[Workload]]:
     """Services that spread, jobs in bulk, gangs, shares of GPUs; and one that no node can take now."""
-    yield [_work("search", f"api-{i}", 60, 500, 1, spread="zone", rank="critical") for i in range(8)]
-    yield [_work("ads", f"ranker-{i}", 40, 2_000, 4, apart=i % 2 == 0) for i in range(6)]
-    yield [_work("fraud", f"features-{i}", 250, 250, 1, sort="job", rank="batch") for i in range(6)]
+    yield [_work("search", f"api-{i}", 150, 1_000, 1, spread="zone", rank="critical") for i in range(8)]
+    yield [_work("ads", f"ranker-{i}", 200, 2_000, 4, apart=i % 2 == 0) for i in range(6)]
+    yield [_work("fraud", f"features-{i}", 500, 1_000, 1, sort="job", rank="batch") for i in range(6)]
     yield [_work("search", f"embed-{i}", 50, 1_000, 4, share="250m") for i in range(6)]
     yield [_work("ads", f"train-{i}", 8, 4_000, 16, gpus=4, gang=8, sort="job") for i in range(8)]
-    yield [_work("fraud", WAITING, 4, 8_000, 64, gpus=16, sort="job"), _work("search", "index", 900, 250, 1, sort="job")]
+    yield [_work("fraud", WAITING, 4, 8_000, 64, gpus=16, sort="job"), _work("search", "index", 2_000, 500, 1, sort="job")]
 
 
 def _work(
