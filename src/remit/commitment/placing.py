@@ -11,7 +11,7 @@ from remit.commitment.books import AWAITED_NODE, decode_replica, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.recognising import forgetful, lenders
 from remit.commitment.rulings import Coordination, refuse, ruling
-from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit
+from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit, static_answer
 from remit.law.fit import devices as fit_devices
 from remit.law.holding import copy_of, held_by
 from remit.law.ledgers import DEVICE, GrantLedger, NodeLedger
@@ -62,14 +62,16 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
         return False
     replica = decode_replica(kept[1])
     meta, spec, status = replica.metadata, replica.spec, replica.status
-    ask = books.asks.get((meta.tenant, spec.workload, spec.generation))
-    if ask is None or not ask.plain or draft.policy is not None or status.phase is not Phase.PENDING:
+    ask = books.ask((meta.tenant, spec.workload, spec.generation))
+    if ask is None or not ask.plain or not ask.open or draft.policy is not None or status.phase is not Phase.PENDING:
+        return False
+    if ask.fenced and books.awaited:
         return False
     ledger, quota = draft.node(claim.node), draft.grant(claim.grant)
     if ledger is None or quota is None or claim.grant != ask.quota[0] or operation.evidence.age_ms > SNAPSHOT_FRESH_MS:
         return False
     facts, free, left = ledger.facts, ledger.free, quota.left
-    if not (facts.ready and facts.open) or ask.known.get(facts.standing, Code.PLACE) is not None or draft.shunners(ask):
+    if not (facts.ready and facts.open) or static_answer(ask, ledger) is not None or draft.shunners(ask):
         return False
     for name, count in ask.resources:
         if free.get(name, 0) < count:

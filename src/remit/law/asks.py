@@ -103,11 +103,7 @@ def make_ask(
         quota=(f"tenant/{tenant}",),
         known={},
         checks=checks,
-        plain=open
-        and not spec.never_twice
-        and not spec.gang
-        and in_force[1] is None
-        and checks == _checks(False, False, _NOWHERE, False),
+        plain=not spec.gang and in_force[1] is None and checks == _checks(False, False, _NOWHERE, False),
     )
 
 

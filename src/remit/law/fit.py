@@ -116,6 +116,9 @@ class Ask(NamedTuple):
     clock."""
     pins: tuple[Any, ...] = ()
     """Places that a person's override keeps it to; a proposer's affair, not the law's."""
+    demands: Hashable = ()
+    """Stands for all that is asked of a node's standing: where it is equal, so is the answer of every static rule, under one
+    policy. Empty if nobody has compared it with others (likeness.py)."""
 
 
 class ByModel(Protocol):
@@ -325,19 +328,24 @@ def static_misfit(ask: Ask, site: Site) -> Code | None:
     return next((rule.code for rule in STATIC if not rule.check(ask, site, NOBODY)), None)
 
 
+def static_answer(ask: Ask, site: Site) -> Code | None:
+    """The same, found once for all nodes of one standing."""
+    known, standing = ask.known, site.standing
+    if standing in known:
+        return known[standing]
+    if len(known) >= KNOWN_MAX:
+        known.clear()
+    code = known[standing] = static_misfit(ask, site)
+    return code
+
+
 def misfit(ask: Ask, site: Site, peers: Peers) -> Code | None:
     """The first rule that one node breaks; None if the replica fits."""
     if not site.ready:
         return Code.NODE_UNREADY
     if not site.open:
         return Code.DRAINING
-    known, standing = ask.known, site.standing
-    if standing in known:
-        code = known[standing]
-    else:
-        if len(known) >= KNOWN_MAX:
-            known.clear()
-        code = known[standing] = static_misfit(ask, site)
+    code = static_answer(ask, site)
     if code is not None:
         return code
     for check, code in ask.checks:
@@ -362,7 +370,7 @@ def mask(ask: Ask, sites: Site, peers: Peers, rules: Sequence[Rule] = RULES) -> 
 
 def carried(ask: Ask) -> tuple[Index, ...]:
     """The indexes in which a replica counts as a carrier: its own anti-affinity, which others must respect."""
-    return tuple(term.of._replace(carriers=True) for term in ask.anti)
+    return tuple([Index(of.tenant, of.selector, of.key, True) for of, _, _ in ask.anti]) if ask.anti else ()
 
 
 def _within(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
