@@ -78,6 +78,8 @@ class Ask(NamedTuple):
     tenant: str
     generation: tuple[str, str, int]
     labels: Mapping[str, str]
+    open: bool
+    """False if the workload is gone or going, so that nothing more of it is placed."""
     charge: Amount
     resources: tuple[tuple[str, int], ...]
     devices: tuple[DeviceAsk, ...]
@@ -103,8 +105,6 @@ class Ask(NamedTuple):
     """Must it never run twice at once?"""
     policy: int
     policy_until: Deadline | None
-    open: bool
-    """False if the workload is gone or going, so that nothing more of it is placed."""
     quota: tuple[str, ...]
     """The ledger of the tenant's own quota, where this scope is its home."""
     known: dict[Any, Code | None]

@@ -9,7 +9,7 @@ a term has no selector and means its own kind, if they are of one workload.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from remit.law.asks import WORKLOAD_LABEL, make_ask, speaks_of
 from remit.law.fit import Ask
@@ -21,6 +21,7 @@ from remit.model.objects import encode
 ALIKE_MAX: Final = 4_096
 """How many shapes are kept; when there are more, all go and are made again as they are asked for."""
 
+_OWN: Final = Ask._fields.index("open") + 1
 Company = tuple[str, tuple[bool, ...]]
 ALONE: Final[Company] = ("", ())
 
@@ -48,7 +49,8 @@ class Asks:
         rules = (rule for policy in policies for rule in policy.rules)
         self._rules: list[tuple[int, PolicyRule]] = [(at, rule) for at, rule in enumerate(rules) if rule.match.labels]
         """Those that look at labels; what the others say depends on the tenant alone."""
-        self._known: dict[object, Ask] = {}
+        self._known: dict[object, tuple[Any, ...]] = {}
+        """Asks without what is their own, which stands first."""
 
     def make(
         self, tenant: str, workload: str, labels: Mapping[str, str], spec: WorkloadSpec, generation: int = 0, open: bool = True
@@ -66,5 +68,5 @@ class Asks:
             if len(self._known) >= ALIKE_MAX:
                 self._known.clear()
             made = make_ask(tenant, workload, labels, spec, self._policies, in_force=self._in_force)
-            found = self._known[key] = made._replace(demands=demands)
-        return found._replace(generation=(tenant, workload, generation), labels=marked, open=open)
+            found = self._known[key] = made._replace(demands=demands)[_OWN:]
+        return Ask._make((tenant, (tenant, workload, generation), marked, open, *found))
