@@ -59,12 +59,12 @@ def _stale_counts(books: Books, fresh: dict[GenerationKey, Ask]) -> Iterator[str
     for generation in books.spots:
         for index in dict.fromkeys(carried(fresh[generation])):
             carriers[index] = carriers.get(index, 0) + 1
-    if books._carriers.values != carriers:
-        yield f"carried are {books._carriers.values}, and not {carriers}"
+    if books.carriers.values != carriers:
+        yield f"carried are {books.carriers.values}, and not {carriers}"
     for generation, ask in fresh.items():
         shunners = {index for index in carriers if index.tenant == ask.tenant and picks(index._replace(carriers=False), ask)}
-        if set(books.shunners(ask)) != shunners:
-            yield f"{generation} is shunned by {books.shunners(ask)}, and not by {shunners}"
+        if set(books.carriers.picking(ask)) != shunners:
+            yield f"{generation} is shunned by {books.carriers.picking(ask)}, and not by {shunners}"
         for term in (*ask.spread, *ask.affinity, *ask.anti):
             books.counts(term.of)
     for index, tally in books._tallies.values.items():

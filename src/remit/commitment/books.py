@@ -108,7 +108,8 @@ class Books:
         self.asked = Asks()
         self._tallies: Indexes[Tally] = Indexes()
         self._eligible: dict[tuple[Hashable, str], tuple[str, ...]] = {}
-        self._carriers: Indexes[int] = Indexes()
+        self.carriers: Indexes[int] = Indexes()
+        """Anti-affinity that replicas carry, which newcomers must respect, and of how many generations each is."""
         self._carrying: dict[GenerationKey, tuple[Index, ...]] = {}
         """Generations with spots that carry an anti-affinity."""
 
@@ -173,10 +174,6 @@ class Books:
                 self._eligible.clear()
             found = self._eligible[ask.demands, topology_key] = domains(ask, self.nodes.values(), topology_key)
         return found
-
-    def shunners(self, ask: Ask) -> list[Index]:
-        """Anti-affinity terms that replicas of its tenant carry and that pick it."""
-        return self._carriers.picking(ask)
 
     def excess(self) -> Iterator[tuple[str, str]]:
         """Ledgers that stand above their amount since a lawful reduction, and by how much: to be drained."""
@@ -275,15 +272,15 @@ class Books:
         if ask is not None and ask.anti:
             mine = self._carrying[generation] = tuple(dict.fromkeys(carried(ask)))
             for index in mine:
-                self._carriers.put(index, (self._carriers.get(index) or 0) + 1)
+                self.carriers.put(index, (self.carriers.get(index) or 0) + 1)
 
     def _carry_no_more(self, generation: GenerationKey) -> None:
         for index in self._carrying.pop(generation, ()):
-            count = self._carriers.values[index] - 1
+            count = self.carriers.values[index] - 1
             if count:
-                self._carriers.put(index, count)
+                self.carriers.put(index, count)
             else:
-                self._carriers.drop(index)
+                self.carriers.drop(index)
 
     def _carry_anew(self, things: Iterable[str]) -> None:
         """Of the generations among these, those that have spots: another row may carry something else."""

@@ -210,7 +210,9 @@ class Draft:
         return self.books.eligible(ask, topology_key)
 
     def shunners(self, ask: Ask) -> Sequence[Index]:
-        below = self.books.shunners(ask)
+        if not self._carried.values and not self.books.carriers.values:
+            return ()
+        below = self.books.carriers.picking(ask)
         return below + [index for index in self._carried.picking(ask) if index not in below] if self._carried else below
 
     def _recount(self, index: Index) -> dict[str, int]:
