@@ -38,6 +38,12 @@ def made_anew(books: Books) -> dict[GenerationKey, Ask]:
 def stale(books: Books) -> Iterator[str]:
     """Every answer that the books keep and that is not what their rows say. They are made to keep some, for the next time."""
     fresh = made_anew(books)
+    for tenant, workload, _ in fresh:
+        prefix = f"generation/{tenant}/{workload}/"
+        if books.keys(prefix) != sorted(name for name in books.things if name.startswith(prefix)):
+            yield f"{prefix}: {books.keys(prefix)}"
+    if sum(map(len, books.by_workload.values())) != len(fresh):
+        yield f"{books.by_workload} are not {len(fresh)} generations"
     for generation, ask in fresh.items():
         kept = books.ask(generation)
         if kept is None or compared(kept) != compared(ask):

@@ -38,6 +38,9 @@ AWAITED_NODE = "awaited/node/"
 _AWAITED = key_of("Summary", AWAITED_NODE)
 _PEER = key_of("Peer", "")
 _GENERATION = "generation/"
+_GENERATION_DEPTH = 3
+"""Slashes before its number."""
+
 ELIGIBLE_MAX = 1_024
 """How many answers about domains are kept; when there are more, all go and are found again as they are asked for."""
 
@@ -89,6 +92,8 @@ class Books:
         self.replicas: dict[str, tuple[int, bytes]] = {}
         self.things: dict[str, tuple[Any, int]] = {}
         self.by_kind: dict[str, dict[str, None]] = {}
+        self.by_workload: dict[str, dict[str, None]] = {}
+        """Keys of generations by all that stands before their number: every declaration asks for those of its workload."""
         self.awaited: set[str] = set()
         self.peers_awaited: set[str] = set()
         self.nodes: dict[str, NodeLedger] = {}
@@ -137,6 +142,8 @@ class Books:
 
     def keys(self, prefix: str) -> list[str]:
         """Keys of kept things, in order; replicas are not among them."""
+        if prefix.startswith(_GENERATION) and prefix.endswith("/") and prefix.count("/") == _GENERATION_DEPTH:
+            return sorted(self.by_workload.get(prefix, ()))
         return sorted(name for name in self.by_kind.get(prefix.split("/", 1)[0], ()) if name.startswith(prefix))
 
     def ask(self, generation: GenerationKey) -> Ask | None:
@@ -203,7 +210,9 @@ class Books:
             else:
                 self.things[name] = (thing, revision)
                 kind[name] = None
-            if name.startswith(_AWAITED):
+            if name.startswith(_GENERATION):
+                self._note_generation(name, there=thing is not None)
+            elif name.startswith(_AWAITED):
                 (self.awaited.discard if thing is None else self.awaited.add)(name)
             elif name.startswith(_PEER):
                 awaited = isinstance(thing, Peer) and thing.spec.standing is Standing.AWAITED
@@ -231,6 +240,16 @@ class Books:
             self._carry_anew(draft.things)
         if draft.relabelled or draft.policy is not None:
             self._eligible.clear()
+
+    def _note_generation(self, name: str, *, there: bool) -> None:
+        family = name[: name.rindex("/") + 1]
+        names = self.by_workload.setdefault(family, {})
+        if there:
+            names[name] = None
+        else:
+            names.pop(name, None)
+            if not names:
+                del self.by_workload[family]
 
     def _note_time(self, revision: int, now_ms: int) -> None:
         """A sample now and then is enough: a phase is then taken for a little younger than it is."""
