@@ -78,6 +78,7 @@ from remit.simulate.checkers.rows import of_kind, phase_of
 from remit.simulate.checkers.scratch import ledger_limits, node_limits, sums
 from remit.store.memory import Snapshot
 from remit.store.protocol import StoreError
+from tests.properties.cached import stale
 from tests.properties.machines import (
     HOUR,
     LEASES,
@@ -132,8 +133,11 @@ NUMBER = st.integers(0, 63)
 DEEDS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=6, max_size=24)
 
 
-def policy(name: str, *, zones: tuple[str, ...] = (), pools: tuple[str, ...] = (), tenants: tuple[str, ...] = ()) -> PolicySpec:
-    return PolicySpec(rules=(PolicyRule(match=PolicyMatch(tenants=tenants), allow=PolicyAllow(zones=zones, pools=pools)),))
+def policy(
+    name: str, *, zones: tuple[str, ...] = (), pools: tuple[str, ...] = (), tenants: tuple[str, ...] = (), app: str = ""
+) -> PolicySpec:
+    match = PolicyMatch(tenants=tenants, labels={"app": app} if app else {})
+    return PolicySpec(rules=(PolicyRule(match=match, allow=PolicyAllow(zones=zones, pools=pools)),))
 
 
 POLICIES = [
@@ -141,6 +145,7 @@ POLICIES = [
     policy("p", zones=("a", "b")),
     policy("p", pools=("default",)),
     policy("p", zones=("b",), tenants=("t2",)),
+    policy("p", zones=("b",), app="apart"),
 ]
 
 
@@ -457,6 +462,12 @@ class Asking(RuleBasedStateMachine):
         for scope in self.scopes() if hasattr(self, "r") else ():
             if scope.lead.alive:
                 assert books(scope.lead.authority.books) == summed(scope), "the books and the rows disagree"
+
+    @invariant()
+    def what_the_books_have_found_out_is_what_they_would_find_now(self) -> None:
+        for scope in self.scopes() if hasattr(self, "r") else ():
+            if scope.lead.alive:
+                assert list(stale(scope.lead.authority.books)) == []
 
 
 def books(kept: Any) -> dict[str, Any]:

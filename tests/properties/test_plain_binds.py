@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.commitment import placing
-from remit.model.claims import Apply, Bind, Code, Evidence, Mark, Refused
+from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Mark, Refused
 from remit.model.fields import Metadata
 from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyRule, PolicySpec
+from tests.properties.cached import stale
 from tests.properties.machines import OPERATOR, Scope, node, story
 from tests.properties.test_authority_machine import APART, DEEDS, books, summed
 from tests.properties.test_batches_on_top import SORTS, Twins, one_by_one, plain
 from tests.unit.commitment.desk import T1, bind, spawned
+from tests.unit.commitment.test_restoring import led_again, marked, restored
 
 PLAINLY = placing._plainly
 
@@ -38,6 +40,7 @@ def test_a_plain_bind_is_the_same_bind(sorts: set[int], rounds: list[list[tuple[
             assert plain(found) == plain(expected)
             assert twins.r.row("head") == twins.other.row("head")
             assert books(twins.r.books) == books(twins.other.books) == summed(twins.r)
+            assert [*stale(twins.r.books), *stale(twins.other.books)] == []
     finally:
         twins.teardown()
 
@@ -53,14 +56,43 @@ def watched() -> tuple[list[bool], Any]:
 
 
 @story
-async def test_the_second_of_its_kind_is_bound_plainly(scope: Scope) -> None:
-    """The first one asks the rules what the node is; the answer is kept."""
+async def test_what_is_plain_is_bound_in_one_go_from_the_first_on(scope: Scope) -> None:
+    """Jobs too, although they must never run twice: nothing is awaited."""
     taken, watching = watched()
     with watching:
-        for key in await spawned(scope, "w", 3):
+        for key in [*await spawned(scope, "w", 2), *await spawned(scope, "job", 2, type_="job")]:
             await bind(scope, key)
-    assert taken == [False, True, True]
-    assert scope.row("replica/t1/w-2")["status"]["grants"] == [T1]
+            assert scope.row(key)["status"]["grants"] == [T1]
+    assert taken == [True] * 4
+
+
+@story
+async def test_what_must_never_run_twice_is_not_bound_while_a_node_is_awaited(scope: Scope) -> None:
+    """It may be running there. Whoever may run twice is bound meanwhile."""
+    keys = [*await spawned(scope, "w", 2), *await spawned(scope, "job", 2, type_="job")]
+    await restored(scope)
+    await led_again(scope, "node-lifecycle", "scheduler")
+    await marked(scope, "n1", NodeHealth.JOINING, NodeHealth.READY)
+    taken, watching = watched()
+    with watching:
+        await bind(scope, keys[0])
+        assert (
+            await scope.refused(scope.actors["scheduler"], Bind(keys[2], scope.at(keys[2]), "n1", T1)) is Code.AWAITING_REPORTS
+        )
+        await marked(scope, "n2", NodeHealth.JOINING, NodeHealth.READY)
+        await bind(scope, keys[2])
+    assert taken == [True, False, True]
+
+
+@story
+async def test_nothing_of_a_workload_that_is_going_is_bound(scope: Scope) -> None:
+    keys = await spawned(scope, "w", 2)
+    await bind(scope, keys[0])
+    await scope.must(OPERATOR, Delete("Workload", "w", "t1"))
+    taken, watching = watched()
+    with watching:
+        assert await scope.refused(scope.actors["scheduler"], Bind(keys[1], scope.at(keys[1]), "n1", T1)) is Code.DELETING
+    assert taken == [False]
 
 
 @story
@@ -140,4 +172,4 @@ async def test_a_binding_names_the_policy_that_it_was_judged_by(scope: Scope) ->
         for key in await spawned(scope, "w", 2):
             await bind(scope, key)
             assert scope.row(key)["status"]["policy"] == 1
-    assert taken == [False, True]
+    assert taken == [True, True]

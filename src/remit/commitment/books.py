@@ -10,16 +10,17 @@ Ledgers are sums of postings, and the rows are the postings: no ledger is stored
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from remit.law.asks import make_ask
-from remit.law.fit import Ask, Index, carried, static_misfit
-from remit.law.labels import domain_of, selects
+from remit.commitment.indexes import Indexes, picks
+from remit.law.fit import Ask, Index, carried, static_answer
+from remit.law.labels import domain_of
 from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import WAITS
+from remit.law.likeness import Asks
 from remit.model.objects import dec_hook, key_of
 from remit.model.records import Peer, PolicyRevision, Replica, Standing
 
@@ -36,6 +37,13 @@ AWAITED_NODE = "awaited/node/"
 
 _AWAITED = key_of("Summary", AWAITED_NODE)
 _PEER = key_of("Peer", "")
+_GENERATION = "generation/"
+_GENERATION_DEPTH = 3
+"""Slashes before its number."""
+
+ELIGIBLE_MAX = 1_024
+"""How many answers about domains are kept; when there are more, all go and are found again as they are asked for."""
+
 TIMES_EVERY_MS = 250
 LIMIT_MS_MAX = max(wait.limit_ms for wait in WAITS.values())
 
@@ -84,6 +92,8 @@ class Books:
         self.replicas: dict[str, tuple[int, bytes]] = {}
         self.things: dict[str, tuple[Any, int]] = {}
         self.by_kind: dict[str, dict[str, None]] = {}
+        self.by_workload: dict[str, dict[str, None]] = {}
+        """Keys of generations by all that stands before their number: every declaration asks for those of its workload."""
         self.awaited: set[str] = set()
         self.peers_awaited: set[str] = set()
         self.nodes: dict[str, NodeLedger] = {}
@@ -100,10 +110,13 @@ class Books:
         self.loaded = 0
         self.policy: PolicyRevision | None = None
         self.asks: dict[GenerationKey, Ask] = {}
-        self._tallies: dict[Index, Tally] = {}
-        self._tallied: dict[GenerationKey, tuple[Index, ...]] = {}
-        self._eligible: dict[tuple[GenerationKey, str], tuple[str, ...]] = {}
-        self._carriers: dict[str, tuple[Index, ...]] = {}
+        self.asked = Asks()
+        self._tallies: Indexes[Tally] = Indexes()
+        self._eligible: dict[tuple[Hashable, str], tuple[str, ...]] = {}
+        self.carriers: Indexes[int] = Indexes()
+        """Anti-affinity that replicas carry, which newcomers must respect, and of how many generations each is."""
+        self._carrying: dict[GenerationKey, tuple[Index, ...]] = {}
+        """Generations with spots that carry an anti-affinity."""
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -129,12 +142,14 @@ class Books:
 
     def keys(self, prefix: str) -> list[str]:
         """Keys of kept things, in order; replicas are not among them."""
+        if prefix.startswith(_GENERATION) and prefix.endswith("/") and prefix.count("/") == _GENERATION_DEPTH:
+            return sorted(self.by_workload.get(prefix, ()))
         return sorted(name for name in self.by_kind.get(prefix.split("/", 1)[0], ()) if name.startswith(prefix))
 
     def ask(self, generation: GenerationKey) -> Ask | None:
         ask = self.asks.get(generation)
         if ask is None:
-            ask = compile_ask(self, generation)
+            ask = compile_ask(self, generation, self.asked)
             if ask is not None:
                 self.asks[generation] = ask
         return ask
@@ -148,8 +163,7 @@ class Books:
                 if self.counts_in(generation, index):
                     for name, count in spots.items():
                         tally[domain_of(self.nodes[name].node, index.key)] += count
-            self._tallies[index] = tally
-            self._tallied.clear()
+            self._tallies.put(index, tally)
         return tally
 
     def total(self, index: Index) -> int:
@@ -159,27 +173,13 @@ class Books:
         ask = self.ask(generation) if generation[0] == index.tenant else None
         return ask is not None and picks(index, ask)
 
-    def tallied(self, generation: GenerationKey) -> tuple[Index, ...]:
-        """Which of the tallies kept count replicas of this generation."""
-        found = self._tallied.get(generation)
-        if found is None:
-            found = self._tallied[generation] = tuple(i for i in self._tallies if self.counts_in(generation, i))
-        return found
-
     def eligible(self, ask: Ask, topology_key: str) -> tuple[str, ...]:
         """Domains in which a replica could be placed at all, whatever is left of their nodes."""
-        found = self._eligible.get((ask.generation, topology_key))
+        found = self._eligible.get((ask.demands, topology_key))
         if found is None:
-            found = self._eligible[ask.generation, topology_key] = domains(ask, self.nodes.values(), topology_key)
-        return found
-
-    def carriers(self, tenant: str) -> tuple[Index, ...]:
-        """Anti-affinity terms that replicas of this tenant carry, which newcomers must respect."""
-        found = self._carriers.get(tenant)
-        if found is None:
-            asks = [self.ask(generation) for generation in self.spots if generation[0] == tenant]
-            found = tuple(dict.fromkeys(index for ask in asks if ask is not None for index in carried(ask)))
-            self._carriers[tenant] = found
+            if len(self._eligible) >= ELIGIBLE_MAX:
+                self._eligible.clear()
+            found = self._eligible[ask.demands, topology_key] = domains(ask, self.nodes.values(), topology_key)
         return found
 
     def excess(self) -> Iterator[tuple[str, str]]:
@@ -210,7 +210,9 @@ class Books:
             else:
                 self.things[name] = (thing, revision)
                 kind[name] = None
-            if name.startswith(_AWAITED):
+            if name.startswith(_GENERATION):
+                self._note_generation(name, there=thing is not None)
+            elif name.startswith(_AWAITED):
                 (self.awaited.discard if thing is None else self.awaited.add)(name)
             elif name.startswith(_PEER):
                 awaited = isinstance(thing, Peer) and thing.spec.standing is Standing.AWAITED
@@ -226,17 +228,28 @@ class Books:
         add(self.active, draft.active)
         if draft.policy is not None:
             self.policy = draft.policy
+            self.asked = asks_under(draft.policy)
         if draft.policy is not None or draft.reshaped:
             self.asks.clear()
-            self._tallied.clear()
         if draft.relabelled:
             # Before the spots: they may lie on nodes that are gone by now, and are counted anew when next asked for.
             self._tallies.clear()
-            self._tallied.clear()
         merge(self.nodes, draft.nodes)
         self._absorb_spots(draft.spots)
-        if draft.relabelled or draft.policy is not None or draft.reshaped:
+        if draft.reshaped:
+            self._carry_anew(draft.things)
+        if draft.relabelled or draft.policy is not None:
             self._eligible.clear()
+
+    def _note_generation(self, name: str, *, there: bool) -> None:
+        family = name[: name.rindex("/") + 1]
+        names = self.by_workload.setdefault(family, {})
+        if there:
+            names[name] = None
+        else:
+            names.pop(name, None)
+            if not names:
+                del self.by_workload[family]
 
     def _note_time(self, revision: int, now_ms: int) -> None:
         """A sample now and then is enough: a phase is then taken for a little younger than it is."""
@@ -260,16 +273,42 @@ class Books:
             spots = self.spots.get(generation)
             if spots is None:
                 spots = self.spots[generation] = {}
-                self._carriers.pop(generation[0], None)
+                self._carry(generation)
             add(spots, moved)
-            if self._tallies:
-                for index in self.tallied(generation):
-                    tally = self._tallies[index]
-                    for name, count in moved.items():
-                        tally[domain_of(self.nodes[name].node, index.key)] += count
+            ask = self.ask(generation) if self._tallies else None
+            if ask is None:
+                self._tallies.clear()  # it went with its last spot, and nobody knows any more where it counted
+            for index in self._tallies.counting(ask) if ask is not None else ():
+                tally = self._tallies.values[index]
+                for name, count in moved.items():
+                    tally[domain_of(self.nodes[name].node, index.key)] += count
             if not spots:
                 del self.spots[generation]
-                self._carriers.pop(generation[0], None)
+                self._carry_no_more(generation)
+
+    def _carry(self, generation: GenerationKey) -> None:
+        ask = self.ask(generation)
+        if ask is not None and ask.anti:
+            mine = self._carrying[generation] = tuple(dict.fromkeys(carried(ask)))
+            for index in mine:
+                self.carriers.put(index, (self.carriers.get(index) or 0) + 1)
+
+    def _carry_no_more(self, generation: GenerationKey) -> None:
+        for index in self._carrying.pop(generation, ()):
+            count = self.carriers.values[index] - 1
+            if count:
+                self.carriers.put(index, count)
+            else:
+                self.carriers.drop(index)
+
+    def _carry_anew(self, things: Iterable[str]) -> None:
+        """Of the generations among these, those that have spots: another row may carry something else."""
+        for name in things:
+            if name.startswith(_GENERATION):
+                generation = named_generation(name)
+                if generation in self.spots:
+                    self._carry_no_more(generation)
+                    self._carry(generation)
 
 
 def generation_of(replica: Replica) -> GenerationKey:
@@ -280,28 +319,34 @@ def generation_key(generation: GenerationKey) -> str:
     return key_of("Generation", f"{generation[1]}/{generation[2]:08d}", generation[0])
 
 
-def picks(index: Index, ask: Ask) -> bool:
-    """Does a replica with this ask count in the index?"""
-    return index in carried(ask) if index.carriers else selects(index.selector, ask.labels)
+def named_generation(name: str) -> GenerationKey:
+    """Whose key this is: the other way round."""
+    _, tenant, rest = name.split("/", 2)
+    workload, _, number = rest.rpartition("/")
+    return tenant, workload, int(number)
 
 
-def compile_ask(books: Books | Draft, generation: GenerationKey) -> Ask | None:
+def asks_under(policy: PolicyRevision | None) -> Asks:
+    if policy is None:
+        return Asks()
+    return Asks(tuple(policy.spec.policies.values()), (policy.spec.number, policy.spec.deadline))
+
+
+def compile_ask(books: Books | Draft, generation: GenerationKey, asks: Asks) -> Ask | None:
+    """What replicas of a generation need, as these books have it."""
     found = books.thing(generation_key(generation))
     if found is None:
         return None
-    policy = books.in_force()
     spec = found[0].spec
-    policies = () if policy is None else tuple(policy.spec.policies.values())
-    in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
     owner = books.thing(key_of("Workload", generation[1], generation[0]))
     going = owner is None or owner[0].metadata.deleting
-    return make_ask(generation[0], generation[1], spec.labels, spec.spec, policies, generation[2], in_force, not going)
+    return asks.make(generation[0], generation[1], spec.labels, spec.spec, generation[2], not going)
 
 
 def domains(ask: Ask, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:
     found = {}
     for ledger in nodes:
-        if ledger is not None and static_misfit(ask, ledger) is None:
+        if ledger is not None and static_answer(ask, ledger) is None:
             known, domain = ledger.domain(topology_key)
             if known:
                 found[domain] = True

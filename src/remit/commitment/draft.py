@@ -20,17 +20,19 @@ from remit.commitment.books import (
     Overlay,
     Tally,
     add,
+    asks_under,
     compile_ask,
     decode_replica,
     domains,
     generation_of,
-    picks,
 )
+from remit.commitment.indexes import Indexes, picks
 from remit.law.fit import Ask, Index, carried
 from remit.law.holding import UNSETTLED, held_by, needs, on_node, same_hold
-from remit.law.labels import domain_of, selects
+from remit.law.labels import domain_of
 from remit.law.ledgers import GrantLedger, NodeLedger, burdens, ledgers_of
 from remit.law.lifecycle import HOLDS
+from remit.law.likeness import Asks
 from remit.model.claims import Refused
 from remit.model.kinds import Node, Tenant, Workload
 from remit.model.objects import AnyObject, key
@@ -45,7 +47,7 @@ class Draft:
     """
 
     __slots__ = (
-        "_asks", "_carried", "_carriers", "_moved", "_my_grants", "_my_nodes", "active", "books", "born", "fenced", "grants",
+        "_asked", "_asks", "_carried", "_moved", "_my_grants", "_my_nodes", "active", "books", "born", "fenced", "grants",
         "heard", "moment", "nodes", "notes", "patrons", "policy", "population", "relabelled", "replicas", "reserved",
         "reshaped", "spots", "takeover", "things",
     )  # fmt: skip
@@ -73,9 +75,9 @@ class Draft:
         self._my_nodes: set[str] = set()
         self._my_grants: set[str] = set()
         self._asks: dict[GenerationKey, Ask | None] = {}
-        self._moved: dict[Index, dict[str, int]] = {}
-        self._carried: dict[str, dict[Index, None]] = {}
-        self._carriers: dict[str, tuple[Index, ...]] = {}
+        self._asked: tuple[PolicyRevision, Asks] | None = None
+        self._moved: Indexes[dict[str, int]] = Indexes()
+        self._carried: Indexes[None] = Indexes()
 
     def fork(self) -> Draft:
         """A draft that begins as this one is; what is written there does not show here."""
@@ -83,7 +85,7 @@ class Draft:
         for name in _COPIED:
             setattr(trial, name, getattr(self, name).copy())
         trial.spots = {generation: spots.copy() for generation, spots in self.spots.items()}
-        trial._carried = {tenant: carried.copy() for tenant, carried in self._carried.items()}
+        trial._carried, trial._asked = self._carried.copy(), self._asked
         trial.policy, trial.reshaped, trial.relabelled = self.policy, self.reshaped, self.relabelled
         trial.born = self.born
         return trial
@@ -177,8 +179,15 @@ class Draft:
         if self.policy is None and not self.reshaped:
             return self.books.ask(generation)
         if generation not in self._asks:
-            self._asks[generation] = compile_ask(self, generation)
+            self._asks[generation] = compile_ask(self, generation, self._asks_now())
         return self._asks[generation]
+
+    def _asks_now(self) -> Asks:
+        if self.policy is None:
+            return self.books.asked
+        if self._asked is None or self._asked[0] is not self.policy:
+            self._asked = self.policy, asks_under(self.policy)
+        return self._asked[1]
 
     # -- fit.Peers -------------------------------------------------------------------------------------------------------
 
@@ -200,15 +209,11 @@ class Draft:
             return domains(ask, self.all_nodes().values(), topology_key)
         return self.books.eligible(ask, topology_key)
 
-    def carriers(self, tenant: str) -> tuple[Index, ...]:
-        below = self.books.carriers(tenant)
-        return tuple(dict.fromkeys((*below, *self._carried[tenant]))) if tenant in self._carried else below
-
     def shunners(self, ask: Ask) -> Sequence[Index]:
-        carriers = self._carriers.get(ask.tenant)
-        if carriers is None:
-            carriers = self._carriers[ask.tenant] = self.carriers(ask.tenant)
-        return [index for index in carriers if selects(index.selector, ask.labels)] if carriers else ()
+        if not self._carried.values and not self.books.carriers.values:
+            return ()
+        below = self.books.carriers.picking(ask)
+        return below + [index for index in self._carried.picking(ask) if index not in below] if self._carried else below
 
     def _recount(self, index: Index) -> dict[str, int]:
         counted: dict[str, int] = {}
@@ -222,9 +227,11 @@ class Draft:
         """How this draft has changed a tally: found from its spots when first asked for, and kept up since."""
         moved = self._moved.get(index)
         if moved is None:
-            moved = self._moved[index] = {}
+            moved = {}
+            self._moved.put(index, moved)
             for generation, spots in self.spots.items():
-                ask = self.ask(generation) if generation[0] == index.tenant else None
+                # One that goes in this batch was counted below as it is there.
+                ask = (self.ask(generation) or self.books.ask(generation)) if generation[0] == index.tenant else None
                 if ask is not None and picks(index, ask):
                     for name, count in spots.items():
                         self._move(moved, index, name, count)
@@ -387,14 +394,10 @@ class Draft:
         if spots is None:
             spots = self.spots[ask.generation] = {}
         spots[node] = spots.get(node, 0) + sign
-        if ask.anti:
-            self._carried.setdefault(ask.tenant, {}).update(dict.fromkeys(carried(ask)))
-            self._carriers.clear()
-        if not self._moved:
-            return
-        for index, moved in self._moved.items():
-            if index.tenant == ask.tenant and picks(index, ask):
-                self._move(moved, index, node, sign)
+        for index in carried(ask) if ask.anti else ():
+            self._carried.put(index, None)
+        for index in self._moved.counting(ask) if self._moved else ():
+            self._move(self._moved.values[index], index, node, sign)
 
     def _put_node(self, node: Node) -> None:
         old = self.node(node.metadata.name)

@@ -11,7 +11,7 @@ from remit.commitment.books import AWAITED_NODE, decode_replica, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.recognising import forgetful, lenders
 from remit.commitment.rulings import Coordination, refuse, ruling
-from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit
+from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit, static_answer
 from remit.law.fit import devices as fit_devices
 from remit.law.holding import copy_of, held_by
 from remit.law.ledgers import DEVICE, GrantLedger, NodeLedger
@@ -54,31 +54,32 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
     The same conditions as in `place` and the same postings as of any bind, without the way through the rules one by one.
     Whatever is not plain is left to them; so is every refusal.
     """
-    books = draft.books
-    kept = books.replicas.get(claim.replica)
-    if kept is None or kept[0] != claim.at or claim.replica in draft.replicas or claim.devices:
+    books, name = draft.books, claim.replica
+    kept = books.replicas.get(name)
+    if kept is None or kept[0] != claim.at or name in draft.replicas or claim.devices:
         return False
-    if draft.reshaped or books.peers_awaited:
+    if draft.reshaped or draft.policy is not None or books.peers_awaited:
         return False
     replica = decode_replica(kept[1])
     meta, spec, status = replica.metadata, replica.spec, replica.status
-    ask = books.asks.get((meta.tenant, spec.workload, spec.generation))
-    if ask is None or not ask.plain or draft.policy is not None or status.phase is not Phase.PENDING:
+    generation = meta.tenant, spec.workload, spec.generation
+    ask = books.asks.get(generation) or books.ask(generation)
+    if ask is None or not (ask.plain and ask.open) or status.phase is not Phase.PENDING or (ask.fenced and books.awaited):
         return False
     ledger, quota = draft.node(claim.node), draft.grant(claim.grant)
     if ledger is None or quota is None or claim.grant != ask.quota[0] or operation.evidence.age_ms > SNAPSHOT_FRESH_MS:
         return False
     facts, free, left = ledger.facts, ledger.free, quota.left
-    if not (facts.ready and facts.open) or ask.known.get(facts.standing, Code.PLACE) is not None or draft.shunners(ask):
+    if not (facts.ready and facts.open) or static_answer(ask, ledger) is not None or draft.shunners(ask):
         return False
-    for name, count in ask.resources:
-        if free.get(name, 0) < count:
+    for resource, count in ask.resources:
+        if free.get(resource, 0) < count:
             return False
-    for name, count in ask.charge.pairs:
-        if left.get(name, 0) < count:
+    for resource, count in ask.charge.pairs:
+        if left.get(resource, 0) < count:
             return False
     bound = ReplicaStatus(phase=Phase.BOUND, attempt=status.attempt, node=claim.node, grants=ask.quota, policy=ask.policy)
-    draft.bind(claim.replica, Replica(metadata=meta, spec=spec, status=bound), ask)
+    draft.bind(name, Replica(metadata=meta, spec=spec, status=bound), ask)
     return True
 
 

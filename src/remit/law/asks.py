@@ -77,6 +77,7 @@ def make_ask(
         tenant=tenant,
         generation=(tenant, workload, generation),
         labels=marked,
+        open=open,
         charge=charge,
         resources=template.resources.pairs,
         devices=template.devices,
@@ -99,15 +100,10 @@ def make_ask(
         gang=spec.gang.min if spec.gang else 0,
         policy=in_force[0],
         policy_until=in_force[1],
-        open=open,
         quota=(f"tenant/{tenant}",),
         known={},
         checks=checks,
-        plain=open
-        and not spec.never_twice
-        and not spec.gang
-        and in_force[1] is None
-        and checks == _checks(False, False, _NOWHERE, False),
+        plain=not spec.gang and in_force[1] is None and checks == _checks(False, False, _NOWHERE, False),
     )
 
 

@@ -78,6 +78,8 @@ class Ask(NamedTuple):
     tenant: str
     generation: tuple[str, str, int]
     labels: Mapping[str, str]
+    open: bool
+    """False if the workload is gone or going, so that nothing more of it is placed."""
     charge: Amount
     resources: tuple[tuple[str, int], ...]
     devices: tuple[DeviceAsk, ...]
@@ -103,8 +105,6 @@ class Ask(NamedTuple):
     """Must it never run twice at once?"""
     policy: int
     policy_until: Deadline | None
-    open: bool
-    """False if the workload is gone or going, so that nothing more of it is placed."""
     quota: tuple[str, ...]
     """The ledger of the tenant's own quota, where this scope is its home."""
     known: dict[Any, Code | None]
@@ -118,6 +118,9 @@ class Ask(NamedTuple):
     """Places that a person's override keeps it to; a proposer's affair, not the law's."""
     hinted: str = ""
     """The workload, as `tenant/name`, if somebody has hinted where it would start sooner; a proposer's affair too."""
+    demands: Hashable = ()
+    """Stands for all that is asked of a node's standing: where it is equal, so is the answer of every static rule, under one
+    policy. Empty if nobody has compared it with others (likeness.py)."""
 
 
 class ByModel(Protocol):
@@ -327,19 +330,24 @@ def static_misfit(ask: Ask, site: Site) -> Code | None:
     return next((rule.code for rule in STATIC if not rule.check(ask, site, NOBODY)), None)
 
 
+def static_answer(ask: Ask, site: Site) -> Code | None:
+    """The same, found once for all nodes of one standing."""
+    known, standing = ask.known, site.standing
+    if standing in known:
+        return known[standing]
+    if len(known) >= KNOWN_MAX:
+        known.clear()
+    code = known[standing] = static_misfit(ask, site)
+    return code
+
+
 def misfit(ask: Ask, site: Site, peers: Peers) -> Code | None:
     """The first rule that one node breaks; None if the replica fits."""
     if not site.ready:
         return Code.NODE_UNREADY
     if not site.open:
         return Code.DRAINING
-    known, standing = ask.known, site.standing
-    if standing in known:
-        code = known[standing]
-    else:
-        if len(known) >= KNOWN_MAX:
-            known.clear()
-        code = known[standing] = static_misfit(ask, site)
+    code = static_answer(ask, site)
     if code is not None:
         return code
     for check, code in ask.checks:
@@ -364,7 +372,7 @@ def mask(ask: Ask, sites: Site, peers: Peers, rules: Sequence[Rule] = RULES) -> 
 
 def carried(ask: Ask) -> tuple[Index, ...]:
     """The indexes in which a replica counts as a carrier: its own anti-affinity, which others must respect."""
-    return tuple(term.of._replace(carriers=True) for term in ask.anti)
+    return tuple([Index(of.tenant, of.selector, of.key, True) for of, _, _ in ask.anti]) if ask.anti else ()
 
 
 def _within(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:

@@ -3,7 +3,8 @@
 Ten thousand jobs of one spec are ten thousand generations, and one shape: a proposer filters and scores them once. What makes
 two generations differ is what their replicas need of a node (a *cut* of the spec), and whom they meet there:
 
-- whose placement has a term towards other replicas keeps its own name and labels, for the term may mean its own kind;
+- a term towards other replicas parts those that it picks itself from those it does not, and one that means its own kind
+  keeps its name (law/likeness.py);
 - a rule of the policy in force that looks at labels parts those that it speaks of from those it does not;
 - so does an anti-affinity that somebody of the tenant carries, which shuns some and not others.
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from remit.law.asks import WORKLOAD_LABEL, make_ask, speaks_of
 from remit.law.fit import Ask, Index, carried
 from remit.law.labels import selects
+from remit.law.likeness import company
 from remit.model.kinds import PolicyRule, WorkloadSpec
 from remit.model.objects import dec_hook
 from remit.model.records import Generation, PolicyRevision
@@ -432,7 +434,7 @@ class Shapes(Table):
     def _shape(self, generation: int) -> None:
         """The shape that it comes to, which may be a new one; that one may shun others, who then differ from their like."""
         at, cut, tenant = self.at, self.cut_of(generation), self.tenant_of(generation)
-        own = (at.workload[generation], at.labels[generation]) if cut.social else None
+        own = company(cut.spec, self.name(generation), self._marked(generation)) if cut.social else None
         key = (at.cut[generation], own, *self._told_apart(generation, tenant))
         shape = self._keys.get(key)
         if shape is None:

@@ -84,24 +84,24 @@ class Attempts:
     ) -> None:
         self._view, self._kernel, self._backlog = view, kernel, backlog
         self._victims, self._decisions, self._steering = victims, decisions, steering
-        self._keys: dict[tuple[int, int, int], Key] = {}
+        self._keys: dict[tuple[int, str, int], Key] = {}
 
     # -- lines -------------------------------------------------------------------------------------------------------------
 
     def key(self, slot: int) -> Key:
         at, shapes = self._view.replicas.at, self._view.shapes
         generation, priority = at.generation[slot], at.priority[slot]
-        known = (generation, shapes.at.shape[generation], priority)
+        of = shapes.at
+        if self._steering.effects.overrides or of.gang[generation] or of.deadline[generation] or not shapes.open(generation):
+            return self._key(generation, priority)
+        # Nobody looks at it by its name: all of its shape and rank have one key.
+        known = (of.shape[generation], shapes.ranks[of.rank[generation]], priority)
         found = self._keys.get(known)
-        if found is None or not self._holds(found, generation):
+        if found is None:
             if len(self._keys) >= _KEYS_MAX:
                 self._keys.clear()
             found = self._keys[known] = self._key(generation, priority)
         return found
-
-    def _holds(self, key: Key, generation: int) -> bool:
-        """A generation that was going and is not, or the other way round, is keyed anew."""
-        return (key.generation == generation) >= (not self._view.shapes.open(generation))
 
     def _key(self, generation: int, priority: int) -> Key:
         shapes, effects = self._view.shapes, self._steering.effects
