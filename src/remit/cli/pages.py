@@ -18,6 +18,9 @@ from remit.model.claims import CLAIMS, Abandon, Claim, Role
 from remit.model.kinds import NodeHealth
 from remit.model.objects import DECLARED, KINDS
 from remit.model.records import Phase
+from remit.proposal.plugins import LAW
+from remit.proposal.scores import RANKS
+from remit.proposal.steering import Steering
 from remit.simulate import scenarios as scenario
 from remit.simulate.actors.people import WORK
 from remit.simulate.faults import KINDS as FAULTS
@@ -164,6 +167,32 @@ def refusals() -> str:
         "be refused again.",
         table(("code", "meaning", "cure", "again?"), rows),
     )
+
+
+# ------------------------------------------------------------------------------------------------------------ filters, scores
+
+
+def filters() -> str:
+    steering = Steering().filter
+    refusing = [*LAW, steering]
+    rows = ((code(one.name), code(one.code), codes(one.cures), REFUSALS[one.code].meaning) for one in refusing)
+    ranking = ((code(one.name), "yes" if one.static else "", str(one.weight), _question(one.score)) for one in RANKS)
+    return page(
+        "Filters and scores",
+        "src/remit/proposal/plugins.py",
+        "A filter says where a replica may stand; each node counts once in the funnel of a decision, at the first of these that "
+        "refuses it. The cures are the sorts of events that wake whoever was refused. All but the last are the rules of "
+        "`src/remit/law/fit.py`, which the authority asks again.",
+        table(("filter", "reason", "cured by", "it refuses where"), rows),
+        "A score ranks what the filters leave, from 0 to 1 times its weight. Which of them are asked, a profile says.",
+        table(("score", "only what the node is", "weight", "what it prefers"), ranking),
+        "Packages add their own by entry points: `examples/plugins` is one.",
+    )
+
+
+def _question(function: Callable[..., object]) -> str:
+    """The first line of what is written on it."""
+    return (function.__doc__ or "").strip().split("\n")[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- invariants
@@ -326,6 +355,7 @@ def _rows(rows: Iterable[int]) -> str:
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "lifecycle.md": lifecycle,
     "refusals.md": refusals,
+    "filters.md": filters,
     "invariants.md": invariants,
     "operations.md": operations,
     "scenarios.md": scenarios,
