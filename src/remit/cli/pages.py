@@ -180,7 +180,7 @@ def filters() -> str:
     return page(
         "Filters and scores",
         "src/remit/proposal/plugins.py",
-        "A filter says where a replica may stand; each node counts once in the funnel of a decision, at the first of these that "
+        "A filter says where a replica may stand; each node counts once in the funnel of a decision, at the first that "
         "refuses it. The cures are the sorts of events that wake whoever was refused. All but the last are the rules of "
         "`src/remit/law/fit.py`, which the authority asks again.",
         table(("filter", "reason", "cured by", "it refuses where"), rows),
