@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from remit.law.overrides import PlaceSet
+from remit.law.overrides import Effects, PlaceSet
 from remit.model.claims import Code, Explain, Reserve
 from remit.model.records import Nearest
 from remit.model.resources import DEVICES, WHOLE
@@ -43,6 +43,34 @@ class Key(NamedTuple):
     gang: int
     paused: str
     pins: tuple[PlaceSet, ...]
+
+
+def key_for(view: View, effects: Effects, generation: int, priority: int) -> Key:
+    """In which line replicas of this generation and priority stand, by what people's overrides say of them."""
+    shapes, at = view.shapes, view.shapes.at
+    tenant, workload = shapes.tenant_of(generation), shapes.name(generation)
+    rank = view.things.classes.get(shapes.ranks[at.rank[generation]])
+    paused = effects.paused(tenant, workload) if effects.overrides else ""
+    pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
+    apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or not shapes.open(generation))
+    return Key(
+        tenant=tenant,
+        shape=at.shape[generation],
+        priority=priority,
+        boost=effects.boost(tenant, workload, priority) if effects.overrides else 0,
+        preempts=rank is None or rank.spec.preempts,
+        generation=generation if apart else -1,
+        gang=at.gang[generation],
+        paused=paused,
+        pins=pins,
+    )
+
+
+def least_of(view: View, key: Key) -> int:
+    """How many of a gang must be bound at once: its minimum, until so many stand; 0 if they may come one by one."""
+    if not key.gang:
+        return 0
+    return key.gang if view.standing(key.generation) < key.gang else 0
 
 
 class Short(Enum):
@@ -95,32 +123,12 @@ class Attempts:
         if found is None or not self._holds(found, generation):
             if len(self._keys) >= _KEYS_MAX:
                 self._keys.clear()
-            found = self._keys[known] = self._key(generation, priority)
+            found = self._keys[known] = key_for(self._view, self._steering.effects, generation, priority)
         return found
 
     def _holds(self, key: Key, generation: int) -> bool:
         """A generation that was going and is not, or the other way round, is keyed anew."""
         return (key.generation == generation) >= (not self._view.shapes.open(generation))
-
-    def _key(self, generation: int, priority: int) -> Key:
-        shapes, effects = self._view.shapes, self._steering.effects
-        at = shapes.at
-        tenant, workload = shapes.tenant_of(generation), shapes.name(generation)
-        rank = self._view.things.classes.get(shapes.ranks[at.rank[generation]])
-        paused = effects.paused(tenant, workload) if effects.overrides else ""
-        pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
-        apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or not shapes.open(generation))
-        return Key(
-            tenant=tenant,
-            shape=at.shape[generation],
-            priority=priority,
-            boost=effects.boost(tenant, workload, priority) if effects.overrides else 0,
-            preempts=rank is None or rank.spec.preempts,
-            generation=generation if apart else -1,
-            gang=at.gang[generation],
-            paused=paused,
-            pins=pins,
-        )
 
     def line(self, key: Key, slot: int, now_ms: int) -> Line:
         shapes = self._view.shapes
@@ -207,7 +215,7 @@ class Attempts:
             return ended(Short.LEAVE)
         cut = view.shapes.cut_of(view.replicas.at.generation[slots[0]])
         covered = from_.covers(cut.charge, len(slots))
-        least = self._least(key)
+        least = least_of(self._view, key)
         if least > 1 and len(slots) < least:
             slots += [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
             covered = from_.covers(cut.charge, len(slots))
@@ -229,12 +237,6 @@ class Attempts:
         if len(found.rows) < covered:
             return made._replace(short=Short.ROOM)
         return made if covered == len(slots) else made._replace(short=Short.QUOTA)
-
-    def _least(self, key: Key) -> int:
-        """How many of a gang must be bound at once: its minimum, until so many stand; 0 if they may come one by one."""
-        if not key.gang:
-            return 0
-        return key.gang if self._view.standing(key.generation) < key.gang else 0
 
     def undo(self, attempt: Attempt) -> None:
         for slot, _, _ in attempt.placed():

@@ -221,12 +221,15 @@ class Kernel:
 
     # -- places ------------------------------------------------------------------------------------------------------------
 
-    def place(self, one: Class) -> int:
-        """The best row for one replica of the class; -1 if it fits nowhere. Nothing is posted."""
+    def numbers(self, one: Class) -> Numbers:
+        """The class's number for every row, also with regard to who stands where; below zero where it does not fit."""
         numbers = self.refresh(one)
         shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            numbers = self._beside(one, shunners, numbers)
+        return self._beside(one, shunners, numbers) if one.coupled or shunners else numbers
+
+    def place(self, one: Class) -> int:
+        """The best row for one replica of the class; -1 if it fits nowhere. Nothing is posted."""
+        numbers = self.numbers(one)
         if not len(numbers):
             return -1
         row = int(numbers.argmax())
@@ -259,10 +262,7 @@ class Kernel:
 
     def best(self, one: Class, count: int) -> list[tuple[int, int, dict[str, int]]]:
         """The rows that are ahead, the total of each in thousandths, and what each plug-in gave it."""
-        numbers = self.refresh(one)
-        shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            numbers = self._beside(one, shunners, numbers)
+        numbers = self.numbers(one)
         rows = np.flatnonzero(numbers >= 0)
         rows = rows[_best(numbers[rows], count)]
         rows = rows[np.argsort(-numbers[rows], kind="stable")]
