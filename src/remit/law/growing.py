@@ -46,7 +46,11 @@ class Changes:
         self.count += 1
 
     def extend(self, rows: Ints) -> None:
-        rows = rows[-CHANGES_MAX:]
+        if len(rows) > CHANGES_MAX:
+            # More than is remembered: whoever looked before looks at everything.
+            self._used = 0
+            self.count += len(rows)
+            return
         if self._used + len(rows) > len(self._rows):
             self._forget()
         self._rows[self._used : self._used + len(rows)] = rows
@@ -64,6 +68,7 @@ class Changes:
         self._used = CHANGES_MAX
 
     def frozen(self) -> Changes:
-        copy = Changes.__new__(Changes)
-        copy.count, copy._rows, copy._used = self.count, self._rows[:0], 0
+        """As many changes so far, of which none is remembered."""
+        copy = Changes()
+        copy.count = self.count
         return copy

@@ -51,9 +51,9 @@ class Change(Struct, frozen=True, omit_defaults=True):
     """One thing to change. `kind` says what:
 
     `quota` (the ledger `what` needs `amount` more), `grant` (`what` renewed or issued anew), `tenant` (declared), `override`
-    (`what` ended), `filter` (the filter `what` no longer in the way), `grow` (the node `what` has `amount` more; devices of one
-    of `models`), `shrink` (each replica asks for `amount` less), `nodes` (`count` more nodes like `what`), `members` (`count`
-    more replicas of the gang).
+    (`what` ended), `filter` (the filter `what` no longer in the way; by putting `nodes` right, if it has any), `grow` (node
+    `what` has `amount` more; devices of one of `models`), `shrink` (each replica asks for `amount` less), `nodes` (`count` more
+    nodes like `what`), `members` (`count` more replicas of the gang).
     """
 
     kind: str
@@ -61,6 +61,7 @@ class Change(Struct, frozen=True, omit_defaults=True):
     amount: Amount = _NOTHING
     count: int = 0
     models: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 class Unblock(Struct, frozen=True):

@@ -211,14 +211,18 @@ def _unblocks(work: Work, code: Code | None) -> tuple[Unblock, ...]:
     """Each alone is enough. What stands before room (an override, members, quota) is part of every one of them."""
     if code is None or code is Code.DELETING:
         return ()
-    first = list(_first_changes(work))
     if work.trial.places(work.want):
         rows = np.flatnonzero(work.trial.fits())
-        return (Unblock(tuple(first), len(rows), tuple(work.trial.kernel.name(row) for row in rows[:CANDIDATES].tolist())),)
-    return tuple(Unblock((*first, *one.changes), one.fits, one.nodes) for one in options(work.trial, work.want))
+        names = tuple(work.trial.kernel.name(row) for row in rows[:CANDIDATES].tolist())
+        return (Unblock(tuple(_before_room(work, work.ask.charge)), len(rows), names),)
+    found = []
+    for one in options(work.trial, work.want):
+        less = sum((change.amount for change in one.changes if change.kind == "shrink"), Amount())
+        found.append(Unblock((*_before_room(work, work.ask.charge - less), *one.changes), one.fits, one.nodes))
+    return tuple(found)
 
 
-def _first_changes(work: Work) -> Iterable[Change]:
+def _before_room(work: Work, charge: Amount) -> Iterable[Change]:
     key, from_ = work.key, work.purse
     if key.paused:
         yield Change("override", key.paused)
@@ -229,7 +233,7 @@ def _first_changes(work: Work) -> Iterable[Change]:
         return
     if from_.dead is not None:
         yield Change("grant", from_.name)
-    lacking = (work.ask.charge * work.want).over(Amount({name: max(count, 0) for name, count in from_.ledger.left.items()}))
+    lacking = (charge * work.want).over(Amount(from_.ledger.left))
     if lacking:
         yield Change("quota", from_.name, lacking)
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from remit.law.columns import Bools, Columns, Rows
-from remit.law.fit import Ask, Index, Lookup
+from remit.law.fit import Ask, Index, Lookup, carried
 from remit.law.overrides import Effects, PlaceSet
 from remit.law.peers import ColumnPeers
 from remit.model.kinds import Node, NodeHealth, NodeStatus
@@ -25,7 +25,10 @@ from remit.proposal.steering import Steering
 
 NODE_HEALTH: Final = "node-health"
 TAKES_WORK: Final = "takes-work"
+MENDED: Final = frozenset((NODE_HEALTH, TAKES_WORK))
+"""Those that are eased by putting nodes right."""
 SHUNNED: Final = "shunned"
+ANTI_AFFINITY: Final = "anti-affinity"
 OVERRIDES: Final = "overrides"
 
 _ANYWHERE: Final = Lookup(lambda value: True)
@@ -36,7 +39,7 @@ _EASED: Final[Mapping[str, Mapping[str, object]]] = {
     "labels": {"wanted": ()},
     "spread": {"spread": ()},
     "affinity": {"affinity": ()},
-    "anti-affinity": {"anti": ()},
+    ANTI_AFFINITY: {"anti": ()},
 }
 """By filter, what of an ask it looks at, and what it says when it asks for nothing."""
 
@@ -49,6 +52,8 @@ class Setting(NamedTuple):
     effects: Effects = Effects()
     filters: tuple[Filter, ...] = ()
     scores: tuple[Score, ...] = DEFAULT
+    own: Mapping[Index, Mapping[str, int]] = {}
+    """Where its own kind keeps others away, by the domain's name: that ends with its anti-affinity."""
 
 
 class _Peers(ColumnPeers):
@@ -88,15 +93,22 @@ class Trial:
             (*(term.of for term in (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer)), *view.peers.shunners(ask))
         )
         counted = {index: _by_domain(view.columns, view.peers, index) for index in indexes}
-        return cls(view.columns.freeze(), counted, setting, ())
+        own = {index: _of_own(view, ask, index) for index in carried(ask) if index in counted}
+        return cls(view.columns.freeze(), counted, setting._replace(own=own), ())
 
-    def eased(self, *names: str) -> Trial:
-        """The same, with what was placed here, as if these filters refused nothing; from now on each goes its own way."""
+    def eased(self, *names: str, nodes: Collection[str] | None = None) -> Trial:
+        """The same, with what was placed here, as if these filters refused nothing; from now on each goes its own way. Of the
+        nodes, all are put right, or these.
+        """
         columns = self.columns.freeze()
-        mended = frozenset(names) & {NODE_HEALTH, TAKES_WORK}
+        mended = MENDED & frozenset(names)
         for node in [node for node in columns.nodes if node is not None] if mended else ():
-            columns.put(_mended(node, mended))
+            if nodes is None or node.metadata.name in nodes:
+                columns.put(_mended(node, mended))
         counted = {index: _by_domain(self.columns, self.peers, index) for index in self.peers.indexes()}
+        if ANTI_AFFINITY in names and ANTI_AFFINITY not in self._eased:
+            for index, own in self.setting.own.items():
+                counted[index] = {domain: count - own.get(domain, 0) for domain, count in counted[index].items()}
         return Trial(columns, counted, self.setting, self._eased | frozenset(names))
 
     def grown(self, *nodes: Node) -> Trial:
@@ -145,7 +157,7 @@ class Trial:
 
 def ready_node(node: Node) -> Node:
     """The same node, healthy and open."""
-    return _mended(node, frozenset((NODE_HEALTH, TAKES_WORK)))
+    return _mended(node, MENDED)
 
 
 def _mended(node: Node, what: Collection[str]) -> Node:
@@ -167,3 +179,15 @@ def _by_domain(columns: Columns, peers: ColumnPeers, index: Index) -> dict[str, 
     counts, values = peers.counts(index), columns.domains(index.key).values
     found = {str(values[slot]): int(counts[slot]) for slot in np.flatnonzero(counts[: len(values)]).tolist()}
     return {**found, "": peers.total(index) - sum(found.values())}
+
+
+def _of_own(view: View, ask: Ask, index: Index) -> dict[str, int]:
+    """How many of those in an index are of the workload that asks, by domain."""
+    shapes, replicas = view.shapes, view.replicas
+    owner = shapes.workloads.ids.get(f"{ask.tenant}/{ask.generation[1]}")
+    mine = [one for one in shapes.picked(index).tolist() if shapes.at.workload[one] == owner]
+    nodes = replicas.column("node")
+    rows = nodes[(nodes >= 0) & np.isin(replicas.column("generation"), mine)]
+    domains = view.columns.domains(index.key)
+    ids, counts = np.unique(domains.ids[rows], return_counts=True)
+    return {str(domains.values[at]) if at >= 0 else "": int(count) for at, count in zip(ids.tolist(), counts, strict=True)}

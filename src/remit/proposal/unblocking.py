@@ -15,7 +15,7 @@ from remit.model.resources import DEVICES, WHOLE, Amount
 from remit.proposal.devices import fits_devices
 from remit.proposal.explained import Change, Unblock
 from remit.proposal.plugins import COUPLED, ROOM
-from remit.proposal.trial import Trial, ready_node
+from remit.proposal.trial import MENDED, Trial, ready_node
 
 EASED_MAX: Final = 3
 """How many filters are eased together, at most: whoever would have to change more has other work in mind."""
@@ -60,10 +60,23 @@ def _eased(trial: Trial, names: Sequence[str], want: int) -> list[Unblock]:
         for some in combinations(names, size):
             eased = trial.eased(*some)
             if eased.places(want):
-                found.append(_unblock(eased, [Change("filter", name) for name in some]))
+                found.append(_unblock(eased, _changes(trial, eased, some, want)))
         if found:
             return sorted(found, key=lambda one: -one.fits)[:OPTIONS_MAX]
     return []
+
+
+def _changes(trial: Trial, eased: Trial, names: Sequence[str], want: int) -> list[Change]:
+    """The filters to ease. Where that means to put nodes right, a few will do: which, is said."""
+    nodes: tuple[str, ...] = ()
+    if MENDED & frozenset(names):
+        used = dict.fromkeys(eased.kernel.name(row) for row in eased.tried(want).rows)
+        nodes = tuple(used)
+        for one in used:
+            rest = tuple(name for name in nodes if name != one)
+            if trial.eased(*names, nodes=rest).places(want):
+                nodes = rest
+    return [Change("filter", name, nodes=nodes if name in MENDED else ()) for name in names]
 
 
 def _unblock(trial: Trial, changes: Iterable[Change]) -> Unblock:
@@ -75,17 +88,19 @@ def _unblock(trial: Trial, changes: Iterable[Change]) -> Unblock:
 
 
 def _capacity(trial: Trial, want: int, eased: Sequence[str]) -> Iterator[Unblock]:
-    before = [Change("filter", name) for name in eased]
+    """More room on one node, or more nodes, in a trial in which these filters are eased already."""
     if want == 1 and (found := _growth(trial)) is not None:
         change, larger = found
+        before = [Change("filter", name, nodes=(change.what,) if name in MENDED else ()) for name in eased]
         tried = trial.grown(larger)
         if tried.places(1):
             yield _unblock(tried, [*before, change])
-            if not any(name.startswith(DEVICES) for name, _ in change.amount):
+            asked = dict(trial.one.ask.resources)
+            if all(count < asked.get(name, 0) for name, count in change.amount):
                 yield Unblock((*before, Change("shrink", amount=change.amount)), 1, (change.what,))
-    if (more := _more_nodes(trial, want)) is not None:
+    if not MENDED & frozenset(eased) and (more := _more_nodes(trial, want)) is not None:
         node, count, tried = more
-        yield _unblock(tried, [*before, Change("nodes", node, count=count)])
+        yield _unblock(tried, [*(Change("filter", name) for name in eased), Change("nodes", node, count=count)])
 
 
 def _growth(trial: Trial) -> tuple[Change, Node] | None:
