@@ -1,7 +1,7 @@
 """How many more would fit, where, and what stops the next one? Placed with the kernel on frozen copies; nothing is claimed.
 
-Three answers that never add: **hard** is free now; **reclaimable** is held by lower work that would have to go; **soft** is on nodes
-that nobody should count on yet. Each is told as what room allows, and as how many of those the tenant's quota covers.
+Three answers that never add: **hard** is free now; **reclaimable** is held by lower work that would have to go; **soft** is on
+nodes that nobody should count on yet. Each is told as what room allows, and as how many of those the tenant's quota covers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from remit.model.resources import DEVICES, WHOLE, Amount
 from remit.proposal.devices import fits_devices
 from remit.proposal.explained import Change, Unblock
 from remit.proposal.plugins import COUPLED, ROOM
-from remit.proposal.trial import MENDED, Trial, ready_node
+from remit.proposal.trial import MENDED, NODE_HEALTH, TAKES_WORK, Trial, ready_node
 
 EASED_MAX: Final = 3
 """How many filters are eased together, at most: whoever would have to change more has other work in mind."""
@@ -76,7 +76,12 @@ def _changes(trial: Trial, eased: Trial, names: Sequence[str], want: int) -> lis
             rest = tuple(name for name in nodes if name != one)
             if trial.eased(*names, nodes=rest).places(want):
                 nodes = rest
-    return [Change("filter", name, nodes=nodes if name in MENDED else ()) for name in names]
+    rows, columns = trial.columns.rows, trial.columns
+    refused = {NODE_HEALTH: ~columns.ready, TAKES_WORK: ~columns.open}
+    return [
+        Change("filter", name, nodes=tuple(one for one in nodes if name in refused and refused[name][rows[one]]))
+        for name in names
+    ]
 
 
 def _unblock(trial: Trial, changes: Iterable[Change]) -> Unblock:
