@@ -49,8 +49,8 @@ SHORT = {"w": "workload", "workloads": "workload", "r": "replica", "replicas": "
 def explain(what: str, data: Path, tenant: str, node: str, output: str, verbose: bool) -> None:
     """Why is it where it is, or why does it wait, and what would help?
 
-    WHAT is workload/NAME or replica/NAME. One dominant reason, where the nodes went (it adds up to all of them), the nearest fit,
-    and the smallest changes that would let it be placed: each was tried on a copy of what is there.
+    WHAT is workload/NAME or replica/NAME. Told are one dominant reason, where the nodes went (it adds up to all of them), the
+    nearest fit, and the smallest changes that would let it be placed: each was tried on a copy of what is there.
     """
     from remit.cli.opened import Unreadable, opened, rules_of
     from remit.proposal.plugins import PluginError

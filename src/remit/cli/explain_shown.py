@@ -145,18 +145,16 @@ def _chosen(console: Console, told: ReplicaTold, chosen: Chosen | None, verbose:
     if chosen.victims:
         line(console, "pushed aside", listed([name.removeprefix("replica/") for name in chosen.victims]))
     age = age_words(chosen.at, wall)
-    seen = f"revision {chosen.seen}, {chosen.age_ms} ms old then; policy {chosen.policy or 'none'}; overrides {listed(chosen.overrides)}"
+    policy = f"policy {chosen.policy}" if chosen.policy else "no policy"
+    seen = f"revision {chosen.seen}, {chosen.age_ms} ms old then; {policy}; overrides {listed(chosen.overrides)}"
     line(console, "was seen", seen)
     answer = next((one for one in reversed(told.history) if one.by == "authority" and "accepted" in one.said), None)
     if answer is not None:
         line(console, "answer", f"{answer.said} at revision {answer.revision}" + (f", {age} ago" if age else ""))
     refused = [one for one in told.history if one.by == "authority" and one.reason]
     waited = [one for one in told.history if one.by == "scheduler" and one.said == "waiting"]
-    line(
-        console,
-        "attempts",
-        f"attempt {chosen.attempt}; refused {len(refused)} times, waited {len(waited)} times before{_reasons([*refused, *waited])}",
-    )
+    before = f"refused {many(len(refused), 'time')}, waited {many(len(waited), 'time')} before"
+    line(console, "attempts", f"attempt {chosen.attempt}; {before}{_reasons([*refused, *waited])}")
     if verbose:
         line(console, "ledger", f"{chosen.grant or 'none'} had {chosen.left} left")
 

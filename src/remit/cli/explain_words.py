@@ -50,7 +50,8 @@ STANDS_IN: Final = {
     "protected": "minAvailable protects those who would have to go",
     "little": "even without all lower work it would not fit",
     "most": "no more were looked for",
-    "none": "every node takes work",
+    "none": "every node takes work already, and no pool may grow",
+    "soft": "nodes that take no work now, or that pools may bring, would not fit it either",
 }
 """By word of `Preemption.why` and of capacity, why not."""
 
@@ -84,7 +85,7 @@ def unblock_words(unblock: Unblock) -> str:
 def change_words(change: Change) -> str:
     match change.kind:
         case "quota":
-            return f"{change.what} has {change.amount} more"
+            return f"the quota {change.what} grows by {change.amount}"
         case "grant":
             return f"grant {change.what} is renewed"
         case "tenant":
@@ -92,26 +93,30 @@ def change_words(change: Change) -> str:
         case "override":
             return f"override {change.what} ends"
         case "members":
-            return f"{many(change.count, 'more replica')} of the gang"
+            return f"there {_are(change.count)} {many(change.count, 'more replica')} of the gang"
         case "grow":
             models = f" ({' or '.join(change.models)})" if change.models else ""
-            return f"{change.what} has {change.amount}{models} more"
+            return f"node {change.what} grows by {change.amount}{models}"
         case "shrink":
             return f"it asks for {change.amount} less"
         case "nodes":
-            return f"{many(change.count, 'more node')} like {change.what}"
+            return f"there {_are(change.count)} {many(change.count, 'more node')} like {change.what}"
         case "filter":
             return _eased_words(change)
         case _:
             return f"{change.kind} {change.what}"
 
 
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
 def _eased_words(change: Change) -> str:
     nodes = ", ".join(change.nodes) or "one of them"
     if change.what == "node-health":
-        return f"{nodes} {'are' if len(change.nodes) > 1 else 'is'} ready again"
+        return f"{nodes} {_are(len(change.nodes) or 1)} ready again"
     if change.what == "takes-work":
-        return f"{nodes} {'are' if len(change.nodes) > 1 else 'is'} uncordoned"
+        return f"{nodes} {_are(len(change.nodes) or 1)} uncordoned"
     return EASED.get(change.what, f"plug-in {change.what} lets it pass")
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from remit.law.asks import WORKLOAD_LABEL, make_ask, speaks_of
@@ -22,9 +23,10 @@ from remit.observation.view import View
 from remit.proposal.explained import Change, Nearest, Passage, Unblock
 from remit.proposal.explaining import Rules, passage, short_of, without
 from remit.proposal.funnel import ever, funnel, nearest
+from remit.proposal.kernel import Placed
 from remit.proposal.purses import Purse, purse
 from remit.proposal.trial import MENDED, Setting, Trial
-from remit.proposal.unblocking import options
+from remit.proposal.unblocking import NAMED_MAX, options
 from remit.proposal.victims import Pace, Victims
 
 COUNT_MAX: Final = 100_000
@@ -141,7 +143,7 @@ def room_for(
         hard=hard,
         reclaimable=_reclaimable(view, asked, hard),
         soft=_soft(asked, hard, pools),
-        stop=_stop(asked, hard),
+        stop=_stop(asked, hard, free),
     )
 
 
@@ -260,9 +262,11 @@ def _brought(trial: Trial, pools: Sequence[NodePool]) -> Iterable[Node]:
 # -- what stops the next one ---------------------------------------------------------------------------------------------------
 
 
-def _stop(asked: _Asked, hard: HardFit) -> Stop | None:
-    """As a scheduler would say it of one more; None if no more were looked for."""
-    trial, from_ = asked.trial, asked.purse
+def _stop(asked: _Asked, hard: HardFit, free: Placed) -> Stop | None:
+    """As a scheduler would say it of one more; None if no more were looked for. It places no more than quota covers."""
+    trial, from_ = asked.trial.eased(), asked.purse
+    drawn = min(hard.room, hard.quota)
+    trial.kernel.undo(trial.one, Placed(free.rows[drawn:], free.devices[drawn:]))
     seen = funnel(trial.kernel, trial.one)
     code, detail = seen.reason, ""
     if asked.paused:
@@ -280,17 +284,19 @@ def _stop(asked: _Asked, hard: HardFit) -> Stop | None:
         detail = "there are no nodes"
     near = nearest(trial.kernel, trial.one) if not seen.fits else None
     closest = near and Nearest(trial.kernel.name(near.row), tuple(one.name for one in near.refused), short_of(trial, near.row))
-    return Stop(code.value, REFUSALS[code].meaning, REFUSALS[code].cure, detail, passage(seen), closest, _unblocks(asked, hard))
+    unblocks = () if asked.paused else tuple(_unblocks(trial, from_, drawn + 1))
+    return Stop(code.value, REFUSALS[code].meaning, REFUSALS[code].cure, detail, passage(seen), closest, unblocks)
 
 
-def _unblocks(asked: _Asked, hard: HardFit) -> tuple[Unblock, ...]:
-    """What would let in one more than there are: more quota, or room, or both."""
-    trial, from_ = asked.trial, asked.purse
-    if asked.paused or from_.ledger is None or from_.dead is not None:
-        return ()
-    wanted = min(hard.room, hard.quota) + 1
+def _unblocks(trial: Trial, from_: Purse, wanted: int) -> Iterable[Unblock]:
+    """What would let in one more, the `wanted`th: more quota, or room, or both."""
+    if from_.ledger is None or from_.dead is not None:
+        return
     lacking = (trial.setting.ask.charge * wanted).over(Amount(from_.ledger.left))
     first = (Change("quota", from_.name, lacking),) if lacking else ()
-    if hard.room >= wanted:
-        return (Unblock(first, 1),) if first else ()
-    return tuple(Unblock((*first, *one.changes), one.fits, one.nodes) for one in options(trial, 1))
+    if trial.places(1):
+        rows = np.flatnonzero(trial.fits()).tolist()
+        yield Unblock(first, len(rows), tuple(trial.kernel.name(row) for row in rows[:NAMED_MAX]))
+        return
+    for one in options(trial, 1):
+        yield Unblock((*first, *one.changes), one.fits, one.nodes)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from remit.law.columns import Bools, Columns, Rows
 from remit.law.fit import Ask, Index, Lookup, carried
+from remit.law.labels import domain_of
 from remit.law.overrides import Effects, PlaceSet
 from remit.law.peers import ColumnPeers
 from remit.model.kinds import Node, NodeHealth, NodeStatus
@@ -52,14 +53,30 @@ class Setting(NamedTuple):
     effects: Effects = Effects()
     filters: tuple[Filter, ...] = ()
     scores: tuple[Score, ...] = DEFAULT
-    own: Mapping[Index, Mapping[str, int]] = {}
-    """Where its own kind keeps others away, by the domain's name: that ends with its anti-affinity."""
+
+
+Counted = Mapping[Index, Mapping[str, int]]
+"""How many by domain."""
 
 
 class _Peers(ColumnPeers):
-    """Counts that were taken from others; eased, nobody shuns."""
+    """Counts that were taken from others; eased, nobody shuns. `own` is where its own kind keeps others away: that ends with
+    its anti-affinity.
+    """
 
-    eased = False
+    def __init__(self, columns: Columns, counted: Counted, own: Counted, *, eased: bool) -> None:
+        super().__init__(columns, counted)
+        self.own: dict[Index, dict[str, int]] = {index: dict(by_domain) for index, by_domain in own.items()}
+        self.eased = eased
+
+    def post(self, ask: Ask, row: int, count: int = 1) -> None:
+        super().post(ask, row, count)
+        node = self._columns.nodes[row]
+        if node is None:
+            return
+        for index in carried(ask):
+            mine, domain = self.own.setdefault(index, {}), domain_of(node, index.key)
+            mine[domain] = mine.get(domain, 0) + count
 
     def indexes(self) -> list[Index]:
         return list(dict.fromkeys((*self._counted, *self._counts)))
@@ -71,13 +88,10 @@ class _Peers(ColumnPeers):
 class Trial:
     """`kernel` and `one` are as the scheduler has them; whatever is posted stays in this trial."""
 
-    def __init__(
-        self, columns: Columns, counted: Mapping[Index, Mapping[str, int]], setting: Setting, eased: Collection[str]
-    ) -> None:
+    def __init__(self, columns: Columns, counted: Counted, own: Counted, setting: Setting, eased: Collection[str]) -> None:
         self.setting, self.columns = setting, columns
         self._eased = frozenset(eased)
-        self.peers = _Peers(columns, counted)
-        self.peers.eased = SHUNNED in eased
+        self.peers = _Peers(columns, counted, own, eased=SHUNNED in eased)
         steering = Steering()
         steering.effects = Effects() if OVERRIDES in eased else setting.effects
         others = tuple(one for one in setting.filters if one.name not in eased)
@@ -94,7 +108,7 @@ class Trial:
         )
         counted = {index: _by_domain(view.columns, view.peers, index) for index in indexes}
         own = {index: _of_own(view, ask, index) for index in carried(ask) if index in counted}
-        return cls(view.columns.freeze(), counted, setting._replace(own=own), ())
+        return cls(view.columns.freeze(), counted, own, setting, ())
 
     def eased(self, *names: str, nodes: Collection[str] | None = None) -> Trial:
         """The same, with what was placed here, as if these filters refused nothing; from now on each goes its own way. Of the
@@ -107,9 +121,9 @@ class Trial:
                 columns.put(_mended(node, mended))
         counted = {index: _by_domain(self.columns, self.peers, index) for index in self.peers.indexes()}
         if ANTI_AFFINITY in names and ANTI_AFFINITY not in self._eased:
-            for index, own in self.setting.own.items():
+            for index, own in self.peers.own.items():
                 counted[index] = {domain: count - own.get(domain, 0) for domain, count in counted[index].items()}
-        return Trial(columns, counted, self.setting, self._eased | frozenset(names))
+        return Trial(columns, counted, self.peers.own, self.setting, self._eased | frozenset(names))
 
     def grown(self, *nodes: Node) -> Trial:
         """The same with these nodes, new ones or others in the place of those of their names; they are as they are given."""
