@@ -95,7 +95,7 @@ def _phase_words(phase: Phase) -> str:
     if wait is None:
         return f"{phase}"
     limit = format_duration(wait.limit_ms) if wait.limit_ms else "the workload's fence"
-    return f"{phase}: after {limit}, {wait.role} takes it on by `{wait.transition}`"
+    return f"{phase} may last {limit}; then {wait.role} takes it on by `{wait.transition}`"
 
 
 # -- a replica -----------------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def _waits(console: Console, name: str, waits: Waits, since: str, history: Seque
     if waits.preemption is not None:
         line(console, "preempts", preemption_words(waits.preemption))
     if waits.verdict != "now":
-        line(console, "tried again", _again(waits, history))
+        line(console, "tried again", _again(waits, history, wall))
     if verbose:
         line(console, "quota", quota_words(waits.quota))
         _funnel(console, waits.passage)
@@ -217,15 +217,16 @@ def _why(waits: Waits) -> str:
     return f"{waits.meaning}; {waits.detail}"
 
 
-def _again(waits: Waits, history: Sequence[Told]) -> str:
-    """At the latest so long after its last attempt, or when what it waits for happens."""
+def _again(waits: Waits, history: Sequence[Told], wall: str) -> str:
+    """At the latest so long after its last attempt, or when what it waits for happens. The times are of wall clocks."""
+    sooner = f"sooner when this changes: {', '.join(waits.cures)} ({waits.cure})"
     last = next((one for one in reversed(history) if one.by == "scheduler" and one.at), None)
-    latest = f"{format_duration(RETRY_MS_MAX)} after its last attempt"
-    if last is not None:
-        until = datetime.fromisoformat(last.at) + timedelta(milliseconds=RETRY_MS_MAX)
-        latest = f"{until:%H:%M:%S} UTC"
-    cures = ", ".join(waits.cures)
-    return f"by {latest} at the latest; sooner when this changes: {cures} ({waits.cure})"
+    if last is None:
+        return f"by {format_duration(RETRY_MS_MAX)} after its last attempt, of which nothing is kept; {sooner}"
+    until = datetime.fromisoformat(last.at) + timedelta(milliseconds=RETRY_MS_MAX)
+    if until < datetime.fromisoformat(wall):
+        return f"it was to be by {until:%H:%M:%S} UTC, and nothing is recorded of it: is a scheduler running? {sooner}"
+    return f"by {until:%H:%M:%S} UTC at the latest; {sooner}"
 
 
 def _candidates(console: Console, candidates: Iterable[Candidate], chosen: str) -> None:

@@ -60,7 +60,7 @@ def funnel_line(passage: Passage, quota: QuotaTold | None = None) -> str:
     """`nodes 120 -> ready 118 -> room 3`; each number is what is left of the one before it."""
     parts = [f"nodes {passage.nodes}", *(f"{PASSED.get(step.filter, step.filter)} {step.left}" for step in passage.steps)]
     if quota is not None and quota.covers < quota.wanted:
-        parts.append(f"quota {quota.covers}")
+        parts.append(f"quota {quota.covers}" + (f" of {quota.wanted}" if quota.wanted > 1 else ""))
     return " -> ".join(parts)
 
 
@@ -78,8 +78,7 @@ def unblock_words(unblock: Unblock) -> str:
     said = ", and ".join(change_words(change) for change in unblock.changes)
     named = ", ".join(unblock.nodes)
     others = f" and {unblock.fits - len(unblock.nodes)} more" if unblock.fits > len(unblock.nodes) > 0 else ""
-    new = any(change.kind == "nodes" for change in unblock.changes)
-    return f"{said} (then it fits {many(unblock.fits, 'node')}{f': {named}{others}' if named and not new else ''})"
+    return f"{said} (then it fits {many(unblock.fits, 'node')}{f': {named}{others}' if named else ''})"
 
 
 def change_words(change: Change) -> str:

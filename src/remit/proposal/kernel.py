@@ -267,7 +267,8 @@ class Kernel:
         rows = rows[_best(numbers[rows], count)]
         rows = rows[np.argsort(-numbers[rows], kind="stable")]
         site = Rows(self.columns, rows)
-        parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in (*one.scores, *one.constant)}
+        told = (*one.scores, *(one.constant if one.bias is not None else ()))
+        parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in told}
         return [
             (row, int(numbers[row]) // (SCALE // 1000), {name: int(part[at]) for name, part in parts.items()})
             for at, row in enumerate(rows.tolist())

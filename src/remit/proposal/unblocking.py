@@ -105,7 +105,8 @@ def _capacity(trial: Trial, want: int, eased: Sequence[str]) -> Iterator[Unblock
                 yield Unblock((*before, Change("shrink", amount=change.amount)), 1, (change.what,))
     if not MENDED & frozenset(eased) and (more := _more_nodes(trial, want)) is not None:
         node, count, tried = more
-        yield _unblock(tried, [*(Change("filter", name) for name in eased), Change("nodes", node, count=count)])
+        changes = (*(Change("filter", name) for name in eased), Change("nodes", node, count=count))
+        yield Unblock(changes, int(tried.fits().sum()))
 
 
 def _growth(trial: Trial) -> tuple[Change, Node] | None:
