@@ -31,6 +31,10 @@ class Lazy(NamedTuple):
 COMMANDS = {
     "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
     "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
+    "explain": Lazy("remit.cli.explain", "explain", "Say why work is where it is, or why it waits and what would help."),
+    "capacity": Lazy(
+        "remit.cli.capacity", "capacity", "Say how many more replicas of a manifest fit, and what stops the next."
+    ),
     "demo": Lazy("remit.cli.demo", "demo", "Show an authority at work: a race for a GPU, a kill, an account."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),

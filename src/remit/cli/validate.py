@@ -45,7 +45,7 @@ def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:
         _tell_unread(name, why)
     for name in found.files:
         count += 1
-        data = _bytes(name)
+        data = read_bytes(name)
         if data is None:
             unread += 1
             continue
@@ -53,7 +53,7 @@ def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:
         objects += len(manifests.objects)
         problems += len(manifests.problems)
         for problem in manifests.problems:
-            _print(problem, as_json=as_json)
+            tell(problem, as_json=as_json)
     if not quiet and count > unread:
         told = f"{_many(problems, 'problem')} in" if problems else f"{_many(objects, 'object')} without a problem in"
         unread_too = f"; {_many(unread, 'file')} could not be read" if unread else ""
@@ -116,7 +116,7 @@ def _search(name: str, found: _Found) -> bool:
     return any_file or len(found.unread) > before
 
 
-def _bytes(name: str) -> bytes | None:
+def read_bytes(name: str) -> bytes | None:
     """No more than the reader looks at: /dev/zero is refused like any other file that is too large."""
     try:
         if name == "-":
@@ -135,7 +135,7 @@ def _tell_unread(name: str, why: str) -> None:
     click.echo(f"{escaped(name)}: {escaped(why)}", err=True)
 
 
-def _print(problem: Problem, *, as_json: bool) -> None:
+def tell(problem: Problem, *, as_json: bool = False) -> None:
     if as_json:
         import json
 

@@ -40,6 +40,10 @@ class Hints:
             self._by_work.setdefault(work, {})[node] = count
         self.version += 1
 
+    def __bool__(self) -> bool:
+        """Was anything said at all?"""
+        return bool(self._by_work)
+
     def about(self, work: str) -> bool:
         return work in self._by_work
 

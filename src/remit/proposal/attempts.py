@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from remit.law.overrides import PlaceSet
+from remit.law.overrides import Effects, PlaceSet
 from remit.model.claims import Code, Explain, Reserve
 from remit.model.records import Nearest
 from remit.model.resources import DEVICES, WHOLE
@@ -44,6 +44,37 @@ class Key(NamedTuple):
     paused: str
     pins: tuple[PlaceSet, ...]
     hinted: str
+
+
+def key_for(view: View, effects: Effects, generation: int, priority: int) -> Key:
+    """In which line replicas of this generation and priority stand, by what people's overrides say of them."""
+    shapes, at = view.shapes, view.shapes.at
+    tenant, workload = shapes.tenant_of(generation), shapes.name(generation)
+    rank = view.things.classes.get(shapes.ranks[at.rank[generation]])
+    paused = effects.paused(tenant, workload) if effects.overrides else ""
+    pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
+    path = f"{tenant}/{workload}"
+    hinted = path if view.things.hints.about(path) else ""
+    apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not shapes.open(generation))
+    return Key(
+        tenant=tenant,
+        shape=at.shape[generation],
+        priority=priority,
+        boost=effects.boost(tenant, workload, priority) if effects.overrides else 0,
+        preempts=rank is None or rank.spec.preempts,
+        generation=generation if apart else -1,
+        gang=at.gang[generation],
+        paused=paused,
+        pins=pins,
+        hinted=hinted,
+    )
+
+
+def least_of(view: View, key: Key) -> int:
+    """How many of a gang must be bound at once: its minimum, until so many stand; 0 if they may come one by one."""
+    if not key.gang:
+        return 0
+    return key.gang if view.standing(key.generation) < key.gang else 0
 
 
 class Short(Enum):
@@ -92,39 +123,17 @@ class Attempts:
         at, shapes = self._view.replicas.at, self._view.shapes
         generation, priority = at.generation[slot], at.priority[slot]
         of = shapes.at
-        if self._steering.effects.overrides or of.gang[generation] or of.deadline[generation] or not shapes.open(generation):
-            return self._key(generation, priority)
+        apart = of.gang[generation] or of.deadline[generation] or not shapes.open(generation)
+        if apart or self._steering.effects.overrides or self._view.things.hints:
+            return key_for(self._view, self._steering.effects, generation, priority)
         # Nobody looks at it by its name: all of its shape and rank have one key.
         known = (of.shape[generation], shapes.ranks[of.rank[generation]], priority)
         found = self._keys.get(known)
         if found is None:
             if len(self._keys) >= _KEYS_MAX:
                 self._keys.clear()
-            found = self._keys[known] = self._key(generation, priority)
+            found = self._keys[known] = key_for(self._view, self._steering.effects, generation, priority)
         return found
-
-    def _key(self, generation: int, priority: int) -> Key:
-        shapes, effects = self._view.shapes, self._steering.effects
-        at = shapes.at
-        tenant, workload = shapes.tenant_of(generation), shapes.name(generation)
-        rank = self._view.things.classes.get(shapes.ranks[at.rank[generation]])
-        paused = effects.paused(tenant, workload) if effects.overrides else ""
-        pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
-        path = f"{tenant}/{workload}"
-        hinted = path if self._view.things.hints.about(path) else ""
-        apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not shapes.open(generation))
-        return Key(
-            tenant=tenant,
-            shape=at.shape[generation],
-            priority=priority,
-            boost=effects.boost(tenant, workload, priority) if effects.overrides else 0,
-            preempts=rank is None or rank.spec.preempts,
-            generation=generation if apart else -1,
-            gang=at.gang[generation],
-            paused=paused,
-            pins=pins,
-            hinted=hinted,
-        )
 
     def line(self, key: Key, slot: int, now_ms: int) -> Line:
         shapes = self._view.shapes
@@ -222,7 +231,7 @@ class Attempts:
             return ended(Short.LEAVE)
         cut = view.shapes.cut_of(view.replicas.at.generation[slots[0]])
         covered = from_.covers(cut.charge, len(slots))
-        least = self._least(key)
+        least = least_of(self._view, key)
         if least > 1 and len(slots) < least:
             slots += [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
             covered = from_.covers(cut.charge, len(slots))
@@ -244,12 +253,6 @@ class Attempts:
         if len(found.rows) < covered:
             return made._replace(short=Short.ROOM)
         return made if covered == len(slots) else made._replace(short=Short.QUOTA)
-
-    def _least(self, key: Key) -> int:
-        """How many of a gang must be bound at once: its minimum, until so many stand; 0 if they may come one by one."""
-        if not key.gang:
-            return 0
-        return key.gang if self._view.standing(key.generation) < key.gang else 0
 
     def undo(self, attempt: Attempt) -> None:
         for slot, _, _ in attempt.placed():

@@ -305,6 +305,11 @@ class Kernel:
 
     # -- places ------------------------------------------------------------------------------------------------------------
 
+    def numbers(self, one: Class) -> Numbers:
+        """The class's number for every row, also with regard to who stands where; below zero where it does not fit."""
+        numbers = self.refresh(one)
+        return numbers if one.shelves is None else one.shelves.by_row()
+
     def place(self, one: Class) -> int:
         """The best row for one replica of the class; -1 if it fits nowhere. Nothing is posted."""
         numbers = self.refresh(one)
@@ -341,21 +346,17 @@ class Kernel:
 
     def best(self, one: Class, count: int) -> list[tuple[int, int, dict[str, int]]]:
         """The rows that are ahead, the total of each in thousandths, and what each plug-in gave it."""
-        numbers = self._regarded(one)
+        numbers = self.numbers(one)
         rows = np.flatnonzero(numbers >= 0)
         rows = rows[best(numbers[rows], count)]
         rows = rows[np.argsort(-numbers[rows], kind="stable")]
         site = Rows(self.columns, rows)
-        parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in (*one.scores, *one.constant)}
+        told = (*one.scores, *(one.constant if one.bias is not None else ()))
+        parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in told}
         return [
             (row, int(numbers[row]) // (SCALE // 1000), {name: int(part[at]) for name, part in parts.items()})
             for at, row in enumerate(rows.tolist())
         ]
-
-    def _regarded(self, one: Class) -> Numbers:
-        """The class's number for every row, who stands in wider domains regarded too."""
-        numbers = self.refresh(one)
-        return numbers if one.shelves is None else one.shelves.by_row()
 
     def name(self, row: int) -> str:
         node = self.columns.nodes[row]

@@ -48,10 +48,10 @@ class Victims:
         allowed = int(self._left)
         if allowed < 1:
             return []
-        found = self._candidates(view, one, priority)
+        found = self.candidates(view, one, priority)
         if found is None:
             return []
-        plans = plan(one.ask, kernel.columns, open_rows, found, self._spare(view), count=count, victims_max=allowed)
+        plans = plan(one.ask, kernel.columns, open_rows, found, self.spare(view), count=count, victims_max=allowed)
         for made in plans:
             self._left -= len(made.victims)
             self._taken.update(dict.fromkeys(made.victims))
@@ -63,7 +63,8 @@ class Victims:
             self._kept = view.version, np.flatnonzero(np.isin(phases, MOVABLE))
         return self._kept[1]
 
-    def _candidates(self, view: View, one: Class, priority: int) -> Candidates | None:
+    def candidates(self, view: View, one: Class, priority: int) -> Candidates | None:
+        """Who runs below this priority and was not taken; None if nobody does."""
         replicas, shapes = view.replicas, view.shapes
         slots = self._running(view)
         slots = slots[replicas.column("priority")[slots] < priority]
@@ -83,7 +84,8 @@ class Victims:
             devices=replicas.devices,
         )
 
-    def _spare(self, view: View) -> Spare:
+    def spare(self, view: View) -> Spare:
+        """How many of each workload may go, by what it says of disruption."""
         shapes = view.shapes
         running = self._running(view)
         if self._taken:

@@ -267,3 +267,27 @@ def test_asks_of_one_run_do_not_see_each_others_places() -> None:
     peers = ColumnPeers(columns, {index: {"a": 5, "b": 2}})
     in_a, in_b = (over(ask_for(placement=Placement(zones=(zone,))), columns) for zone in "ab")
     assert [peers.least(ask, index) for ask in (in_a, in_b, in_a)] == [5, 2, 5]
+
+
+def test_a_frozen_copy_may_be_written_to__and_tells_its_own_changes() -> None:
+    columns = Columns([node("n1"), node("n2")])
+    twin = columns.freeze()
+    before = twin.changed.count
+    twin.post(1, [("cpu", 500)])
+    twin.post_run(np.array([0]), np.array([2]), [("cpu", 100)])
+    found = twin.changed.since(before)
+    assert found is not None and found.tolist() == [1, 0]
+    assert twin.changed.since(before - 1) is None
+    assert columns.free["cpu"].tolist() != twin.free["cpu"].tolist()
+
+
+def test_more_rows_at_once_than_are_remembered__who_looked_before_looks_at_everything() -> None:
+    changes = Changes()
+    changes.add(5)
+    before = changes.count
+    changes.extend(np.arange(CHANGES_MAX + 1))
+    assert changes.since(before) is None
+    after = changes.count
+    changes.add(7)
+    found = changes.since(after)
+    assert found is not None and found.tolist() == [7]

@@ -1,0 +1,153 @@
+"""Why is it there, or why not? Finds what was meant in a scope's data and asks; what it looks like is in explain_shown.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from remit.cli.main import examples
+from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
+
+if TYPE_CHECKING:
+    from remit.cli.opened import Scope
+    from remit.proposal.explained import ReplicaTold, WorkloadTold
+    from remit.proposal.explaining import Rules
+
+KINDS = ("workload", "replica")
+SHORT = {"w": "workload", "workloads": "workload", "r": "replica", "replicas": "replica"}
+
+
+@click.command(
+    epilog=examples(
+        "remit explain workload/risk-api --data /var/lib/remit       what limits it now, and what would help",
+        "remit explain replica/risk-api-2 --data /var/lib/remit      why it is there, or why it waits",
+        "remit explain replica/risk-api-2 --node n7 --data DIR       why it is not on n7",
+        "remit explain workload/risk/risk-api --data DIR -o json     of the tenant risk, for programs",
+    )
+)
+@click.argument("what", metavar="WHAT")
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The data directory of the scope. It is only read, also while its owner runs.",
+)
+@click.option("-n", "--tenant", default="", help="Whose it is; needed only if several tenants have one of that name.")
+@click.option("--node", default="", metavar="NODE", help="Say for this node why it could not stand there.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="For people, or for programs.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Also the whole funnel, scores and ledgers, and what was recorded of it.")
+def explain(what: str, data: Path, tenant: str, node: str, output: str, verbose: bool) -> None:
+    """Why is it where it is, or why does it wait, and what would help?
+
+    WHAT is workload/NAME or replica/NAME. Told are one dominant reason, where the nodes went (it adds up to all of them), the
+    nearest fit, and the smallest changes that would let it be placed: each was tried on a copy of what is there.
+    """
+    from remit.cli.opened import Unreadable, opened, rules_of
+    from remit.proposal.plugins import PluginError
+
+    kind, tenant, name = _meant(what, tenant)
+    with opened(data) as scope:
+        try:
+            rules = rules_of(scope.clock)
+            told = (
+                _replica(scope, tenant, name, rules, node) if kind == "replica" else _workload(scope, tenant, name, rules, node)
+            )
+        except LookupError as error:
+            nodes = sorted(scope.view.columns.rows)
+            raise Unreadable(f"there is no node {shown(str(error.args[0]))}; {_near(node, nodes, 'nodes')}") from None
+        except PluginError as error:
+            raise Unreadable(escaped(str(error))) from error
+        _print(told, output, verbose, scope.clock.wall())
+
+
+def _meant(what: str, tenant: str) -> tuple[str, str, str]:
+    """The kind, the tenant if one is named, and the name."""
+    kind, _, rest = what.partition("/")
+    kind = SHORT.get(kind.lower(), kind.lower())
+    if not rest and kind not in KINDS:
+        raise click.UsageError(f"{shown(what)} names no kind; write workload/{escaped(what)} or replica/{escaped(what)}")
+    if kind == "node":
+        raise click.UsageError("name the work, and the node with it: remit explain workload/NAME --node NODE")
+    if kind not in KINDS:
+        cure = did_you_mean(meant(kind, KINDS)) or f"explained are {one_of(KINDS)}"
+        raise click.UsageError(f"there is nothing to explain about a {shown(kind)}; {cure}")
+    owner, slash, name = rest.partition("/")
+    if not slash:
+        owner, name = "", rest
+    if owner and tenant and owner != tenant:
+        raise click.UsageError(f"{shown(what)} is of tenant {shown(owner)}, and --tenant says {shown(tenant)}; name one")
+    if not name:
+        raise click.UsageError(f"{shown(what)} has no name; write {kind}/NAME")
+    return kind, owner or tenant, name
+
+
+def _workload(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> WorkloadTold:
+    from remit.observation.tables import NONE
+    from remit.proposal.telling import tell_workload
+
+    workloads = scope.view.shapes.workloads
+    there = [path for path, owner in workloads.ids.items() if workloads.at.state[owner] != NONE or workloads.at.users[owner]]
+    tenant = _owner(there, "workload", tenant, name)
+    keys = [key.split("/", 2) for key in scope.view.replicas.slots if key.startswith(f"replica/{tenant}/{name}-")]
+    records = scope.records(tenant, frozenset(rest for _, _, rest in keys), f"{name}-")
+    return tell_workload(scope.view, scope.workload(tenant, name), tenant, name, records, rules, node)
+
+
+def _replica(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> ReplicaTold:
+    from remit.proposal.telling import tell_replica
+
+    there = [key.partition("/")[2] for key in scope.view.replicas.slots]
+    tenant = _owner(there, "replica", tenant, name)
+    found = scope.replica(tenant, name)
+    if found is None:
+        raise click.ClickException(
+            f"replica {tenant}/{name} was listed and is not there: the data is damaged; restore a backup"
+        )
+    return tell_replica(scope.view, *found, scope.records(tenant, frozenset({name}), name), rules, node)
+
+
+def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
+    """Whose it is: the tenant named, or the only one who has such a thing."""
+    from remit.cli.opened import Unreadable
+
+    owners = sorted(path.partition("/")[0] for path in paths if path.partition("/")[2] == name)
+    if tenant in owners or (not tenant and len(owners) == 1):
+        return tenant or owners[0]
+    if owners and not tenant:
+        raise Unreadable(f"{len(owners)} tenants have a {kind} {name}: {one_of(owners)}; say which with --tenant")
+    if owners:
+        raise Unreadable(f"tenant {shown(tenant)} has no {kind} {name}, but {one_of(owners)} has; say --tenant {owners[0]}")
+    names = sorted({path.partition("/")[2] for path in paths if not tenant or path.startswith(f"{tenant}/")})
+    raise Unreadable(f"there is no {kind} {shown(name)}; {_near(name, names, f'{kind}s')}")
+
+
+def _near(name: str, names: list[str], what: str) -> str:
+    """Names that are like it, or the first few of them all."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, names[:100_000], n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {one_of(close)}?"
+    return f"there are {one_of(names)}" if names else f"there are no {what}"
+
+
+def _print(told: ReplicaTold | WorkloadTold, output: str, verbose: bool, wall: str) -> None:
+    from remit.cli.explain_shown import show
+    from remit.cli.told import console, until_nobody_reads
+    from remit.model.objects import encode
+
+    with until_nobody_reads():
+        if output == "json":
+            sys.stdout.write(encode(told).decode() + "\n")
+        else:
+            show(console(), told, verbose=verbose, wall=wall)

@@ -1,0 +1,111 @@
+"""What is in a scope's data directory? Opened to be looked at, also while its owner runs; nothing is taken over or written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import msgspec
+
+from remit.commitment.outcomes import BATCH, decode_batch
+from remit.model.kinds import NodePool, Workload
+from remit.model.objects import decode
+from remit.model.problems import escaped
+from remit.model.records import Decision, Replica
+from remit.observation.still import still
+from remit.observation.view import View
+from remit.proposal.explained import Told
+from remit.proposal.explaining import Rules
+from remit.proposal.plugins import installed_filters, installed_scores
+from remit.proposal.scores import DEFAULT
+from remit.proposal.telling import Records
+from remit.store.glimpse import Glimpse
+from remit.store.protocol import Row, StoreError
+from remit.world.clock import BootClock
+from remit.world.promises import Clock
+
+MISUSE = 2
+
+
+class Unreadable(click.ClickException):
+    """What was named cannot be looked at; the message says why and what to do."""
+
+    exit_code = MISUSE
+
+
+class _At(msgspec.Struct):
+    at: str = ""
+
+
+_decode_at = msgspec.json.Decoder(_At).decode
+
+
+class Scope(NamedTuple):
+    """One state of a scope, and the clock that its instants are compared with."""
+
+    view: View
+    glimpse: Glimpse
+    clock: Clock
+
+    def workload(self, tenant: str, name: str) -> Workload | None:
+        row = self.glimpse.get(f"workload/{tenant}/{name}")
+        thing = None if row is None else decode(row.value)
+        return thing if isinstance(thing, Workload) else None
+
+    def replica(self, tenant: str, name: str) -> tuple[Replica, int] | None:
+        row = self.glimpse.get(f"replica/{tenant}/{name}")
+        thing = None if row is None else decode(row.value)
+        return (thing, row.revision) if row is not None and isinstance(thing, Replica) else None
+
+    def pools(self) -> list[NodePool]:
+        return [thing for row in self.glimpse.rows("nodepool/") if isinstance(thing := decode(row.value), NodePool)]
+
+    def records(self, tenant: str, names: frozenset[str], alike: str) -> Records:
+        """What was written down about these replicas, all of whose names begin `alike`; and when each batch was written."""
+        decisions = [found for row in self.glimpse.rows(f"decision/{tenant}/") if (found := _about(row, tenant, names))]
+        subjects = {f"replica/{tenant}/{name}" for name in names}
+        answers, at = list[Told](), dict[int, str]()
+        for row in self.glimpse.rows(BATCH):
+            at[row.revision] = _decode_at(row.value).at
+            if f"replica/{tenant}/{alike}".encode() in row.value:
+                answers += _answers(row, subjects)
+        return Records(decisions, answers, at)
+
+
+def _about(row: Row, tenant: str, names: frozenset[str]) -> tuple[int, Decision] | None:
+    thing = decode(row.value)
+    if not isinstance(thing, Decision) or names.isdisjoint(name.removeprefix(f"{tenant}/") for name in thing.spec.replicas):
+        return None
+    return row.revision, thing
+
+
+def _answers(row: Row, subjects: set[str]) -> Iterator[Told]:
+    batch = decode_batch(row.value)
+    for entry in batch.entries:
+        if entry.subject in subjects:
+            said = f"{entry.did} {'refused' if entry.code else 'accepted'}"
+            yield Told(row.revision, batch.at, "authority", said, entry.code, entry.detail)
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[Scope]:
+    clock = BootClock()
+    try:
+        with tempfile.TemporaryDirectory(prefix="remit-look-") as scratch, Glimpse(directory, Path(scratch)) as glimpse:
+            head = glimpse.head()
+            if head is None:
+                raise Unreadable(f"{escaped(str(directory))} is the directory of a scope in which nothing was ever written")
+            yield Scope(still(clock, head, glimpse.revision, glimpse.pages), glimpse, clock)
+    except StoreError as error:
+        raise Unreadable(escaped(str(error))) from error
+    except OSError as error:
+        raise Unreadable(f"{escaped(str(directory))} cannot be read: {escaped(error.strerror or str(error))}") from error
+
+
+def rules_of(clock: Clock) -> Rules:
+    """As a scheduler on this machine would have them, with the plug-ins that are installed here."""
+    return Rules((clock.boot(), clock.now_ms()), installed_filters(), (*DEFAULT, *installed_scores()))

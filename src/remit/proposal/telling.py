@@ -1,0 +1,208 @@
+"""What is there to tell of one replica, or of one workload? Puts together what is seen and what was recorded; no words here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from remit.model.kinds import Workload
+from remit.model.records import Decision, DecisionSpec, Phase, Replica
+from remit.model.resources import Amount
+from remit.observation.replicas import PENDING, PHASES
+from remit.observation.view import View
+from remit.proposal.explained import (
+    Chosen,
+    Group,
+    NodeAnswer,
+    Passage,
+    ReplicaTold,
+    Step,
+    Told,
+    Waits,
+    WorkloadTold,
+)
+from remit.proposal.explaining import Rules, answer_for, evidence, explain_waiting, without, work_of
+from remit.proposal.plugins import LAW
+
+HISTORY_MAX: Final = 50
+GROUPS_MAX: Final = 8
+QUEUED: Final = "queued"
+_REASONS: Final = {one.name: one.code.value for one in LAW}
+_ARRIVED: Final = {"job": (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED), "": (Phase.READY, Phase.SERVING)}
+_GOES_BY: Final = (Phase.RELEASED,)
+
+
+class Records(NamedTuple):
+    """What was written down about it, by revision: schedulers' decisions, the authority's answers, and when each was."""
+
+    decisions: Sequence[tuple[int, Decision]] = ()
+    answers: Sequence[Told] = ()
+    at: Mapping[int, str] = {}
+
+    def history(self) -> tuple[Told, ...]:
+        """All of it, the oldest first; of very much, the latest."""
+        told = [_decided(revision, self.at.get(revision, ""), one.spec) for revision, one in self.decisions]
+        return tuple(sorted((*told, *self.answers), key=lambda one: one.revision)[-HISTORY_MAX:])
+
+
+def tell_replica(view: View, row: Replica, revision: int, records: Records, rules: Rules, node: str = "") -> ReplicaTold:
+    """`node`: another one, of which it is asked why it is not there. Raises LookupError if there is none of that name."""
+    meta, spec, status = row.metadata, row.spec, row.status
+    slot = view.replicas.slots[f"replica/{meta.tenant}/{meta.name}"]
+    generation = view.replicas.at.generation[slot]
+    waits = None
+    if status.phase is Phase.PENDING:
+        waits = explain_waiting(view, generation, spec.priority, rules)
+    there, here = _answers(view, slot, rules, node, status.node)
+    return ReplicaTold(
+        kind="replica",
+        tenant=meta.tenant,
+        name=meta.name,
+        workload=spec.workload,
+        generation=spec.generation,
+        phase=status.phase.value,
+        attempt=status.attempt,
+        priority=spec.priority,
+        node=status.node,
+        since=records.at.get(revision, ""),
+        evidence=evidence(view, rules),
+        waits=waits,
+        chosen=_chosen(records, f"{meta.tenant}/{meta.name}", status.node) if status.node else None,
+        grants=status.grants,
+        devices=dict(status.devices),
+        victims={
+            victim: view.replicas.slots.get(victim) is None or _gone(view, victim, copy)
+            for victim, copy in status.victims.items()
+        },
+        there=there,
+        here=here,
+        history=records.history(),
+        result=status.result,
+        reason=status.reason,
+    )
+
+
+def _gone(view: View, victim: str, copy: str) -> bool:
+    slot = view.replicas.slots[victim]
+    return view.replicas.at.node[slot] < 0 or not view.replicas.is_copy(slot, copy)
+
+
+def _answers(view: View, slot: int, rules: Rules, node: str, now_on: str) -> tuple[NodeAnswer | None, NodeAnswer | None]:
+    """Of the node that is asked about, and of the one where it stands, as if it stood nowhere."""
+    if not node:
+        return None, None
+    generation, priority = view.replicas.at.generation[slot], view.replicas.at.priority[slot]
+    trial = work_of(view, generation, priority, rules).trial
+    without(view, trial, slot)
+    there = answer_for(trial, node)
+    if there is None:
+        raise LookupError(node)
+    return there, answer_for(trial, now_on) if now_on else None
+
+
+def _chosen(records: Records, name: str, node: str) -> Chosen | None:
+    """The last decision that put it where it is, if that is still kept."""
+    for revision, one in sorted(records.decisions, key=lambda pair: -pair[0]):
+        spec = one.spec
+        if spec.replicas.get(name) == node and spec.verdict in ("bound", "reserved"):
+            return Chosen(
+                revision=revision,
+                at=records.at.get(revision, ""),
+                seen=spec.revision,
+                age_ms=spec.age_ms,
+                attempt=spec.attempt,
+                passage=_recorded(spec),
+                candidates=spec.candidates,
+                grant=spec.grant,
+                left=Amount(spec.left),
+                policy=spec.policy,
+                overrides=spec.overrides,
+                victims=tuple(spec.victims),
+            )
+    return None
+
+
+def _recorded(spec: DecisionSpec) -> Passage:
+    left, steps = spec.nodes, []
+    for name, refused in spec.funnel:
+        left -= refused
+        steps.append(Step(name, _REASONS.get(name, ""), refused, left))
+    return Passage(spec.nodes, tuple(steps), spec.fits)
+
+
+def _decided(revision: int, at: str, spec: DecisionSpec) -> Told:
+    return Told(revision, at, "scheduler", spec.verdict, spec.reason, spec.detail, spec.attempt)
+
+
+# -- a workload ----------------------------------------------------------------------------------------------------------------
+
+
+def tell_workload(
+    view: View, declared: Workload | None, tenant: str, name: str, records: Records, rules: Rules, node: str = ""
+) -> WorkloadTold:
+    """`declared` is None if only replicas of it are left. Raises LookupError if there is no `node` of that name."""
+    slots = _slots(view, tenant, name)
+    phases = view.replicas.column("phase")[slots]
+    counts = {phase: int(np.count_nonzero(phases == number)) for number, phase in enumerate(PHASES)}
+    stages = {QUEUED if phase is Phase.PENDING else phase.value: count for phase, count in counts.items() if count}
+    there = sum(count for phase, count in counts.items() if phase not in _GOES_BY)
+    wanted = 0 if declared is None or declared.metadata.deleting else declared.spec.replicas
+    if declared is not None and declared.spec.type == "daemon":
+        wanted = there  # as many as there are nodes for it; who makes them knows
+    groups = tuple(_groups(view, slots, rules))
+    missing = max(0, wanted - there)
+    answered = None
+    if node and len(slots):
+        answered, _ = _answers(view, int(slots[np.argmax(phases == PENDING)]), rules, node, "")
+    revisions = view.replicas.column("revision")[slots[phases == PENDING]].tolist()
+    kind = "" if declared is None else declared.spec.type
+    return WorkloadTold(
+        kind="workload",
+        tenant=tenant,
+        name=name,
+        wanted=wanted,
+        stages=stages,
+        missing=missing,
+        since=records.at.get(min(revisions), "") if revisions else "",
+        evidence=evidence(view, rules),
+        groups=groups,
+        limit=_limit(counts, groups, missing, kind),
+        there=answered,
+        history=records.history(),
+    )
+
+
+def _slots(view: View, tenant: str, name: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    owner = view.shapes.workloads.ids.get(f"{tenant}/{name}")
+    mine = np.flatnonzero(view.shapes.column("workload") == (-2 if owner is None else owner))
+    found: np.ndarray[tuple[int], np.dtype[np.intp]] = np.flatnonzero(np.isin(view.replicas.column("generation"), mine))
+    return found
+
+
+def _groups(view: View, slots: np.ndarray[tuple[int], np.dtype[np.intp]], rules: Rules) -> list[Group]:
+    """Those that wait, by what makes their fate the same; the most first."""
+    at, keys = view.replicas.at, view.replicas.keys
+    alike: dict[tuple[int, int], list[int]] = {}
+    for slot in slots.tolist():
+        if at.phase[slot] == PENDING:
+            alike.setdefault((at.generation[slot], at.priority[slot]), []).append(slot)
+    found = []
+    for (generation, priority), some in sorted(alike.items(), key=lambda pair: -len(pair[1]))[:GROUPS_MAX]:
+        first = min(some, key=lambda slot: at.index[slot])
+        waits: Waits = explain_waiting(view, generation, priority, rules)
+        name = keys[first].split("/", 2)[2]
+        found.append(Group(view.shapes.at.number[generation], priority, len(some), name, waits))
+    return found
+
+
+def _limit(counts: Mapping[Phase, int], groups: Sequence[Group], missing: int, kind: str) -> str:
+    """What keeps it from being whole: a reason; replicas that are not made yet; or the stage in which most are under way."""
+    if groups:
+        return groups[0].waits.reason or QUEUED
+    if missing:
+        return "missing"
+    arrived = _ARRIVED["job"] if kind == "job" else _ARRIVED[""]
+    under_way = {phase: count for phase, count in counts.items() if count and phase not in arrived and phase not in _GOES_BY}
+    return max(under_way, key=lambda phase: under_way[phase]).value if under_way else ""

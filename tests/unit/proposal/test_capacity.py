@@ -1,0 +1,141 @@
+"""Is the room that is told the room that the scheduler finds, and are the three sorts of it kept apart?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from remit.model.fields import Metadata
+from remit.model.kinds import Disruption, NodeHealth, NodePool, NodePoolSpec, Placement, Spread, Workload
+from remit.proposal.capacity import Capacity, room_for
+from tests.properties.machines import TAINTED, amounts, workload
+from tests.properties.test_explaining import clusters
+from tests.unit.observation.rows import ready
+from tests.unit.proposal.clusters import RULES, Cluster, ranked, rich
+from tests.unit.proposal.test_explaining import NO_GPU, full, health, override, poor, three
+
+
+def asked(cluster: Cluster, made: Workload, **more: Any) -> Capacity:
+    return room_for(cluster.view(), made, RULES, **more)
+
+
+def test_room_and_quota_are_both_told() -> None:
+    found = asked(three().with_(poor("5")), workload("w", "2"))
+    assert (found.hard.room, found.hard.quota, found.hard.replicas, found.capped) == (6, 2, 2, False)
+    assert found.hard.where.zones == {"a": 2, "b": 2, "c": 2}
+    assert found.stop is not None and found.stop.reason == "over_quota"
+    change = found.stop.unblocks[0].changes[0]
+    assert (change.kind, change.amount) == ("quota", amounts(cpu="1"))
+
+
+def test_what_stops_the_next_one_is_told_with_what_would_let_it_in() -> None:
+    found = asked(three(), workload("w", "3"))
+    assert found.hard.replicas == 3
+    assert found.stop is not None and found.stop.reason == "no_room"
+    assert [change.kind for one in found.stop.unblocks for change in one.changes] == ["grow", "shrink", "nodes"]
+    assert found.stop.nearest is not None and found.stop.nearest.lacks == amounts(cpu="2")
+
+
+def test_no_more_are_looked_for_than_asked_for() -> None:
+    found = asked(three(), workload("w"), most=5)
+    assert (found.hard.replicas, found.capped, found.stop) == (5, True, None)
+
+
+def test_the_three_never_add() -> None:
+    found = asked(three(), workload("w"))
+    parts: list[Any] = [found.hard, found.reclaimable, found.soft]
+    for one in parts:
+        for other in parts:
+            with pytest.raises(TypeError):
+                one + other
+
+
+def test_lower_work_is_reclaimable__and_only_as_much_of_it_as_may_go() -> None:
+    cluster = three().with_(ranked("high", 100)).work(workload("low", "3"), 0, on=("n1", "n2", "n3"))
+    made = workload("w", "2", priority="high")
+    found = asked(cluster, made)
+    assert (found.hard.replicas, found.reclaimable.room, found.reclaimable.victims) == (0, 6, 3)
+    kept = workload("low", "3", disruption=Disruption(min_available=2))
+    guarded = asked(three().with_(ranked("high", 100)).work(kept, 0, on=("n1", "n2", "n3")), made)
+    assert (guarded.reclaimable.room, guarded.reclaimable.victims) == (2, 1)
+
+
+def test_reclaimable_is_within_what_is_left_of_the_quota() -> None:
+    cluster = three().with_(ranked("high", 100), poor("12")).work(workload("low", "3"), 0, on=("n1", "n2", "n3"))
+    found = asked(cluster, workload("w", "1", priority="high"))
+    assert (found.hard.room, found.hard.replicas) == (3, 3)
+    assert (found.reclaimable.room, found.reclaimable.replicas) == (9, 0)
+
+
+def test_reclaimable_respects_spread() -> None:
+    even = Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),))
+    cluster = three().with_(ranked("high", 100)).work(workload("low", "3"), 0, on=("n1", "n1", "n2"))
+    cluster = cluster.with_(drop=["node/n3"])
+    found = asked(cluster.with_(ready("n1", "8", zone="a")), workload("w", "3", priority="high", placement=even))
+    zones = {zone: found.hard.where.zones.get(zone, 0) + found.reclaimable.where.zones.get(zone, 0) for zone in "ab"}
+    assert abs(zones["a"] - zones["b"]) <= 1
+
+
+@pytest.mark.parametrize(("why", "more"), [("class", {"priority": "meek"}), ("gang", {"gang": 2}), ("priority", {})])
+def test_why_nothing_is_reclaimable(why: str, more: dict[str, Any]) -> None:
+    cluster = full(three().with_(ranked("meek", 50, preempts=False)))
+    assert asked(cluster, workload("w", "2", **more)).reclaimable.why == why
+
+
+def test_nodes_that_take_no_work_are_soft__lost_ones_are_nothing() -> None:
+    words = [NodeHealth.SUSPECT, NodeHealth.LOST, NodeHealth.READY]
+    nodes = [health(ready(f"n{n}"), word) for n, word in enumerate(words)]
+    cordoned = replace(nodes[2], spec=replace(nodes[2].spec, unschedulable=True))
+    found = asked(Cluster(rich(), *nodes[:2], cordoned), workload("w", "2"))
+    assert (found.hard.room, found.soft.room, found.soft.causes) == (0, 4, {"cordoned": 2, "suspect": 2})
+
+
+def test_what_a_pool_may_bring_is_soft() -> None:
+    spec = NodePoolSpec(region="r1", zones=("a",), capacity=amounts(cpu="4"), min=0, max=4)
+    pool = NodePool(metadata=Metadata(name="default"), spec=spec)
+    found = asked(three(), workload("w", "4"), pools=[pool])
+    assert (found.hard.room, found.soft.room, found.soft.causes) == (3, 1, {"pool default may grow": 1})
+    assert asked(three(), workload("w", "4")).soft.why == "none"
+
+
+def test_a_gang_comes_whole_or_not_at_all() -> None:
+    found = asked(three(), workload("w", "4", 5, gang=5))
+    assert (found.hard.room, found.hard.replicas) == (3, 0)
+    assert found.stop is not None and found.stop.reason == "gang_short"
+
+
+def test_work_that_is_paused_gets_nothing() -> None:
+    found = asked(three().with_(override("hold", "pause-expansion", workloads=("t1/w",))), workload("w"))
+    assert (found.hard.replicas, found.hard.room) == (0, 12)
+    assert found.stop is not None and found.stop.reason == "override"
+
+
+def test_there_is_no_such_class_or_tenant() -> None:
+    with pytest.raises(ValueError, match="there is no priority class high"):
+        asked(three(), workload("w", priority="high"))
+    found = asked(three().with_(drop=["tenant/t1"]), workload("w"))
+    assert (found.hard.quota, found.hard.room) == (0, 12)
+    assert found.stop is not None and "no tenant/t1" in found.stop.detail
+
+
+def test_devices_are_placed_one_by_one() -> None:
+    found = asked(Cluster(rich(), ready("n1", gpus=2), ready("n2", taints=(TAINTED,), gpus=2)), workload("w", devices=NO_GPU))
+    assert (found.hard.room, found.hard.where.nodes) == (2, {"n1": 2})
+
+
+@given(clusters(), st.sampled_from([1, 3, 50]))
+def test_hard_is_as_many_as_the_scheduler_binds(cluster: Cluster, most: int) -> None:
+    """Of the same work under another name, so many are made as were asked about; the scheduler binds as many as were told."""
+    made = next(one for one in cluster.of(Workload) if one.metadata.name == "w")
+    other = replace(made, metadata=replace(made.metadata, name="v"))
+    cluster = cluster.with_(drop=[name for name in cluster.things if name.startswith("replica/t1/w-0")])
+    found = asked(cluster, other, most=most)
+    note(str(found))
+    bound = cluster.work(other, most).scheduled().bound
+    mine = sum(name.startswith("replica/t1/v-") for name in bound)
+    assert found.hard.replicas == mine
+    assert found.stop is not None or mine == most
