@@ -16,7 +16,7 @@ help: ## say what each verb does
 setup: ## make .venv with everything in constraints.txt; near-instant when nothing changed
 	@$(PYTHON) tools/setup.py
 
-demo: setup ## show an authority at work: two claimants race for a GPU, a kill, an account
+demo: setup ## place a load on a thousand simulated nodes, live, and explain one that waits; then a race, a kill, an account
 	@$(BIN)/remit demo $(ARGS)
 
 test: setup ## lint, types, layers and every test, group by group, with the time of each

@@ -43,7 +43,7 @@ GPU = ("node-gpu-4", "gpu-0")
 
 def shown(*arguments: str, **env: str) -> tuple[int, str]:
     """As a user would run it: a process of its own, its output piped."""
-    command = [str(REMIT), "demo", "--rounds", "10", *arguments]
+    command = [str(REMIT), "demo", "race", "--rounds", "10", *arguments]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, done.stdout + done.stderr
 
@@ -315,7 +315,7 @@ def left_running(place: bytes) -> list[Path]:
 
 @pytest.mark.parametrize("line", [b"Remit demo", b"The stage", b"objects from", b"The race"])
 def test_sigterm_leaves_no_process_and_no_temporary_directory(tmp_path: Path, line: bytes) -> None:
-    command = [str(REMIT), "demo", "--rounds", "500"]
+    command = [str(REMIT), "demo", "race", "--rounds", "500"]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -332,7 +332,7 @@ def test_sigterm_leaves_no_process_and_no_temporary_directory(tmp_path: Path, li
 def test_no_process_is_left_behind_when_the_demo_is_interrupted(tmp_path: Path) -> None:
     async def interrupted() -> int:
         process = await asyncio.create_subprocess_exec(
-            *(str(REMIT), "demo", "--rounds", "500", "--data", str(tmp_path / "data")),
+            *(str(REMIT), "demo", "race", "--rounds", "500", "--data", str(tmp_path / "data")),
             env={**os.environ, "TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE,
         )

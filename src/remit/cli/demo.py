@@ -1,4 +1,4 @@
-"""What does Remit do, in a minute? Two race for a GPU, the authority is killed, and gives account. Nothing is decided here."""
+"""What does Remit do, in a minute? A load is placed and explained; then two race for a GPU, and the authority gives account."""
 
 from __future__ import annotations
 
@@ -42,12 +42,60 @@ class Stage(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-@click.command(
+@click.group(
+    invoke_without_command=True,
     epilog=examples(
-        "remit demo                         in a temporary directory, which is removed",
-        "remit demo --data /tmp/remit-demo  keep the store",
-        "remit demo --rounds 300 --seed 7   a longer race, with these lots",
-    )
+        "remit demo                                 both parts, in temporary directories, which are removed",
+        "remit demo place --data /tmp/remit-placed  only the load; its store is kept to be asked about",
+        "remit demo race --rounds 300 --seed 7      only the race, a longer one, with these lots",
+    ),
+)
+@click.pass_context
+def demo(context: click.Context) -> None:
+    """Place a mixed load on a thousand simulated nodes and explain one job that waits; then race for a GPU, and kill.
+
+    Without a part, both are shown.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(place_load, data=None)
+        click.echo()
+        context.invoke(race, data=None, rounds=ROUNDS, seed=None, place=None)
+
+
+@demo.command("place", epilog=examples("remit demo place", "remit demo place --data /tmp/remit-placed   keep the store"))
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep the store in this empty directory.")
+def place_load(data: Path | None) -> None:
+    """A mixed load comes to a thousand simulated nodes and is placed, live; one job must wait, and says why.
+
+    The nodes are simulated. The authority, its SQLite store, the scheduler and every claim between them are real.
+    """
+    from remit.cli.demo_place import WAITING, show
+    from remit.cli.explain import explain
+    from remit.cli.told import console
+    from remit.world.production import production
+
+    told = console()
+
+    async def placed(directory: Path) -> None:
+        world = production()
+        try:
+            await show(told, directory, world)
+        finally:
+            await world.offload.close()
+
+    with _directory(data) as directory:
+        asyncio.run(placed(directory))
+        told.print(f"\nOne of them waits. $ remit explain workload/{WAITING} --data {data or 'DIR'}\n")
+        explain.main([f"workload/{WAITING}", "--data", str(directory)], standalone_mode=False)
+
+
+@demo.command(
+    "race",
+    epilog=examples(
+        "remit demo race                         in a temporary directory, which is removed",
+        "remit demo race --data /tmp/remit-demo  keep the store",
+        "remit demo race --rounds 300 --seed 7   a longer race, with these lots",
+    ),
 )
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep the store in this empty directory.")
 @click.option("--rounds", type=click.IntRange(2, 500), default=ROUNDS, show_default=True, help="How often they race.")
@@ -55,7 +103,7 @@ class Stage(NamedTuple):
 @click.option(
     "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Where cluster.yaml and fraud-batch.yaml are."
 )
-def demo(data: Path | None, rounds: int, seed: str | None, place: Path | None) -> None:
+def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -> None:
     """Two claimants race for one GPU; the authority is killed in the middle, restarted, and gives account.
 
     Everything is real: the process that is killed with SIGKILL, the SQLite store that it leaves, the sockets, the retries.
