@@ -98,7 +98,7 @@ def test_outside_a_checkout_no_path_of_the_installation_is_named(monkeypatch: py
     monkeypatch.setattr(sys.modules["remit.cli.demo"], "__file__", str(installed))
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
-    result = CliRunner().invoke(demo, [])
+    result = CliRunner().invoke(demo, ["race"])
     assert result.exit_code == 2
     said = " ".join(result.output.split())
     assert f"are not in {tmp_path}/mine/examples; they come with the repository" in said
@@ -106,7 +106,7 @@ def test_outside_a_checkout_no_path_of_the_installation_is_named(monkeypatch: py
 
 
 def test_the_longer_race_of_the_help_is_longer() -> None:
-    said = CliRunner().invoke(demo, ["--help"]).output
+    said = CliRunner().invoke(demo, ["race", "--help"]).output
     longer = re.search(r"--rounds (\d+) --seed 7 +a longer race", said)
     assert longer and int(longer[1]) > ROUNDS
 
@@ -247,7 +247,7 @@ def after_the_race(monkeypatch: pytest.MonkeyPatch, plant: Plant, data: Path) ->
 
 
 def failed(data: Path) -> str:
-    result = CliRunner().invoke(demo, ["--rounds", "4", "--data", str(data)])
+    result = CliRunner().invoke(demo, ["race", "--rounds", "4", "--data", str(data)])
     assert result.exit_code == 1, result.output
     assert isinstance(result.exception, SystemExit), result.exception
     assert "nothing lost." not in result.output

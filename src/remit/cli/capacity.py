@@ -182,7 +182,7 @@ def _show(console: Console, found: Capacity) -> None:
     else:
         line(console, "reclaimable", f"0: {STANDS_IN.get(again.why, again.why)}")
     if soft.room:
-        causes = ", ".join(f"{count:,} on {cause}" for cause, count in soft.causes.items())
+        causes = ", ".join(f"{count:,} {_cause_words(cause)}" for cause, count in soft.causes.items())
         line(console, "soft", f"{soft.replicas:,} more within quota, room for {soft.room:,}: {causes}")
         _show_where(console, soft.where)
     else:
@@ -200,6 +200,10 @@ def _show(console: Console, found: Capacity) -> None:
         for number, unblock in enumerate(stop.unblocks):
             line(console, "" if number else "unblocks", f"{'or ' if number else ''}if {unblock_words(unblock)}")
     line(console, "evidence", f"revision {found.revision}, {many(found.nodes, 'node')}")
+
+
+def _cause_words(cause: str) -> str:
+    return f"as {cause}" if cause.startswith("pool ") else f"on {cause} nodes"
 
 
 def _show_where(console: Console, where: Where) -> None:

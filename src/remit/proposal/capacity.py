@@ -124,7 +124,8 @@ class _Asked(NamedTuple):
 def room_for(
     view: View, workload: Workload, rules: Rules, *, most: int = COUNT_MAX, pools: Sequence[NodePool] = ()
 ) -> Capacity:
-    """Raises ValueError if the workload could not be declared here."""
+    """Raises ValueError if the workload could not be declared here. A gang is looked for whole, whatever `most` is."""
+    most = max(most, workload.spec.gang.min if workload.spec.gang is not None else 1)
     asked = _asked(view, workload, rules, most)
     trial = asked.trial
     free = trial.kernel.run(trial.one, most)

@@ -322,6 +322,8 @@ class Kernel:
 
     def run(self, one: Class, count: int) -> Placed:
         """Places for so many replicas of the class, in their order, and posted; fewer, if that is all that fit."""
+        if count < 1:
+            return Placed([], ())
         if one.ask.whole or one.ask.shares:
             return self._steps(one, count)
         placed: list[int] = []

@@ -72,10 +72,7 @@ def tell_replica(view: View, row: Replica, revision: int, records: Records, rule
         chosen=_chosen(records, f"{meta.tenant}/{meta.name}", status.node) if status.node else None,
         grants=status.grants,
         devices=dict(status.devices),
-        victims={
-            victim: view.replicas.slots.get(victim) is None or _gone(view, victim, copy)
-            for victim, copy in status.victims.items()
-        },
+        victims={victim: _gone(view, victim, copy) for victim, copy in status.victims.items()},
         there=there,
         here=here,
         history=records.history(),
@@ -85,8 +82,8 @@ def tell_replica(view: View, row: Replica, revision: int, records: Records, rule
 
 
 def _gone(view: View, victim: str, copy: str) -> bool:
-    slot = view.replicas.slots[victim]
-    return view.replicas.at.node[slot] < 0 or not view.replicas.is_copy(slot, copy)
+    slot = view.replicas.slots.get(victim)
+    return slot is None or view.replicas.at.node[slot] < 0 or not view.replicas.is_copy(slot, copy)
 
 
 def _answers(view: View, slot: int, rules: Rules, node: str, now_on: str) -> tuple[NodeAnswer | None, NodeAnswer | None]:

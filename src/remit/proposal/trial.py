@@ -116,8 +116,8 @@ class Trial:
         columns = self.columns.freeze()
         mended = MENDED & frozenset(names)
         for node in [node for node in columns.nodes if node is not None] if mended else ():
-            if nodes is None or node.metadata.name in nodes:
-                columns.put(_mended(node, mended))
+            if (nodes is None or node.metadata.name in nodes) and (right := _mended(node, mended)) is not node:
+                columns.put(right)
         counted = {index: _by_domain(self.columns, self.peers, index) for index in self.peers.indexes()}
         if ANTI_AFFINITY in names and ANTI_AFFINITY not in self._eased:
             for index, own in self.peers.own.items():

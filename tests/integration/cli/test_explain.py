@@ -135,7 +135,7 @@ def test_capacity_of_a_scope(data: Path) -> None:
     text = told("capacity", "-f", str(MORE), "--data", str(data))
     assert "4 fit now: room for 4, quota for 52" in text
     assert "if 4 lower replicas went" in text
-    assert "16 on cordoned" in text
+    assert "16 on cordoned nodes" in text
     assert "stopped by no_room" in text
     told("capacity", "-f", str(MORE), "--data", str(data), "--count", "4")
     told("capacity", "-f", str(MORE), "--data", str(data), "--count", "5", code=1)

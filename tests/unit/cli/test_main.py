@@ -29,7 +29,7 @@ def test_help_lists_every_command_and_keeps_its_examples_in_lines() -> None:
     assert "    remit validate examples/ " in output
 
 
-@pytest.mark.parametrize("name", ["validate", "schema", "completion", "simulate"])
+@pytest.mark.parametrize("name", ["validate", "schema", "completion", "simulate", "explain", "capacity"])
 def test_each_command_has_examples(name: str) -> None:
     code, output = run(name, "--help")
     assert code == 0

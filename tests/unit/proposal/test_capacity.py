@@ -135,6 +135,7 @@ def test_hard_is_as_many_as_the_scheduler_binds(cluster: Cluster, most: int) -> 
     cluster = cluster.with_(drop=[name for name in cluster.things if name.startswith("replica/t1/w-0")])
     found = asked(cluster, other, most=most)
     note(str(found))
+    most = max(most, made.spec.gang.min if made.spec.gang is not None else 1)
     bound = cluster.work(other, most).scheduled().bound
     mine = sum(name.startswith("replica/t1/v-") for name in bound)
     assert found.hard.replicas == mine
