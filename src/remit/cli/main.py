@@ -36,7 +36,7 @@ COMMANDS = {
         "remit.cli.capacity", "capacity", "Say how many more replicas of a manifest fit, and what stops the next."
     ),
     "demo": Lazy(
-        "remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race, a kill, an account."
+        "remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."
     ),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
