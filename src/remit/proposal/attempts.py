@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -12,7 +13,8 @@ from remit.law.overrides import PlaceSet
 from remit.model.claims import Code, Explain, Reserve
 from remit.model.records import Nearest
 from remit.model.resources import DEVICES, WHOLE
-from remit.observation.shapes import Cut
+from remit.observation.replicas import PENDING
+from remit.observation.shapes import THERE, Cut
 from remit.observation.view import View
 from remit.proposal.backlog import Backlog
 from remit.proposal.decisions import Decisions, Seen, Verdict, near
@@ -20,12 +22,18 @@ from remit.proposal.funnel import ever
 from remit.proposal.kernel import Class, Kernel, Placed
 from remit.proposal.lines import Line
 from remit.proposal.plugins import Cure, PluginError
+from remit.proposal.preemption import Eviction
 from remit.proposal.purses import Purse, purse
 from remit.proposal.steering import Steering
 from remit.proposal.victims import Victims
 
-NOWHERE: Final = Placed([], ())
+NOWHERE: Final = Placed([], [])
 _KEYS_MAX: Final = 1 << 17
+ROUNDS_MAX: Final = 8
+"""How often in one attempt it is asked who should make room; each time for one more on a node."""
+
+AGAIN_MS: Final = 1_000
+"""After so long it is asked again, if some of a line found room by force and others did not."""
 
 
 class Key(NamedTuple):
@@ -70,6 +78,8 @@ class Attempt(NamedTuple):
     policy: int
     gang: bool
     why: str = ""
+    whole: bool = False
+    """Was it tried with everybody whose turn would come yet?"""
 
     def placed(self) -> Iterator[tuple[int, int, Mapping[str, int]]]:
         """Slot, row and devices of each that found a place."""
@@ -83,14 +93,15 @@ class Attempts:
     ) -> None:
         self._view, self._kernel, self._backlog = view, kernel, backlog
         self._victims, self._decisions, self._steering = victims, decisions, steering
-        self._keys: dict[tuple[int, int, int], Key] = {}
+        self._keys: dict[tuple[int, int, int, int], Key] = {}
 
     # -- lines -------------------------------------------------------------------------------------------------------------
 
     def key(self, slot: int) -> Key:
         at, shapes = self._view.replicas.at, self._view.shapes
         generation, priority = at.generation[slot], at.priority[slot]
-        known = (generation, shapes.at.shape[generation], priority)
+        # The number of a generation is given again; its revision is not.
+        known = (generation, shapes.at.revision[generation], shapes.at.shape[generation], priority)
         found = self._keys.get(known)
         if found is None or not self._holds(found, generation):
             if len(self._keys) >= _KEYS_MAX:
@@ -134,6 +145,18 @@ class Attempts:
 
     def class_of(self, key: Key) -> Class:
         return self._kernel.known((key.shape, key.pins), self._view.shapes.ask(key.shape), key.pins)
+
+    def closed_to(self, paths: Iterable[str]) -> list[int]:
+        """Who waits for a node of those workloads, by `tenant/name`, of which no more is placed."""
+        shapes, replicas = self._view.shapes, self._view.replicas
+        owners = [owner for path in paths if (owner := shapes.workloads.ids.get(path)) is not None]
+        closed = [owner for owner in owners if shapes.workloads.at.state[owner] != THERE]
+        if not closed:
+            return []
+        of = np.flatnonzero(np.isin(shapes.column("workload"), closed))
+        waits = replicas.column("phase") == PENDING
+        found: list[int] = np.flatnonzero(waits & np.isin(replicas.column("generation"), of)).tolist()
+        return found
 
     def fits_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
         """Could one of these rows take a member of the line now? For waking those whom freed room may help."""
@@ -182,13 +205,21 @@ class Attempts:
                 found[name] = found.get(name, 0) + WHOLE
         return found
 
-    def held(self, tenant: str) -> dict[str, int]:
-        """What it holds by all the ledgers of its quota, with what is assumed."""
-        found: dict[str, int] = {}
+    def held(self) -> dict[str, dict[str, int]]:
+        """What each tenant holds by all the ledgers of its quota, without what is only assumed: the backlog counts that, as
+        what is in flight.
+        """
+        found: dict[str, dict[str, int]] = {}
         for name, ledger in self._view.ledgers.items():
-            if ledger.tenant == tenant and not name.endswith("/emergency"):
+            if ledger.tenant and not name.endswith("/emergency"):
+                theirs = found.setdefault(ledger.tenant, {})
                 for resource, count in ledger.used.items():
-                    found[resource] = found.get(resource, 0) + max(count, 0)
+                    theirs[resource] = theirs.get(resource, 0) + max(count, 0)
+        shapes = self._view.shapes
+        for generation, times in Counter(one.generation for one in self._view.assumed.values()).items():
+            theirs = found.get(shapes.tenant_of(generation), {})
+            for resource, count in shapes.cut_of(generation).charge:
+                theirs[resource] = max(0, theirs.get(resource, 0) - times * count)
         return found
 
     # -- one turn ----------------------------------------------------------------------------------------------------------
@@ -230,6 +261,9 @@ class Attempts:
             return made._replace(short=Short.ROOM)
         return made if covered == len(slots) else made._replace(short=Short.QUOTA)
 
+    def is_gang(self, line: Line) -> bool:
+        return self._least(_key_of(line)) > 0
+
     def _least(self, key: Key) -> int:
         """How many of a gang must be bound at once: its minimum, until so many stand; 0 if they may come one by one."""
         if not key.gang:
@@ -266,48 +300,52 @@ class Attempts:
         if one is None or not key.preempts or key.gang or attempt.seen is None:
             return []
         count = attempt.purse.covers(self._cut(slots[0]).charge, len(slots))
-        if not count or not self._only_room(one):
-            return []
+        made: list[tuple[Reserve, int, list[Explain]]] = []
         try:
-            open_rows = self._kernel.roomless(one)
+            for _ in range(ROUNDS_MAX if count and ever(self._kernel, one) else 0):
+                # On each node for one of them in a round; where they mind each other, one of them in all.
+                most = 1 if one.coupled or view.peers.shunners(one.ask) else count - len(made)
+                plans = self._victims.plan(view, self._kernel, one, self._kernel.roomless(one), key.priority, most)
+                made += [self._reserve(attempt, slots[len(made) + at], plan) for at, plan in enumerate(plans)]
+                if not plans or len(made) >= count:
+                    break
         except PluginError:
-            return []
-        plans = self._victims.plan(view, self._kernel, one, open_rows, key.priority, count)
-        made = []
-        at, keys = view.replicas.at, view.replicas.keys
-        for slot, plan in zip(slots, plans, strict=False):
-            node = self._kernel.name(plan.row)
-            victims = {keys[victim]: at.revision[victim] for victim in plan.victims}
-            claim = Reserve(keys[slot], at.revision[slot], node, attempt.purse.name, plan.devices, attempt.policy, victims)
-            view.assume(slot, plan.row, plan.devices, (attempt.purse.name,))
-            records = self._decisions.records(
-                attempt.line.tenant,
-                {slot: node},
-                Verdict("reserved", Code.NO_ROOM, f"{len(victims)} of lower priority make room"),
-                attempt=attempt.line.attempts,
-                purse=attempt.purse,
-                seen=attempt.seen,
-                victims=dict.fromkeys(victims, keys[slot]),
-            )
-            made.append((claim, slot, records))
+            pass
         return made
+
+    def _reserve(self, attempt: Attempt, slot: int, plan: Eviction) -> tuple[Reserve, int, list[Explain]]:
+        view, purse_ = self._view, attempt.purse
+        at, keys = view.replicas.at, view.replicas.keys
+        node = self._kernel.name(plan.row)
+        victims = {keys[victim]: at.revision[victim] for victim in plan.victims}
+        claim = Reserve(keys[slot], at.revision[slot], node, purse_.name, plan.devices, attempt.policy, victims)
+        view.assume(slot, plan.row, plan.devices, (purse_.name,))
+        records = self._decisions.records(
+            attempt.line.tenant,
+            {slot: node},
+            Verdict("reserved", Code.NO_ROOM, f"{len(victims)} of lower priority make room"),
+            attempt=attempt.line.attempts,
+            purse=purse_,
+            seen=attempt.seen,
+            victims=dict.fromkeys(victims, keys[slot]),
+        )
+        return claim, slot, records
 
     def _cut(self, slot: int) -> Cut:
         return self._view.shapes.cut_of(self._view.replicas.at.generation[slot])
 
-    def _only_room(self, one: Class) -> bool:
-        """Is there a node where nothing but room is lacking?"""
-        return ever(self._kernel, one)
-
     # -- waiting -----------------------------------------------------------------------------------------------------------
 
-    def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[Explain]:
-        """The line waits, with a reason, cures and a deadline; what is recorded of it."""
+    def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int, *, more: bool = False) -> list[Explain]:
+        """The line waits, with a reason, cures and a deadline; what is recorded of it. With `more`, room was made for some,
+        and soon it may be for others.
+        """
         line, key, short = attempt.line, _key_of(attempt.line), attempt.short
         reason, cures, detail, never = self._reason(attempt, now_ms)
         until_ms = None
-        if short is Short.ROOM and (pause_ms := self._victims.again_ms()):
-            until_ms = now_ms + pause_ms
+        if short is Short.ROOM and key.preempts and not key.gang:
+            pause_ms = max(self._victims.again_ms(), AGAIN_MS if more else 0)
+            until_ms = now_ms + pause_ms if pause_ms else None
         waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
         if not waits or not slots:
             return []
@@ -315,11 +353,10 @@ class Attempts:
         seen, closest = attempt.seen, None
         if short is Short.ROOM and one is not None:
             seen, closest = self._looked(one, now_ms)
-        words = tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures}))
         return self._decisions.records(
             line.tenant,
             slots,
-            Verdict("waiting", reason, detail, words, never),
+            Verdict("waiting", reason, detail, words(cures), never),
             attempt=line.attempts,
             purse=attempt.purse,
             seen=seen,
@@ -342,7 +379,7 @@ class Attempts:
             case Short.LEAVE:
                 return Code.DELETING, frozenset({workload}), "its workload is gone or going", True
             case Short.QUOTA:
-                cures = frozenset({("quota", attempt.purse.name)})
+                cures = frozenset({("quota", key.tenant)})
                 return attempt.purse.reason, cures, f"{attempt.purse.name} does not cover it", False
             case Short.MEMBERS:
                 return Code.GANG_SHORT, frozenset({("member", key), workload}), f"fewer than {key.gang} members wait", False
@@ -380,3 +417,8 @@ def _key_of(line: Line) -> Key:
     if not isinstance(line.key, Key):
         raise TypeError(f"{line!r} is not a line of this scheduler")
     return line.key
+
+
+def words(cures: Iterable[Hashable]) -> tuple[str, ...]:
+    """As people read them."""
+    return tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures}))

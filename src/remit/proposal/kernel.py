@@ -29,7 +29,7 @@ from remit.law.fit import Ask, Index
 from remit.law.peers import ColumnPeers
 from remit.proposal.devices import choose
 from remit.proposal.gates import GROUPS_MAX, SCALE, Gates, group
-from remit.proposal.plugins import COUPLED, LAW, ROOM, STATIC, STEADY, Filter, PluginError, Score, distinct
+from remit.proposal.plugins import COUPLED, LAW, ROOM, STATIC, STEADY, Filter, PluginError, Score, applies, distinct, epoch_of
 from remit.proposal.scores import DEFAULT, LEAST
 
 NODE: Final = "node"
@@ -37,6 +37,8 @@ Numbers = npt.NDArray[np.int32]
 _NEVER: Final = np.int32(-1)
 _CELLS_MAX: Final = 1 << 22
 """How many numbers a run looks at in one go."""
+WEIGHTS_MAX: Final = 2_000
+"""Of all scores together: a number is of 32 bits, and soft spreading comes on top."""
 CLASSES_CELLS_MAX: Final = 1 << 26
 """How many numbers are kept in all; the class that was not asked about for longest goes."""
 _ALL: Final = slice(None)
@@ -50,23 +52,23 @@ class Placed(NamedTuple):
     """A row for each replica that found a place; and the devices of each, if the class asks for any."""
 
     rows: list[int]
-    devices: Sequence[Mapping[str, int]]
+    devices: list[Mapping[str, int]]
 
 
 class Class:
     """One shape of work, and what is known of it: which nodes fit, and how well."""
 
     __slots__ = (
-        "ask", "base", "bias", "closed", "constant", "coupled", "epoch", "filters", "named", "over", "plain", "score", "scores",
-        "seen", "static", "steady", "stood",
+        "ask", "base", "bias", "closed", "constant", "coupled", "epoch", "filters", "looked", "named", "over", "plain", "score",
+        "scores", "seen", "static", "steady", "stood",
     )  # fmt: skip
 
     def __init__(self, base: Ask, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
         self.base, self.ask = base, ask
-        applying = [one for one in filters if one.applies(ask)]
+        applying = [one for one in filters if applies(one, ask)]
         self.filters = [one for one in applying if one.check not in STATIC and one.check not in COUPLED]
-        self.scores = [one for one in scores if not one.static and one.applies(ask)]
-        self.constant = [one for one in scores if one.static and one.applies(ask)]
+        self.scores = [one for one in scores if not one.static and applies(one, ask)]
+        self.constant = [one for one in scores if one.static and applies(one, ask)]
         self.bias: Numbers | None = None
         """What the static scores add, if they tell nodes apart at all."""
         self.coupled = bool(ask.spread or ask.affinity or ask.anti or ask.prefer)
@@ -74,6 +76,8 @@ class Class:
         self.plain = self.filters == [RESOURCES] and self.scores == [LEAST] and bool(ask.resources)
         """As most are: asked for resources alone, and ranked by what is left of them."""
         self.over = ask
+        self.looked: Any = None
+        """What was last found out about it for the records: it is forgotten with the class. See decisions.py."""
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
         self.named = self.seen = self.stood = self.epoch = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
@@ -93,6 +97,8 @@ class Kernel:
     ) -> None:
         distinct((*LAW, *filters))
         distinct(scores)
+        if sum(score.weight for score in scores) > WEIGHTS_MAX:
+            raise PluginError(scores[-1].name, f"the weights of all scores are more than {WEIGHTS_MAX} together")
         self.columns, self.peers = columns, peers
         self.all_filters = (*LAW, *filters)
         self.filters = tuple(one for one in self.all_filters if one.check not in (fit.ready, fit.accepting))
@@ -125,7 +131,7 @@ class Kernel:
             one.over, one.named = over(one.ask, columns), columns.named
         if one.stood != columns.restood.count:
             self._restand(one, rows)
-        epoch = 0 if one.steady else sum(score.epoch() for score in one.scores)
+        epoch = 0 if one.steady else sum(epoch_of(score) for score in one.scores)
         if one.seen == changed.count and epoch == one.epoch:
             return one.score
         if len(one.score) < rows:
@@ -233,21 +239,33 @@ class Kernel:
         return row if numbers[row] >= 0 else -1
 
     def run(self, one: Class, count: int) -> Placed:
-        """Places for so many replicas of the class, in their order, and posted; fewer, if that is all that fit."""
+        """Places for so many replicas of the class, in their order, and posted; fewer, if that is all that fit. If a plug-in
+        fails on the way, nothing is.
+        """
+        placed = Placed([], [])
+        try:
+            self._run(one, count, placed)
+        except PluginError:
+            self.undo(one, placed)
+            raise
+        return placed
+
+    def _run(self, one: Class, count: int, placed: Placed) -> None:
+        """Into `placed`, step by step as it is posted."""
         if one.ask.whole or one.ask.shares:
-            return self._steps(one, count)
-        shunners = self.peers.shunners(one.ask)
-        if one.coupled or shunners:
-            return self._run_beside(one, shunners, count)
-        placed: list[int] = []
-        while len(placed) < count:
+            self._steps(one, count, placed)
+            return
+        while len(placed.rows) < count:
+            shunners = self.peers.shunners(one.ask)
+            if one.coupled or shunners:
+                self._run_beside(one, shunners, count, placed)
+                return
             self.refresh(one)
-            rows, _, _ = self._order(one, np.flatnonzero(one.score >= 0), count - len(placed))
+            rows, _, _ = self._order(one, np.flatnonzero(one.score >= 0), count - len(placed.rows))
             if not len(rows):
-                break
+                return
             self._post(one, rows)
-            placed += rows.tolist()
-        return Placed(placed, ())
+            placed.rows.extend(rows.tolist())
 
     def undo(self, one: Class, placed: Placed) -> None:
         """Take a run's postings back."""
@@ -302,14 +320,14 @@ class Kernel:
             for row, count in zip(distinct_rows.tolist(), counts.tolist(), strict=True):
                 self.peers.post(one.ask, row, count)
 
-    def _steps(self, one: Class, count: int) -> Placed:
-        rows: list[int] = []
-        devices: list[Mapping[str, int]] = []
-        while len(rows) < count and (row := self.place(one)) >= 0:
-            rows.append(row)
-            devices.append(choose(one.ask, self.columns, row))
-            self.post(one, row, devices[-1])
-        return Placed(rows, devices if any(devices) else ())
+    def _steps(self, one: Class, count: int, placed: Placed) -> None:
+        asks_devices = bool(one.ask.whole or one.ask.shares)
+        while len(placed.rows) < count and (row := self.place(one)) >= 0:
+            devices = choose(one.ask, self.columns, row)
+            self.post(one, row, devices)
+            placed.rows.append(row)
+            if asks_devices:
+                placed.devices.append(devices)
 
     # -- beside others -----------------------------------------------------------------------------------------------------
 
@@ -318,7 +336,7 @@ class Kernel:
         gates = Gates(one.over, self.columns, self.peers, one.static, _ALL, shunners)
         return np.where(gates.open() & (numbers >= 0), numbers + gates.preferred(), _NEVER)
 
-    def _run_beside(self, one: Class, shunners: Sequence[Index], count: int) -> Placed:
+    def _run_beside(self, one: Class, shunners: Sequence[Index], count: int, placed: Placed) -> None:
         """As `run`, where placements close or open domains for each other: step by step, but over groups of like nodes."""
         alone = [term for term in one.over.anti if term.of.key == NODE]
         once = any(term.own for term in alone)
@@ -332,16 +350,18 @@ class Kernel:
         wider = [index for index in shunners if index.key != NODE]
         groups = group(gated, self.columns, wider, np.flatnonzero(fits))
         if len(groups) > GROUPS_MAX:
-            return self._steps(one, count)
+            self._steps(one, count, placed)
+            return
         heads = np.array([rows[0] for rows in groups], dtype=np.int64)
         gates = Gates(gated, self.columns, self.peers, one.static, heads, wider)
-        lines = Lines([self._order(one, rows, count, once=once) for rows in groups])
-        placed = lines.merge(gates, count)
-        if placed:
-            self._post(one, np.array(placed, dtype=np.int64))
-        if len(placed) < count and lines.broken:
-            placed += self._run_beside(one, self.peers.shunners(one.ask), count - len(placed)).rows
-        return Placed(placed, ())
+        left = count - len(placed.rows)
+        lines = Lines([self._order(one, rows, left, once=once) for rows in groups])
+        merged = lines.merge(gates, left)
+        if merged:
+            self._post(one, np.array(merged, dtype=np.int64))
+            placed.rows.extend(merged)
+        if len(merged) < left and lines.broken:
+            self._run_beside(one, self.peers.shunners(one.ask), count, placed)
 
     # -- the order of a run ------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,25 @@ ROOM: Final = frozenset((fit.resources, fit.devices, fit.shares))
 """Those that only ask whether there is enough left."""
 
 
+def applies(one: Filter | Score, ask: Ask) -> bool:
+    """Has it a say on this ask?"""
+    if not one.foreign:
+        return one.applies(ask)
+    try:
+        return bool(one.applies(ask))
+    except Exception as error:  # whatever others' code does
+        raise PluginError(one.name, f"it failed: {error}") from error
+
+
+def epoch_of(score: Score) -> int:
+    if not score.foreign:
+        return score.epoch()
+    try:
+        return int(score.epoch())
+    except Exception as error:
+        raise PluginError(score.name, f"it failed: {error}") from error
+
+
 def installed_filters(points: Iterable[EntryPoint] | None = None) -> tuple[Filter, ...]:
     return tuple(_load(point, Filter) for point in sorted(points or entry_points(group=FILTERS), key=_name))
 
