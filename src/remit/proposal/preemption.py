@@ -26,7 +26,7 @@ _FAR: Final = np.iinfo(np.int64).max
 
 
 class Leaving(NamedTuple):
-    """Who goes already, for somebody else's sake: on which row each, and what it gives back."""
+    """Who goes already: on which row each, and what it gives back that nobody else is to have."""
 
     rows: Ints
     amounts: Mapping[str, Ints]
@@ -98,10 +98,13 @@ def plan(
     """Places for up to `count` replicas with this ask, on different nodes, at the cost of at most `victims_max` in all; and how
     many victims the cheapest place that was too dear would have cost.
 
-    Where the room will do as soon as those have gone who leave already, nobody else has to: one of the `count` waits for that.
+    Where the room will do as soon as those have gone who leave already, nobody else has to: so many of the `count` wait for it.
     """
     room = _coming(ask, columns, found.leaving)
-    ranked = _ranked(ask, room, open_rows, found, spare)
+    for row in np.unique(found.leaving.rows).tolist():
+        if open_rows[row] and _fits(ask, room, row, found, ()):
+            count -= _times(ask, room, row, found, ())
+    ranked = _ranked(ask, room, open_rows, found, spare) if count > 0 else None
     if ranked is None:
         return [], 0
     rows, starts, ends, levels, order = ranked
@@ -122,14 +125,15 @@ def plan(
                 continue  # those before it have used up what may go
             made = _eviction(ask, room, int(rows[row]), found, victims) if len(victims) <= victims_max else None
             if not victims:
-                count -= 1
-            elif made is None:
+                continue  # one who waits for it was counted
+            if made is None:
                 lacking = min(lacking or victims_at_least, victims_at_least)
             else:
                 for victim in victims:
                     spare.take(int(found.groups[victim]), bool(found.up[victim]))
                 victims_max -= len(victims)
                 plans.append(made)
+                count -= _times(ask, room, int(rows[row]), found, victims) - 1
         looked = max(0, looked - 2 * len(plans))
     return plans, lacking
 
@@ -220,6 +224,16 @@ def _fits(ask: Ask, room: _Room, row: int, found: Candidates, gone: Sequence[int
     if node is None:
         return False
     return not (ask.whole or ask.shares) or fits_devices(ask, node.spec.devices, _used(room, row, found, gone))
+
+
+def _times(ask: Ask, room: _Room, row: int, found: Candidates, gone: Sequence[int]) -> int:
+    """How many of them there is room for then, by amounts; one, if they want devices."""
+    left = [
+        (int(room.free[name][row]) + sum(int(found.amounts[name][one]) for one in gone)) // need
+        for name, need in ask.resources
+        if need
+    ]
+    return 1 if ask.whole or ask.shares else min(left, default=1)
 
 
 def _used(room: _Room, row: int, found: Candidates, gone: Sequence[int]) -> dict[str, int]:

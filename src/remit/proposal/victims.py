@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remit.law.columns import Bools, Ints
+from remit.law.ledgers import DEVICE
 from remit.law.lifecycle import TABLE
 from remit.model.records import Phase
 from remit.observation.replicas import NUMBER
@@ -21,6 +22,9 @@ MOVABLE: Final = np.array(sorted(NUMBER[row.source] for row in TABLE if row.name
 
 UP: Final = np.array(sorted(NUMBER[phase] for phase in (Phase.RUNNING, Phase.READY, Phase.SERVING)))
 """Those that do their work already; the rest of the movable ones are on the way there."""
+
+GOING: Final = np.array(sorted(NUMBER[phase] for phase in (Phase.DRAINING, Phase.STOPPING)))
+"""Those that give their room back in a while, whoever has sent them away."""
 
 MOST: Final = 1_024
 """How many victims one claim may name."""
@@ -119,15 +123,22 @@ class Victims:
         )
 
     def _leaving(self, view: View, names: Sequence[str]) -> Leaving:
-        """What those give back whom a claim under way has taken: it is posted against already, by who is to have it."""
-        slots = np.array(list(self._taken), dtype=np.int64)
-        rows = view.replicas.column("node")[slots].astype(np.int64)
-        amounts = _amounts(view, view.replicas.column("generation")[slots], names)
+        """What those give back who go already, or whom a claim under way has taken; less what of it is spoken for."""
+        replicas = view.replicas
+        going = np.flatnonzero(np.isin(replicas.column("phase"), GOING))
+        slots = np.concatenate([going, np.array(list(self._taken), dtype=np.int64)])
+        rows = replicas.column("node")[slots].astype(np.int64)
+        amounts = _amounts(view, replicas.column("generation")[slots], names)
         devices: dict[int, list[Mapping[str, int]]] = {}
-        for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
-            if slot in view.replicas.devices:
-                devices.setdefault(row, []).append(view.replicas.devices[slot])
-        return Leaving(rows, amounts, devices)
+        for slot in (slot for slot in slots.tolist() if slot in replicas.devices):
+            devices.setdefault(replicas.at.node[slot], []).append(replicas.devices[slot])
+        owed = list(view.owed())
+        for row, due in owed:
+            part = {name.removeprefix(DEVICE): -share for name, share in due.items() if name.startswith(DEVICE)}
+            devices.setdefault(row, []).append(part)
+        rows = np.concatenate([rows, np.array([row for row, _ in owed], dtype=np.int64)])
+        due_of = {name: np.array([-due.get(name, 0) for _, due in owed], dtype=np.int64) for name in names}
+        return Leaving(rows, {name: np.concatenate([amounts[name], due_of[name]]) for name in names}, devices)
 
     def _spare(self, view: View) -> Spare:
         shapes, replicas = view.shapes, view.replicas

@@ -31,6 +31,8 @@ class Mind:
         self.view = View(scope.clock)
         self._shape = shape
         self.proposed: list[Proposal] = []
+        self._by: dict[int, Cycle] = {}
+        """By the identity of a proposal: who made it, and so whom its answer goes to."""
         self.answered: list[tuple[AnyClaim, Verdict]] = []
         self.cycle = self._cycle()
 
@@ -67,6 +69,7 @@ class Mind:
         """On what it has heard; nothing is asked."""
         self.hear()
         made = self.cycle.propose(self.now_ms, self.limit)
+        self._by[id(made)] = self.cycle
         self.proposed.append(made)
         self.checked()
         return made
@@ -76,9 +79,14 @@ class Mind:
             return []
         return await self.scope.ask(self.scope.actors["scheduler"], *made.claims, evidence=made.evidence)
 
-    def learn(self, made: Proposal, verdicts: Sequence[Verdict]) -> None:
+    def learn(self, made: Proposal, verdicts: Sequence[Verdict]) -> bool:
+        """Is it the cycle in office that is told?"""
         self.answered += zip(made.claims, verdicts, strict=True)
-        self.cycle.learn(made, verdicts, self.now_ms)
+        self._by[id(made)].learn(made, verdicts, self.now_ms)
+        return self._by[id(made)] is self.cycle
+
+    def unanswered(self, made: Proposal) -> None:
+        self._by[id(made)].unanswered(made, self.now_ms)
 
     async def turn(self) -> Proposal:
         """See, propose, ask, learn."""

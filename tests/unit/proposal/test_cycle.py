@@ -17,7 +17,9 @@ from tests.unit.proposal.mind import Mind, binds, mark, minds, nodes, quota, ref
 
 
 async def override(scope: Scope, name: str, effect: Any, ttl_s: int = 60, by: int = 0, **scoped: tuple[str, ...]) -> None:
-    spec = OverrideSpec(effect=effect, scope=OverrideScope(**scoped), ttl=Duration(ttl_s * 1000), reason="test", author="me", by=by)
+    spec = OverrideSpec(
+        effect=effect, scope=OverrideScope(**scoped), ttl=Duration(ttl_s * 1000), reason="test", author="me", by=by
+    )
     await scope.must(OPERATOR, Apply(Override(metadata=Metadata(name=name), spec=spec)))
 
 
@@ -111,7 +113,7 @@ async def test_an_answer_that_comes_after_everything_was_listed_anew_harms_nobod
     await m.see()
     m.hear()
     m.learn(made, [Refused(Code.NO_ROOM, "", 1) for _ in verdicts])
-    m.cycle.unanswered(made, m.now_ms)
+    m.unanswered(made)
     await m.settle()
     assert len(m.where("a-")) == 40
 
@@ -121,7 +123,7 @@ async def test_a_lost_batch_is_tried_again_later(m: Mind) -> None:
     await want(m.scope, "a", 3)
     await m.see()
     made = m.propose()
-    m.cycle.unanswered(made, m.now_ms)
+    m.unanswered(made)
     assert not m.view.assumed
     line = m.cycle.backlog.line_of(m.slot("a-0"))
     assert line is not None and line.standing == "backoff"
@@ -171,7 +173,7 @@ async def test_a_reservation_whose_bind_was_not_heard_is_bound_later(m: Mind) ->
     await m.see()
     made = m.propose()
     assert binds(made)
-    m.cycle.unanswered(made, m.now_ms)
+    m.unanswered(made)
     await m.settle()
     assert m.scope.phase("replica/t1/top-0") == "bound"
 
@@ -478,7 +480,9 @@ async def test_paused_while_its_claim_was_under_way__a_refused_one_is_not_claime
     await want(m.scope, "b", 2, "3")
     await m.see()
     m.hear()
-    made = m.cycle.propose(m.now_ms, 1)
+    m.limit = 1
+    made = m.propose()
+    m.limit = 100
     for i, at in enumerate(("n1", "n2")):
         key = f"replica/t1/b-{i}"
         await m.scope.must(m.scope.actors["scheduler"], Bind(key, m.scope.at(key), at, "tenant/t1"))
