@@ -190,24 +190,34 @@ def _closely(ask: Ask, room: _Room, row: int, found: Candidates, at: Ints, spare
     """Which of these candidates of one row: take until it fits, then spare whoever need not go."""
     if _fits(ask, room, row, found, ()):
         return []
-    taken: list[int] = []
-    left = spare.copy()
-    for one in at.tolist():
-        group, up = int(found.groups[one]), bool(found.up[one])
-        if not left.lets(group, up):
-            continue
-        taken.append(one)
-        left.take(group, up)
-        if _fits(ask, room, row, found, taken):
-            break
-    else:
+    taken = _enough(ask, room, row, found, at.tolist(), spare)
+    if taken is None:
+        # Of a group that may lose few the lowest went first, and were too small. Once more, with the largest first.
+        sizes = {one: sum(int(found.amounts[name][one]) / max(need, 1) for name, need in ask.resources) for one in at.tolist()}
+        taken = _enough(ask, room, row, found, sorted(sizes, key=lambda one: (-sizes[one], one)), spare)
+    if taken is None:
         return None
-    # The dearest first: whom it spares is the best spared.
-    for one in sorted(taken, key=lambda one: (-int(found.priority[one]), one)):
+    # The dearest first, for whom it spares is the best spared; of equals the smallest, so that more of them are.
+    dearest = sorted(enumerate(taken), key=lambda pair: (-int(found.priority[pair[1]]), -pair[0]))
+    for _, one in dearest:
         rest = [other for other in taken if other != one]
         if _fits(ask, room, row, found, rest):
             taken = rest
     return taken
+
+
+def _enough(ask: Ask, room: _Room, row: int, found: Candidates, at: Sequence[int], spare: Spare) -> list[int] | None:
+    """One after another, as far as their groups may lose them, until it fits."""
+    taken: list[int] = []
+    left = spare.copy()
+    for one in at:
+        group, up = int(found.groups[one]), bool(found.up[one])
+        if left.lets(group, up):
+            left.take(group, up)
+            taken.append(one)
+            if _fits(ask, room, row, found, taken):
+                return taken
+    return None
 
 
 def _eviction(ask: Ask, room: _Room, row: int, found: Candidates, taken: Sequence[int]) -> Eviction | None:
