@@ -96,7 +96,8 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
     def allowed(group: int) -> tuple[int, int]:
         return there[group] - cluster.least[group], up[group] - cluster.least[group]
 
-    return plan(ask, Columns(left), np.array(cluster.open_rows), found, Spare(allowed), count=count, victims_max=victims_max)[0]
+    rows = np.array(cluster.open_rows)
+    return plan(ask, Columns(left), rows, found, Spare(allowed), count=count, victims_max=victims_max).evictions
 
 
 def would_do(cluster: Cluster, row: int, gone: tuple[int, ...]) -> bool:

@@ -33,7 +33,7 @@ ROUNDS_MAX: Final = 8
 """How often in one attempt it is asked who should make room; each time for one more on a node."""
 
 AGAIN_MS: Final = 1_000
-"""After so long it is asked again, if some of a line found room by force and others did not."""
+"""After so long it is asked again, if some of a line found room by force and others did not, or if room was coming."""
 
 
 class Key(NamedTuple):
@@ -301,6 +301,7 @@ class Attempts:
             return []
         count = attempt.purse.covers(self._cut(slots[0]).charge, len(slots))
         made: list[tuple[Reserve, int, list[Explain]]] = []
+        self._victims.coming = False
         try:
             for _ in range(ROUNDS_MAX if count and ever(self._kernel, one) else 0):
                 # On each node for one of them in a round; where they mind each other, one of them in all.
@@ -344,7 +345,7 @@ class Attempts:
         reason, cures, detail, never = self._reason(attempt, now_ms)
         until_ms = None
         if short is Short.ROOM and key.preempts and not key.gang:
-            pause_ms = max(self._victims.again_ms(), AGAIN_MS if more else 0)
+            pause_ms = max(self._victims.again_ms(), AGAIN_MS if more or self._victims.coming else 0)
             until_ms = now_ms + pause_ms if pause_ms else None
         waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
         if not waits or not slots:

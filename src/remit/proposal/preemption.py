@@ -57,6 +57,16 @@ class Eviction(NamedTuple):
     devices: dict[str, int]
 
 
+class Plan(NamedTuple):
+    """Who makes room where; how many victims the cheapest place that was too dear would have cost; and whether some need
+    nobody's, for enough is coming.
+    """
+
+    evictions: list[Eviction]
+    lacking: int = 0
+    coming: bool = False
+
+
 class Spare:
     """How many more of each group may go: in all, and of those that are up. What a plan takes is taken off."""
 
@@ -94,19 +104,19 @@ class _Room(NamedTuple):
 
 def plan(
     ask: Ask, columns: Columns, open_rows: Bools, found: Candidates, spare: Spare, *, count: int, victims_max: int
-) -> tuple[list[Eviction], int]:
-    """Places for up to `count` replicas with this ask, on different nodes, at the cost of at most `victims_max` in all; and how
-    many victims the cheapest place that was too dear would have cost.
+) -> Plan:
+    """Places for up to `count` replicas with this ask, on different nodes, at the cost of at most `victims_max` in all.
 
     Where the room will do as soon as those have gone who leave already, nobody else has to: so many of the `count` wait for it.
     """
     room = _coming(ask, columns, found.leaving)
+    coming = False
     for row in np.unique(found.leaving.rows).tolist():
         if open_rows[row] and _fits(ask, room, row, found, ()):
-            count -= _times(ask, room, row, found, ())
+            count, coming = count - _times(ask, room, row, found, ()), True
     ranked = _ranked(ask, room, open_rows, found, spare) if count > 0 else None
     if ranked is None:
-        return [], 0
+        return Plan([], 0, coming)
     rows, starts, ends, levels, order = ranked
 
     def look(row: int) -> list[int] | None:
@@ -133,9 +143,10 @@ def plan(
                     spare.take(int(found.groups[victim]), bool(found.up[victim]))
                 victims_max -= len(victims)
                 plans.append(made)
-                count -= _times(ask, room, int(rows[row]), found, victims) - 1
+                over = _times(ask, room, int(rows[row]), found, victims) - 1
+                count, coming = count - over, coming or over > 0
         looked = max(0, looked - 2 * len(plans))
-    return plans, lacking
+    return Plan(plans, lacking, coming)
 
 
 def _coming(ask: Ask, columns: Columns, leaving: Leaving) -> _Room:

@@ -44,6 +44,8 @@ class Victims:
         self.pace = pace
         self._left = float(pace.burst)
         self._at_ms = 0
+        self.coming = False
+        """Was room left to those who go already, since somebody last asked? Others may come first: look again soon."""
         self._lacking = 0
         """How many more than were allowed a plan would have needed, in this cycle."""
         self._kept: tuple[int, Ints] | None = None
@@ -85,12 +87,13 @@ class Victims:
         if found is None:
             return []
         spare = self._spare(view)
-        plans, lacking = plan(one.ask, kernel.columns, open_rows, found, spare, count=count, victims_max=min(allowed, MOST))
-        self._lacking = max(self._lacking, lacking if lacking <= MOST else 0)
-        for made in plans:
-            self._left -= len(made.victims)
-            self._taken.update({slot: view.replicas.at.revision[slot] for slot in made.victims})
-        return plans
+        made = plan(one.ask, kernel.columns, open_rows, found, spare, count=count, victims_max=min(allowed, MOST))
+        self._lacking = max(self._lacking, made.lacking if made.lacking <= MOST else 0)
+        self.coming = self.coming or made.coming
+        for eviction in made.evictions:
+            self._left -= len(eviction.victims)
+            self._taken.update({slot: view.replicas.at.revision[slot] for slot in eviction.victims})
+        return made.evictions
 
     def _running(self, view: View) -> Ints:
         """Those that may be taken, and are not."""
