@@ -78,6 +78,8 @@ class Attempt(NamedTuple):
     policy: int
     gang: bool
     why: str = ""
+    left: Seen | None = None
+    """How things stood when no more of them found room."""
     whole: bool = False
     """Was it tried with everybody whose turn would come yet?"""
 
@@ -254,12 +256,19 @@ class Attempts:
             return ended(Short.PLUGIN, why=str(error))
         self._kernel.undo(one, found)
         if len(found.rows) < least:
-            return ended(Short.ROOM, one, seen)
+            return self._roomless(ended(Short.ROOM, one, seen), one, now_ms)
         made = Attempt(line, since, slots, found, from_, one, seen, Short.NOTHING, policy, least > 0)
         view.assume_run(made.placed(), (from_.name,))
         if len(found.rows) < covered:
-            return made._replace(short=Short.ROOM)
+            return self._roomless(made, one, now_ms)
         return made if covered == len(slots) else made._replace(short=Short.QUOTA)
+
+    def _roomless(self, attempt: Attempt, one: Class, now_ms: int) -> Attempt:
+        """Why it found no room is found out at once: what is placed after it changes the picture, and is news to it."""
+        try:
+            return attempt._replace(short=Short.ROOM, left=self._decisions.look(self._kernel, one, now_ms, anew=True))
+        except PluginError as error:
+            return attempt._replace(short=Short.PLUGIN, why=str(error))
 
     def is_gang(self, line: Line) -> bool:
         return self._least(_key_of(line)) > 0
@@ -342,7 +351,7 @@ class Attempts:
         and soon it may be for others.
         """
         line, key, short = attempt.line, _key_of(attempt.line), attempt.short
-        reason, cures, detail, never = self._reason(attempt, now_ms)
+        reason, cures, detail, never = self._reason(attempt)
         until_ms = None
         if short is Short.ROOM and key.preempts and not key.gang:
             pause_ms = max(self._victims.again_ms(), AGAIN_MS if more or self._victims.coming else 0)
@@ -350,10 +359,9 @@ class Attempts:
         waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
         if not waits or not slots:
             return []
-        one = attempt.one
-        seen, closest = attempt.seen, None
-        if short is Short.ROOM and one is not None:
-            seen, closest = self._looked(one, now_ms)
+        seen, closest = attempt.left or attempt.seen, None
+        if short is Short.ROOM and attempt.one is not None:
+            closest = self._near(attempt.one)
         return self._decisions.records(
             line.tenant,
             slots,
@@ -365,14 +373,14 @@ class Attempts:
             overrides=self._named(key),
         )
 
-    def _looked(self, one: Class, now_ms: int) -> tuple[Seen | None, Nearest | None]:
+    def _near(self, one: Class) -> Nearest | None:
         try:
-            return self._decisions.look(self._kernel, one, now_ms, anew=True), near(self._kernel, one)
+            return near(self._kernel, one)
         except PluginError:
-            return None, None
+            return None
 
-    def _reason(self, attempt: Attempt, now_ms: int) -> tuple[Code, frozenset[Hashable], str, bool]:
-        key, one = _key_of(attempt.line), attempt.one
+    def _reason(self, attempt: Attempt) -> tuple[Code, frozenset[Hashable], str, bool]:
+        key = _key_of(attempt.line)
         workload = ("workload", key.tenant, self._view.shapes.name(key.generation)) if key.generation >= 0 else None
         match attempt.short:
             case Short.LEAVE if key.paused:
@@ -387,13 +395,13 @@ class Attempts:
             case Short.PLUGIN:
                 return Code.FAULT, frozenset({("node",)}), attempt.why, False
             case Short.ROOM | Short.NOTHING:
-                return self._roomless(key, one, now_ms)
+                return self._refused(key, attempt.one, attempt.left)
 
-    def _roomless(self, key: Key, one: Class | None, now_ms: int) -> tuple[Code, frozenset[Hashable], str, bool]:
-        if one is None:
+    def _refused(self, key: Key, one: Class | None, left: Seen | None) -> tuple[Code, frozenset[Hashable], str, bool]:
+        if one is None or left is None:
             return Code.NO_ROOM, frozenset({("room",), ("node",)}), "", False
+        funnel = left.funnel
         try:
-            funnel = self._decisions.look(self._kernel, one, now_ms, anew=True).funnel
             never = not ever(self._kernel, one)
         except PluginError as error:
             return Code.FAULT, frozenset({("node",)}), str(error), False

@@ -9,7 +9,7 @@ import pytest
 
 from remit.law.fit import Ask
 from remit.model.claims import Accept, Code, Explain
-from remit.model.kinds import Placement, Spread
+from remit.model.kinds import Affinity, Placement, Spread
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from remit.proposal.attempts import words
@@ -237,5 +237,20 @@ def test_records_stay_small_for_ten_thousand_members() -> None:
         await m.settle()
         told_ = {name for one in m.decisions("waiting") for name in one.replicas}
         assert len(told_) == 3_000
+
+    told(test)
+
+
+def test_whom_it_must_be_near_is_placed_after_it_in_one_batch__it_hears_of_that() -> None:
+    """It comes first, by its priority, and finds nobody to be near; its reason is what it found, not what was true later."""
+
+    async def test(m: Mind) -> None:
+        near = Placement(affinity=(Affinity(label_selector={"app": "x"}, topology_key="zone"),))
+        await want(m.scope, "near", 1, placement=near, priority="high")
+        await want(m.scope, "friend", 1, labels={"app": "x"})
+        await m.see()
+        m.propose()
+        assert m.reason("near-0") == Code.AFFINITY
+        assert "near-0" in binds(m.propose())
 
     told(test)
