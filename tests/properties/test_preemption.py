@@ -81,6 +81,7 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
     ask = make_ask("t", "w", {}, spec_, ())
     runners = cluster.runners
     none = np.zeros(0, dtype=np.int64)
+    nothing = Leaving(none, {"cpu": none, "memory": none}, {})
     found = Candidates(
         slots=np.arange(len(runners)),
         rows=np.array([r.row for r in runners]),
@@ -89,7 +90,8 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
         up=np.array([r.up for r in runners]),
         amounts={"cpu": np.array([1000 * r.cpu for r in runners]), "memory": np.array([r.memory << 30 for r in runners])},
         devices={slot: {r.gpu: 1000} for slot, r in enumerate(runners) if r.gpu},
-        leaving=Leaving(none, {"cpu": none, "memory": none}, {}),
+        firm=nothing,
+        coming=nothing,
     )
     there, up = Counter(r.group for r in runners), Counter(r.group for r in runners if r.up)
 

@@ -73,6 +73,7 @@ class Near(NamedTuple):
 
 def nearest(kernel: Kernel, one: Class) -> Near | None:
     """Refused by the fewest filters; of those that only lack room, the one that lacks the least of what is asked."""
+    kernel.refresh(one)
     columns = kernel.columns
     there = columns.region >= 0
     if not there.any():

@@ -26,7 +26,7 @@ _FAR: Final = np.iinfo(np.int64).max
 
 
 class Leaving(NamedTuple):
-    """Who goes already: on which row each, and what it gives back that nobody else is to have."""
+    """Room that does not show yet: on which row, and how much."""
 
     rows: Ints
     amounts: Mapping[str, Ints]
@@ -47,7 +47,10 @@ class Candidates(NamedTuple):
     amounts: Mapping[str, Ints]
     devices: Mapping[int, Mapping[str, int]]
     """By slot; few hold any."""
-    leaving: Leaving
+    firm: Leaving
+    """What victims of claims under way give to who is to have it, and is posted against already: the authority counts it so."""
+    coming: Leaving
+    """What will be left over when everybody has gone who goes already. It cannot be claimed before."""
 
 
 class Eviction(NamedTuple):
@@ -95,7 +98,7 @@ class Spare:
 
 
 class _Room(NamedTuple):
-    """What is free, or will be when those have gone who leave already."""
+    """What is free, with what does not show yet."""
 
     columns: Columns
     free: Mapping[str, Ints]
@@ -107,13 +110,14 @@ def plan(
 ) -> Plan:
     """Places for up to `count` replicas with this ask, on different nodes, at the cost of at most `victims_max` in all.
 
-    Where the room will do as soon as those have gone who leave already, nobody else has to: so many of the `count` wait for it.
+    Where the room will do as soon as those have gone who go already, nobody else has to: so many of the `count` wait for it.
     """
-    room = _coming(ask, columns, found.leaving)
-    coming = False
-    for row in np.unique(found.leaving.rows).tolist():
-        if open_rows[row] and _fits(ask, room, row, found, ()):
-            count, coming = count - _times(ask, room, row, found, ()), True
+    room, later = _room(ask, columns, found.firm), _room(ask, columns, found.coming)
+    enough = [row for row in np.unique(found.coming.rows).tolist() if open_rows[row] and _fits(ask, later, row, found, ())]
+    count -= sum(_times(ask, later, row, found, ()) for row in enough)
+    coming = bool(enough)
+    open_rows = open_rows.copy()
+    open_rows[enough] = False
     ranked = _ranked(ask, room, open_rows, found, spare) if count > 0 else None
     if ranked is None:
         return Plan([], 0, coming)
@@ -131,11 +135,9 @@ def plan(
         looked, at = looked + end - at, end
         for victims_at_least, row in closely:
             victims = look(row) if len(plans) < count else None
-            if victims is None:
+            if not victims:
                 continue  # those before it have used up what may go
             made = _eviction(ask, room, int(rows[row]), found, victims) if len(victims) <= victims_max else None
-            if not victims:
-                continue  # one who waits for it was counted
             if made is None:
                 lacking = min(lacking or victims_at_least, victims_at_least)
             else:
@@ -149,7 +151,7 @@ def plan(
     return Plan(plans, lacking, coming)
 
 
-def _coming(ask: Ask, columns: Columns, leaving: Leaving) -> _Room:
+def _room(ask: Ask, columns: Columns, leaving: Leaving) -> _Room:
     free = {}
     for name, _ in ask.resources:
         column = columns.free.get(name)
@@ -199,8 +201,6 @@ def _ranked(
 
 def _closely(ask: Ask, room: _Room, row: int, found: Candidates, at: Ints, spare: Spare) -> list[int] | None:
     """Which of these candidates of one row: take until it fits, then spare whoever need not go."""
-    if _fits(ask, room, row, found, ()):
-        return []
     taken = _enough(ask, room, row, found, at.tolist(), spare)
     if taken is None:
         # Of a group that may lose few the lowest went first, and were too small. Once more, with the largest first.

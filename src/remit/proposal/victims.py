@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remit.law.columns import Bools, Ints
+from remit.law.holding import on_node
 from remit.law.ledgers import DEVICE
 from remit.law.lifecycle import TABLE
 from remit.model.records import Phase
@@ -50,11 +52,14 @@ class Victims:
         """How many more than were allowed a plan would have needed, in this cycle."""
         self._kept: tuple[int, Ints] | None = None
         self._taken: dict[int, int] = {}
-        """By slot: at which revision somebody was taken who is not seen to go yet. His room is coming, and it is spoken for."""
+        """By slot: at which revision somebody was taken who is not seen to go yet."""
+        self._owed: dict[int, tuple[int, dict[str, int]]] = {}
+        """By the first victim of a claim under way: on which row, and what of theirs its preemptor is to have."""
 
     def forget(self) -> None:
         """Slots mean nothing any more."""
         self._taken.clear()
+        self._owed.clear()
         self._kept = None
 
     def begin(self, now_ms: int, view: View) -> None:
@@ -65,6 +70,7 @@ class Victims:
         self._kept = None
         at = view.replicas.at
         self._taken = {slot: revision for slot, revision in self._taken.items() if at.revision[slot] == revision}
+        self._owed = {slot: owed for slot, owed in self._owed.items() if slot in self._taken}
 
     def spare(self, victims: Iterable[str], view: View) -> None:
         """The claim that took them was refused, or never heard."""
@@ -72,6 +78,7 @@ class Victims:
             slot = view.replicas.slots.get(key)
             if slot is not None:
                 self._taken.pop(slot, None)
+                self._owed.pop(slot, None)
 
     def again_ms(self) -> int:
         """How long until more may be taken, if that is what was lacking."""
@@ -93,7 +100,15 @@ class Victims:
         for eviction in made.evictions:
             self._left -= len(eviction.victims)
             self._taken.update({slot: view.replicas.at.revision[slot] for slot in eviction.victims})
+            self._owed[eviction.victims[0]] = eviction.row, self._given(view, one, eviction)
         return made.evictions
+
+    def _given(self, view: View, one: Class, eviction: Eviction) -> dict[str, int]:
+        """How much of what the preemptor needs its victims hold."""
+        held: Counter[str] = Counter()
+        for slot in eviction.victims:
+            held.update(dict(on_node(view.ask(slot), view.replicas.devices.get(slot, {}))))
+        return {name: min(held[name], need) for name, need in on_node(one.ask, eviction.devices)}
 
     def _running(self, view: View) -> Ints:
         """Those that may be taken, and are not."""
@@ -122,10 +137,21 @@ class Victims:
             up=np.isin(replicas.column("phase")[slots], UP),
             amounts=_amounts(view, generations, names),
             devices=replicas.devices,
-            leaving=self._leaving(view, names),
+            firm=self._firm(names),
+            coming=self._coming(view, names),
         )
 
-    def _leaving(self, view: View, names: Sequence[str]) -> Leaving:
+    def _firm(self, names: Sequence[str]) -> Leaving:
+        """As the authority counts: what victims still hold is not posted a second time for who is to have it."""
+        owed = list(self._owed.values())
+        amounts = {name: np.array([due.get(name, 0) for _, due in owed], dtype=np.int64) for name in names}
+        devices: dict[int, list[Mapping[str, int]]] = {}
+        for row, due in owed:
+            part = {name.removeprefix(DEVICE): share for name, share in due.items() if name.startswith(DEVICE)}
+            devices.setdefault(row, []).append(part)
+        return Leaving(np.array([row for row, _ in owed], dtype=np.int64), amounts, devices)
+
+    def _coming(self, view: View, names: Sequence[str]) -> Leaving:
         """What those give back who go already, or whom a claim under way has taken; less what of it is spoken for."""
         replicas = view.replicas
         going = np.flatnonzero(np.isin(replicas.column("phase"), GOING))
