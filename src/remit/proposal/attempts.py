@@ -80,6 +80,10 @@ class Attempt(NamedTuple):
     why: str = ""
     left: Seen | None = None
     """How things stood when no more of them found room."""
+    forced: dict[int, tuple[Reserve, list[Explain]]] = {}  # noqa: RUF012  (each attempt is given its own)
+    """By slot: who gets room at the cost of others."""
+    pause_ms: list[int] = []  # noqa: RUF012
+    """After how long it is to be looked again whether room can be made."""
     whole: bool = False
     """Was it tried with everybody whose turn would come yet?"""
 
@@ -266,7 +270,8 @@ class Attempts:
     def _roomless(self, attempt: Attempt, one: Class, now_ms: int) -> Attempt:
         """Why it found no room is found out at once: what is placed after it changes the picture, and is news to it."""
         try:
-            return attempt._replace(short=Short.ROOM, left=self._decisions.look(self._kernel, one, now_ms, anew=True))
+            left = self._decisions.look(self._kernel, one, now_ms, anew=True)
+            return attempt._replace(short=Short.ROOM, left=left, forced={}, pause_ms=[])
         except PluginError as error:
             return attempt._replace(short=Short.PLUGIN, why=str(error))
 
@@ -303,27 +308,32 @@ class Attempts:
 
     # -- room made by force ------------------------------------------------------------------------------------------------
 
-    def preempt(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[tuple[Reserve, int, list[Explain]]]:
+    def force(self, attempt: Attempt, slots: Sequence[int]) -> None:
         """Reservations at the cost of others, for those that found no room; none for a gang, which must come at once."""
-        key, one, view = _key_of(attempt.line), attempt.one, self._view
-        if one is None or not key.preempts or key.gang or attempt.seen is None:
-            return []
+        key, one, view, victims = _key_of(attempt.line), attempt.one, self._view, self._victims
+        if one is None or not key.preempts or key.gang:
+            return
         count = attempt.purse.covers(self._cut(slots[0]).charge, len(slots))
-        made: list[tuple[Reserve, int, list[Explain]]] = []
-        self._victims.coming = False
+        left = list(slots)
+        victims.coming = False
         try:
             for _ in range(ROUNDS_MAX if count and ever(self._kernel, one) else 0):
                 # On each node for one of them in a round; where they mind each other, one of them in all.
-                most = 1 if one.coupled or view.peers.shunners(one.ask) else count - len(made)
-                plans = self._victims.plan(view, self._kernel, one, self._kernel.roomless(one), key.priority, most)
-                made += [self._reserve(attempt, slots[len(made) + at], plan) for at, plan in enumerate(plans)]
-                if not plans or len(made) >= count:
+                most = 1 if one.coupled or view.peers.shunners(one.ask) else count
+                plans = victims.plan(view, self._kernel, one, self._kernel.roomless(one), key.priority, most)
+                count -= len(plans)
+                for plan in plans:
+                    slot = left.pop(0)
+                    attempt.forced[slot] = self._reserve(attempt, slot, plan)
+                if not plans or not count:
                     break
         except PluginError:
-            pass
-        return made
+            return
+        if left:
+            soon = attempt.forced or victims.coming
+            attempt.pause_ms.append(max(victims.again_ms(), AGAIN_MS if soon else 0))
 
-    def _reserve(self, attempt: Attempt, slot: int, plan: Eviction) -> tuple[Reserve, int, list[Explain]]:
+    def _reserve(self, attempt: Attempt, slot: int, plan: Eviction) -> tuple[Reserve, list[Explain]]:
         view, purse_ = self._view, attempt.purse
         at, keys = view.replicas.at, view.replicas.keys
         node = self._kernel.name(plan.row)
@@ -339,23 +349,19 @@ class Attempts:
             seen=attempt.seen,
             victims=dict.fromkeys(victims, keys[slot]),
         )
-        return claim, slot, records
+        return claim, records
 
     def _cut(self, slot: int) -> Cut:
         return self._view.shapes.cut_of(self._view.replicas.at.generation[slot])
 
     # -- waiting -----------------------------------------------------------------------------------------------------------
 
-    def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int, *, more: bool = False) -> list[Explain]:
-        """The line waits, with a reason, cures and a deadline; what is recorded of it. With `more`, room was made for some,
-        and soon it may be for others.
-        """
+    def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[Explain]:
+        """The line waits, with a reason, cures and a deadline; what is recorded of it."""
         line, key, short = attempt.line, _key_of(attempt.line), attempt.short
         reason, cures, detail, never = self._reason(attempt)
-        until_ms = None
-        if short is Short.ROOM and key.preempts and not key.gang:
-            pause_ms = max(self._victims.again_ms(), AGAIN_MS if more or self._victims.coming else 0)
-            until_ms = now_ms + pause_ms if pause_ms else None
+        pause_ms = max(attempt.pause_ms, default=0)
+        until_ms = now_ms + pause_ms if pause_ms else None
         waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
         if not waits or not slots:
             return []

@@ -342,30 +342,37 @@ class Cycle:
 
     def _tried(self, runs: Sequence[tuple[Line, list[int]]], now_ms: int) -> list[Attempt]:
         """All members of a line at once, as if there were enough for everybody. If there is not, one turn after another:
-        then it matters who comes first, and that is what the turns are for.
+        then it matters who comes first, and that is what the turns are for. Room is made by force in one's turn too: else
+        those who come later would take what he was counting on.
         """
         lines: dict[Line, list[int]] = {}
         for line, slots in runs:
             lines.setdefault(line, []).extend(slots)
-        tried = [self._attempts.attempt(line, slots, now_ms) for line, slots in lines.items()]
-        if len(lines) == len(runs) or not any(one.short in SCARCE for one in tried):
-            return tried
-        for one in reversed(tried):
-            self._attempts.undo(one)
-        again: list[Attempt] = []
+        if len(lines) < len(runs):
+            tried = [self._attempts.attempt(line, slots, now_ms) for line, slots in lines.items()]
+            if not any(one.short in SCARCE for one in tried):
+                return tried
+            for one in reversed(tried):
+                self._attempts.undo(one)
         ended: dict[Line, Attempt] = {}
+        made: list[Attempt] = []
         for line, slots in runs:
-            if line in ended:
+            one = ended.get(line)
+            if one is not None:
                 # What there was too little of has not become more since: it ends as its turn before did.
-                ended[line].slots.extend(() if ended[line].whole else slots)
+                one.slots.extend(() if one.whole else slots)
+                if one.forced and len(one.forced) == len(one.slots) - len(slots) - len(one.found.rows):
+                    self._attempts.force(one, slots)
                 continue
             # A gang comes whole in its first turn, with those that it was given beyond the limit.
             whole = self._attempts.is_gang(line)
             one = self._attempts.attempt(line, lines[line] if whole else slots, now_ms)._replace(whole=whole)
-            again.append(one)
+            if one.short is Short.ROOM:
+                self._attempts.force(one, one.slots[len(one.found.rows) :])
+            made.append(one)
             if whole or one.short is not Short.NOTHING:
                 ended[line] = one
-        return again
+        return made
 
     def _claim(self, proposal: Proposal, one: Attempt, where: dict[int, str], now_ms: int) -> None:
         """What comes of one attempt; `where` is to have each that found a place."""
@@ -382,20 +389,15 @@ class Cycle:
             for slot, bind in zip(placed, binds, strict=True):
                 proposal.add(bind, slot)
         where.update({slot: bind.node for slot, bind in zip(placed, binds, strict=True)})
-        rest = one.slots[len(binds) :]
-        if not rest:
-            return
-        reserved = self._attempts.preempt(one, rest, now_ms) if one.short is Short.ROOM else []
-        for claim, slot, explains in reserved:
+        for slot, (claim, explains) in one.forced.items():
             proposal.add(claim, slot)
             for explain in explains:
                 proposal.add(explain)
-        taken = {slot for _, slot, _ in reserved}
-        rest = [slot for slot in rest if slot not in taken]
+        rest = [slot for slot in one.slots[len(binds) :] if slot not in one.forced]
         for slot in rest:
             self.backlog.returned(slot)
-        if rest or one.line.queued:
-            for explain in self._attempts.put_aside(one, rest, now_ms, more=bool(reserved)):
+        if rest or (one.line.queued and one.short is not Short.NOTHING and not one.forced):
+            for explain in self._attempts.put_aside(one, rest, now_ms):
                 proposal.add(explain)
             self._tell_the_rest(one.line, rest)
 

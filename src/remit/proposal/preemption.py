@@ -120,7 +120,9 @@ def plan(
     open_rows[enough] = False
     ranked = _ranked(ask, room, open_rows, found, spare) if count > 0 else None
     if ranked is None:
-        return Plan([], 0, coming)
+        # With what is coming, victims may do that do not yet.
+        soon = count > 0 and len(found.coming.rows) > 0 and _ranked(ask, later, open_rows, found, spare) is not None
+        return Plan([], 0, coming or soon)
     rows, starts, ends, levels, order = ranked
 
     def look(row: int) -> list[int] | None:

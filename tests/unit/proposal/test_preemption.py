@@ -290,3 +290,20 @@ async def test_the_victims_are_in_the_records(m: Mind) -> None:
     await until_rest(m)
     said = m.decisions("reserved")
     assert [sorted(one.victims) for one in said] == [sorted(f"replica/t1/{name}" for name in victims(m))]
+
+
+@minds
+async def test_room_that_is_only_coming_is_not_claimed_with_a_few_victims_more(m: Mind) -> None:
+    """Who drains already cannot be named as a victim, and until he has gone the authority does not count on it."""
+    await want(m.scope, "low", 8)
+    await m.settle()
+    for i in range(8):
+        if m.where()[f"low-{i}"] == "n1":
+            await move(m.scope, f"replica/t1/low-{i}", "remove")
+            break
+    await want(m.scope, "top", 2, "4", priority="top")
+    await m.settle()
+    assert not refused(m)
+    await until_rest(m)
+    assert len(m.where("top")) == 2
+    assert not refused(m)
