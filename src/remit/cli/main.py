@@ -35,9 +35,7 @@ COMMANDS = {
     "capacity": Lazy(
         "remit.cli.capacity", "capacity", "Say how many more replicas of a manifest fit, and what stops the next."
     ),
-    "demo": Lazy(
-        "remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."
-    ),
+    "demo": Lazy("remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
     "completion": Lazy("remit.cli.completion", "completion", "Print the script that completes commands in your shell."),

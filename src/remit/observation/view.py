@@ -11,7 +11,7 @@ row changes: then the rest of it may come in any order, and folded ones need no 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from remit.law.columns import Columns, Ints
 from remit.law.fit import Ask
-from remit.law.holding import needs
+from remit.law.holding import needs, on_node
 from remit.law.ledgers import DEVICE, GrantLedger
 from remit.model.records import Phase, PolicyRevision
 from remit.observation.accounts import Accounts
@@ -162,6 +162,14 @@ class View(Sight):
         of, phase = self.replicas.column("generation"), self.replicas.column("phase")
         bound = int(np.count_nonzero((of == generation) & np.isin(phase, BOUND)))
         return bound + sum(1 for one in self.assumed.values() if one.generation == generation)
+
+    def owed(self) -> Iterator[tuple[int, dict[str, int]]]:
+        """Of each reservation whose victims still hold: its row, and how much less than it needs is posted for it there."""
+        for slot, one in self._lessened.items():
+            due = dict(on_node(self.ask(slot), self.replicas.held(slot).devices))
+            for name, count in (*one.resources, *((DEVICE + device, share) for device, share in one.devices.items())):
+                due[name] -= count
+            yield one.row, due
 
     def forget(self, slot: int) -> bool:
         """Take an assumption back; False if there is none (any more)."""

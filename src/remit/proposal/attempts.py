@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -12,20 +13,28 @@ from remit.law.overrides import Effects, PlaceSet
 from remit.model.claims import Code, Explain, Reserve
 from remit.model.records import Nearest
 from remit.model.resources import DEVICES, WHOLE
-from remit.observation.shapes import Cut
+from remit.observation.replicas import PENDING
+from remit.observation.shapes import THERE, Cut
 from remit.observation.view import View
 from remit.proposal.backlog import Backlog
 from remit.proposal.decisions import Decisions, Seen, Verdict, near
 from remit.proposal.funnel import ever
+from remit.proposal.gates import minds_others
 from remit.proposal.kernel import Class, Kernel, Placed
 from remit.proposal.lines import Line
 from remit.proposal.plugins import Cure, PluginError
+from remit.proposal.preemption import Eviction
 from remit.proposal.purses import Purse, purse
 from remit.proposal.steering import Steering
 from remit.proposal.victims import Victims
 
-NOWHERE: Final = Placed([], ())
+NOWHERE: Final = Placed([], [])
 _KEYS_MAX: Final = 1 << 17
+ROUNDS_MAX: Final = 8
+"""How often in one attempt it is asked who should make room; each time for one more on a node."""
+
+AGAIN_MS: Final = 1_000
+"""After so long it is asked again, if some of a line found room by force and others did not, or if room was coming."""
 
 
 class Key(NamedTuple):
@@ -102,6 +111,14 @@ class Attempt(NamedTuple):
     policy: int
     gang: bool
     why: str = ""
+    left: Seen | None = None
+    """How things stood when no more of them found room."""
+    forced: dict[int, tuple[Reserve, list[Explain]]] = {}  # noqa: RUF012  (each attempt is given its own)
+    """By slot: who gets room at the cost of others."""
+    pause_ms: list[int] = []  # noqa: RUF012
+    """After how long it is to be looked again whether room can be made."""
+    whole: bool = False
+    """Was it tried with everybody whose turn would come yet?"""
 
     def placed(self) -> Iterator[tuple[int, int, Mapping[str, int]]]:
         """Slot, row and devices of each that found a place."""
@@ -151,6 +168,18 @@ class Attempts:
             return self._kernel.known(key.shape, ask)
         return self._kernel.known((key.shape, key.pins, key.hinted), ask, pins=key.pins, hinted=key.hinted)
 
+    def closed_to(self, paths: Iterable[str]) -> list[int]:
+        """Who waits for a node of those workloads, by `tenant/name`, of which no more is placed."""
+        shapes, replicas = self._view.shapes, self._view.replicas
+        owners = [owner for path in paths if (owner := shapes.workloads.ids.get(path)) is not None]
+        closed = [owner for owner in owners if shapes.workloads.at.state[owner] != THERE]
+        if not closed:
+            return []
+        of = np.flatnonzero(np.isin(shapes.column("workload"), closed))
+        waits = replicas.column("phase") == PENDING
+        found: list[int] = np.flatnonzero(waits & np.isin(replicas.column("generation"), of)).tolist()
+        return found
+
     def fits_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
         """Could one of these rows take a member of the line now? For waking those whom freed room may help."""
         at = np.array(rows, dtype=np.int64)
@@ -199,20 +228,20 @@ class Attempts:
         return found
 
     def held(self) -> dict[str, dict[str, int]]:
-        """What each tenant holds by all its ledgers, but what is assumed: that is in flight, and counted there."""
+        """What each tenant holds by all the ledgers of its quota, without what is only assumed: the backlog counts that, as
+        what is in flight.
+        """
         found: dict[str, dict[str, int]] = {}
-        for ledger in self._view.ledgers.values():
-            if ledger.tenant and (used := ledger.used):
-                own = found.setdefault(ledger.tenant, {})
-                for resource, count in used.items():
-                    own[resource] = own.get(resource, 0) + max(count, 0)
-        shapes, assumed = self._view.shapes, dict[int, int]()
-        for one in self._view.assumed.values():
-            assumed[one.generation] = assumed.get(one.generation, 0) + 1
-        for generation, times in assumed.items():
-            own = found.get(shapes.tenant_of(generation), {})
+        for name, ledger in self._view.ledgers.items():
+            if ledger.tenant and not name.endswith("/emergency"):
+                theirs = found.setdefault(ledger.tenant, {})
+                for resource, count in ledger.used.items():
+                    theirs[resource] = theirs.get(resource, 0) + max(count, 0)
+        shapes = self._view.shapes
+        for generation, times in Counter(one.generation for one in self._view.assumed.values()).items():
+            theirs = found.get(shapes.tenant_of(generation), {})
             for resource, count in shapes.cut_of(generation).charge:
-                own[resource] = max(0, own.get(resource, 0) - times * count)
+                theirs[resource] = max(0, theirs.get(resource, 0) - times * count)
         return found
 
     # -- one turn ----------------------------------------------------------------------------------------------------------
@@ -247,12 +276,23 @@ class Attempts:
             return ended(Short.PLUGIN, why=str(error))
         self._kernel.undo(one, found)
         if len(found.rows) < least:
-            return ended(Short.ROOM, one, seen)
+            return self._roomless(ended(Short.ROOM, one, seen), one, now_ms)
         made = Attempt(line, since, slots, found, from_, one, seen, Short.NOTHING, policy, least > 0)
         view.assume_run(made.placed(), (from_.name,))
         if len(found.rows) < covered:
-            return made._replace(short=Short.ROOM)
+            return self._roomless(made, one, now_ms)
         return made if covered == len(slots) else made._replace(short=Short.QUOTA)
+
+    def _roomless(self, attempt: Attempt, one: Class, now_ms: int) -> Attempt:
+        """Why it found no room is found out at once: what is placed after it changes the picture, and is news to it."""
+        try:
+            left = self._decisions.look(self._kernel, one, now_ms, anew=True)
+            return attempt._replace(short=Short.ROOM, left=left, forced={}, pause_ms=[])
+        except PluginError as error:
+            return attempt._replace(short=Short.PLUGIN, why=str(error))
+
+    def is_gang(self, line: Line) -> bool:
+        return least_of(self._view, _key_of(line)) > 0
 
     def undo(self, attempt: Attempt) -> None:
         for slot, _, _ in attempt.placed():
@@ -278,66 +318,70 @@ class Attempts:
 
     # -- room made by force ------------------------------------------------------------------------------------------------
 
-    def preempt(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[tuple[Reserve, int, list[Explain]]]:
+    def force(self, attempt: Attempt, slots: Sequence[int]) -> None:
         """Reservations at the cost of others, for those that found no room; none for a gang, which must come at once."""
-        key, one, view = _key_of(attempt.line), attempt.one, self._view
-        if one is None or not key.preempts or key.gang or attempt.seen is None:
-            return []
+        key, one, view, victims = _key_of(attempt.line), attempt.one, self._view, self._victims
+        if one is None or not key.preempts or key.gang:
+            return
         count = attempt.purse.covers(self._cut(slots[0]).charge, len(slots))
-        if not count or not self._only_room(one):
-            return []
+        left = list(slots)
+        victims.coming = False
         try:
-            open_rows = self._kernel.roomless(one)
+            for _ in range(ROUNDS_MAX if count and ever(self._kernel, one) else 0):
+                # On each node for one of them in a round; where they mind each other, one of them in all.
+                most = 1 if minds_others(one.ask) or view.peers.shunners(one.ask) else count
+                plans = victims.plan(view, self._kernel, one, self._kernel.roomless(one), key.priority, most)
+                count -= len(plans)
+                for plan in plans:
+                    slot = left.pop(0)
+                    attempt.forced[slot] = self._reserve(attempt, slot, plan)
+                if not plans or not count:
+                    break
         except PluginError:
-            return []
-        plans = self._victims.plan(view, self._kernel, one, open_rows, key.priority, count)
-        made = []
+            return
+        if left:
+            soon = attempt.forced or victims.coming
+            attempt.pause_ms.append(max(victims.again_ms(), AGAIN_MS if soon else 0))
+
+    def _reserve(self, attempt: Attempt, slot: int, plan: Eviction) -> tuple[Reserve, list[Explain]]:
+        view, purse_ = self._view, attempt.purse
         at, keys = view.replicas.at, view.replicas.keys
-        for slot, plan in zip(slots, plans, strict=False):
-            node = self._kernel.name(plan.row)
-            victims = {keys[victim]: at.revision[victim] for victim in plan.victims}
-            claim = Reserve(keys[slot], at.revision[slot], node, attempt.purse.name, plan.devices, attempt.policy, victims)
-            view.assume(slot, plan.row, plan.devices, (attempt.purse.name,))
-            records = self._decisions.records(
-                attempt.line.tenant,
-                {slot: node},
-                Verdict("reserved", Code.NO_ROOM, f"{len(victims)} of lower priority make room"),
-                attempt=attempt.line.attempts,
-                purse=attempt.purse,
-                seen=attempt.seen,
-                victims=dict.fromkeys(victims, keys[slot]),
-            )
-            made.append((claim, slot, records))
-        return made
+        node = self._kernel.name(plan.row)
+        victims = {keys[victim]: at.revision[victim] for victim in plan.victims}
+        claim = Reserve(keys[slot], at.revision[slot], node, purse_.name, plan.devices, attempt.policy, victims)
+        view.assume(slot, plan.row, plan.devices, (purse_.name,))
+        records = self._decisions.records(
+            attempt.line.tenant,
+            {slot: node},
+            Verdict("reserved", Code.NO_ROOM, f"{len(victims)} of lower priority make room"),
+            attempt=attempt.line.attempts,
+            purse=purse_,
+            seen=attempt.seen,
+            victims=dict.fromkeys(victims, keys[slot]),
+        )
+        return claim, records
 
     def _cut(self, slot: int) -> Cut:
         return self._view.shapes.cut_of(self._view.replicas.at.generation[slot])
-
-    def _only_room(self, one: Class) -> bool:
-        """Is there a node where nothing but room is lacking?"""
-        return ever(self._kernel, one)
 
     # -- waiting -----------------------------------------------------------------------------------------------------------
 
     def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[Explain]:
         """The line waits, with a reason, cures and a deadline; what is recorded of it."""
         line, key, short = attempt.line, _key_of(attempt.line), attempt.short
-        reason, cures, detail, never = self._reason(attempt, now_ms)
-        until_ms = None
-        if short is Short.ROOM and (pause_ms := self._victims.again_ms()):
-            until_ms = now_ms + pause_ms
+        reason, cures, detail, never = self._reason(attempt)
+        pause_ms = max(attempt.pause_ms, default=0)
+        until_ms = now_ms + pause_ms if pause_ms else None
         waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
         if not waits or not slots:
             return []
-        one = attempt.one
-        seen, closest = attempt.seen, None
-        if short is Short.ROOM and one is not None:
-            seen, closest = self._looked(one, now_ms)
-        words = tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures}))
+        seen, closest = attempt.left or attempt.seen, None
+        if short is Short.ROOM and attempt.one is not None:
+            closest = self._near(attempt.one)
         return self._decisions.records(
             line.tenant,
             slots,
-            Verdict("waiting", reason, detail, words, never),
+            Verdict("waiting", reason, detail, words(cures), never),
             attempt=line.attempts,
             purse=attempt.purse,
             seen=seen,
@@ -345,14 +389,14 @@ class Attempts:
             overrides=self._named(key),
         )
 
-    def _looked(self, one: Class, now_ms: int) -> tuple[Seen | None, Nearest | None]:
+    def _near(self, one: Class) -> Nearest | None:
         try:
-            return self._decisions.look(self._kernel, one, now_ms, anew=True), near(self._kernel, one)
+            return near(self._kernel, one)
         except PluginError:
-            return None, None
+            return None
 
-    def _reason(self, attempt: Attempt, now_ms: int) -> tuple[Code, frozenset[Hashable], str, bool]:
-        key, one = _key_of(attempt.line), attempt.one
+    def _reason(self, attempt: Attempt) -> tuple[Code, frozenset[Hashable], str, bool]:
+        key = _key_of(attempt.line)
         workload = ("workload", key.tenant, self._view.shapes.name(key.generation)) if key.generation >= 0 else None
         match attempt.short:
             case Short.LEAVE if key.paused:
@@ -360,20 +404,20 @@ class Attempts:
             case Short.LEAVE:
                 return Code.DELETING, frozenset({workload}), "its workload is gone or going", True
             case Short.QUOTA:
-                cures = frozenset({("quota", attempt.purse.name)})
+                cures = frozenset({("quota", key.tenant)})
                 return attempt.purse.reason, cures, f"{attempt.purse.name} does not cover it", False
             case Short.MEMBERS:
                 return Code.GANG_SHORT, frozenset({("member", key), workload}), f"fewer than {key.gang} members wait", False
             case Short.PLUGIN:
                 return Code.FAULT, frozenset({("node",)}), attempt.why, False
             case Short.ROOM | Short.NOTHING:
-                return self._roomless(key, one, now_ms)
+                return self._refused(key, attempt.one, attempt.left)
 
-    def _roomless(self, key: Key, one: Class | None, now_ms: int) -> tuple[Code, frozenset[Hashable], str, bool]:
-        if one is None:
+    def _refused(self, key: Key, one: Class | None, left: Seen | None) -> tuple[Code, frozenset[Hashable], str, bool]:
+        if one is None or left is None:
             return Code.NO_ROOM, frozenset({("room",), ("node",)}), "", False
+        funnel = left.funnel
         try:
-            funnel = self._decisions.look(self._kernel, one, now_ms, anew=True).funnel
             never = not ever(self._kernel, one)
         except PluginError as error:
             return Code.FAULT, frozenset({("node",)}), str(error), False
@@ -398,3 +442,8 @@ def _key_of(line: Line) -> Key:
     if not isinstance(line.key, Key):
         raise TypeError(f"{line!r} is not a line of this scheduler")
     return line.key
+
+
+def words(cures: Iterable[Hashable]) -> tuple[str, ...]:
+    """As people read them."""
+    return tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures}))

@@ -217,6 +217,15 @@ class Backlog:
             heappop(self._timers)
         return None
 
+    def ripen(self, now_ms: int) -> None:
+        """Whoever's wait or backoff has run out may be tried."""
+        while (until_ms := self.next_ms()) is not None and until_ms <= now_ms:
+            self._wake(self._timers[0][2])
+
+    def tenants(self) -> list[str]:
+        """Those of whom something may be tried."""
+        return self._ranks.tenants()
+
     def take(self, limit: int, now_ms: int, shares: Shares) -> list[Run]:
         """The next `limit` members, in the order of their turns, as runs of one line; they are in flight from now on.
 
@@ -224,8 +233,7 @@ class Backlog:
         at once, and so on: progressive filling. Within a tenant by deadline, by arrival, by which line was there first. What is
         in flight counts for its tenant here until it is removed or returned; `shares` need only be charged with what is placed.
         """
-        while (until_ms := self.next_ms()) is not None and until_ms <= now_ms:
-            self._wake(self._timers[0][2])
+        self.ripen(now_ms)
         round_ = Round(max(0, limit), self._ranks, lambda tenant: self._standing(tenant, now_ms, shares))
         for lanes in self._ranks.descending(now_ms):
             if not round_.left:

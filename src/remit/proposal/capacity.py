@@ -23,6 +23,7 @@ from remit.observation.view import View
 from remit.proposal.explained import Change, Nearest, Passage, Unblock
 from remit.proposal.explaining import Rules, passage, short_of, without
 from remit.proposal.funnel import ever, funnel, nearest
+from remit.proposal.gates import minds_others
 from remit.proposal.kernel import Placed
 from remit.proposal.purses import Purse, purse
 from remit.proposal.trial import MENDED, Setting, Trial
@@ -199,7 +200,7 @@ def _reclaimable(view: View, asked: _Asked, hard: HardFit) -> ReclaimableFit:
     rows, gone = list[int](), 0
     # Where they look at each other, one placement changes what the next one may do.
     ask = trial.one.ask
-    alone = bool(ask.spread or ask.affinity or ask.anti or ask.prefer or trial.peers.shunners(ask))
+    alone = minds_others(ask) or bool(trial.peers.shunners(ask))
     for _ in range(ROUNDS_MAX):
         wanted = 1 if alone else left - len(rows)
         plans = victims.plan(view, trial.kernel, trial.one, trial.kernel.roomless(trial.one), asked.priority, wanted)

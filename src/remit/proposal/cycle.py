@@ -5,20 +5,23 @@ it claims it assumes from then on, so that the next cycle need not wait for the 
 
 A refusal is never met with the same claim again. It was decided on something that this view had not seen, and it says at which
 revision: until the view has reached that, the replica is held out of its line; then the view itself knows why.
+
+An answer counts only for the claim that it is about. Whoever changed, went, or was claimed anew meanwhile is not touched by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple, cast
 
 import numpy as np
 
 from remit.law.overrides import Instant
-from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, Explain, Ganged, Move, Refused, Verdict
+from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, Explain, Ganged, Move, Refused, Reserve, Verdict
 from remit.observation.replicas import PENDING, RESERVED
 from remit.observation.view import View
-from remit.proposal.attempts import Attempt, Attempts, Short
+from remit.proposal.attempts import Attempt, Attempts, Short, words
 from remit.proposal.backlog import Backlog
 from remit.proposal.decisions import Decisions
 from remit.proposal.decisions import Verdict as Word
@@ -30,41 +33,61 @@ from remit.proposal.scores import DEFAULT, locality
 from remit.proposal.steering import Steering
 from remit.proposal.victims import Pace, Victims
 
-HELD_MS_MAX: Final = 2_000
-"""How long a refused replica is held for the view to catch up; then its line backs off all the same."""
+HELD_MS_MAX: Final = 60_000
+"""How long a refused replica is held for the view to catch up; then its line backs off all the same. A view that old is not
+believed by the authority either.
+"""
+
+TOLD_MAX: Final = 4_096
+"""How many replicas are told in one proposal why they wait with others; the rest hear it with the next."""
 
 UNRESERVE: Final = "unreserve"
+DETAIL_MAX: Final = 500
+NOT_ITS_FAULT: Final = frozenset((Code.VICTIMS, Code.REVISION, Code.STALE_EVIDENCE, Code.STALE_EPOCH, Code.LEASE_EXPIRED))
+"""Refusals of a bind after which its reservation is as good as before."""
+
+SCARCE: Final = frozenset((Short.ROOM, Short.QUOTA))
 OVER: Final = frozenset((Code.STALE_EPOCH, Code.LEASE_EXPIRED, Code.ROLE))
 """Refusals of the claimant: its term is over."""
+
+_SLACK: Final = 1_024
 
 Lot = Callable[[int], int]
 
 
 class Proposal(NamedTuple):
-    """Claims that travel together, the slots behind each, and what they were made from. Slots mean something only together
-    with the keys that they had: a replica may go, and another have its slot, before the answer comes.
-    """
+    """Claims that travel together, the slots behind each, and what they were made from. No two have one number."""
 
+    number: int
     claims: list[AnyClaim]
-    slots: list[tuple[tuple[int, str], ...]]
+    slots: list[tuple[int, ...]]
     evidence: Evidence
 
     def __bool__(self) -> bool:
         return bool(self.claims)
 
-    def add(self, claim: AnyClaim, *slots: tuple[int, str]) -> None:
+    def add(self, claim: AnyClaim, *slots: int) -> None:
         self.claims.append(claim)
         self.slots.append(slots)
 
 
-class Held(NamedTuple):
-    """Replicas that wait for the view to reach a revision."""
+class Asked(NamedTuple):
+    """In which proposal a replica is claimed, and at which revision of its row."""
 
+    number: int
+    at: int
+
+
+class Held(NamedTuple):
+    """A replica that waits for the view to reach a revision."""
+
+    number: int
     revision: int
     until_ms: int
-    slots: tuple[tuple[int, str], ...]
     refused: str
-    """Why they were refused; empty if they were accepted, and only need to be seen."""
+    """Why it was refused; empty if its gang was accepted, and it is to be seen whether it was with them."""
+    again: bool = False
+    """Is a reservation to be bound all the same? Else it is given up."""
 
 
 class Cycle:
@@ -89,6 +112,7 @@ class Cycle:
         self.over = False
         """Was it said that the term is over?"""
         self.resigned = False
+        self._proposals = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -100,7 +124,13 @@ class Cycle:
         scores = (*self._scores, locality(view.columns, view.things.hints))
         self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=scores)
         self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering)
-        self._held: list[Held] = []
+        self.victims.forget()
+        self._asked: dict[int, Asked] = {}
+        """By slot: whose answer is awaited, or was given and is not seen yet."""
+        self._held: dict[int, Held] = {}
+        self._refusals: dict[tuple[str, str, str], list[int]] = {}
+        """Slots by tenant, code and detail: what is to be recorded of refusals."""
+        self._override_ms: int | None = None
         self._ready: dict[int, None] = {}
         self._given_up: dict[int, None] = {}
         """Reservations that could not be bound: their replicas are to be placed anew."""
@@ -114,48 +144,74 @@ class Cycle:
         """Everything that was observed since: applied, counted and told before anything is tried."""
         view = self.view
         view.expire(now_ms)
+        if self.kernel.columns is view.columns:
+            self._let_go(now_ms)  # before the news are taken: what is given up here is news to others
         news = view.take_news()
         if news.anew or self.kernel.columns is not view.columns:
             self._begin()
         if self.steering.renew(view.things.overrides.values(), authority):
             self.kernel.forget_all()
-            self._requeue(now_ms)
+            self._reline_all(now_ms)
             self.backlog.happened(("override",), view.version)
+        until_ms = self.steering.effects.until_ms
+        self._override_ms = None if until_ms is None or authority is None else now_ms + max(1, until_ms - authority[1])
         if not self._queued:
             self._queued = True
             news.pending.update(dict.fromkeys(view.replicas.pending()))
             news.ready.update(dict.fromkeys(np.flatnonzero(view.replicas.column("phase") == RESERVED).tolist()))
         self.backlog.version = max(self.backlog.version, view.version)
         for slot in news.settled:
-            self.backlog.remove(slot)
-            self._untold.pop(slot, None)
+            if slot not in news.pending or not self._is_asked(slot):
+                self._drop(slot)
         for slot in news.pending:
             self._queue(slot, now_ms)
         self._ready.update(news.ready)
         self._cured(list(news.cures), now_ms)
-        self._let_go(now_ms)
+
+    def _is_asked(self, slot: int, number: int = 0) -> bool:
+        """Is it claimed, as it stands (in this proposal)?"""
+        if self.kernel.columns is not self.view.columns:
+            return False  # everything was listed anew, and slots from before mean nothing
+        asked = self._asked.get(slot)
+        return asked is not None and asked.at == self.view.replicas.at.revision[slot] and number in (0, asked.number)
+
+    def _drop(self, slot: int) -> None:
+        self.backlog.remove(slot)
+        self._untold.pop(slot, None)
+        self._asked.pop(slot, None)
+        self._held.pop(slot, None)
 
     def _queue(self, slot: int, now_ms: int) -> None:
         line = self.backlog.line_of(slot)
-        if line is not None:
-            if line.in_flight(slot) and slot not in self.view.assumed:
-                self.backlog.returned(slot)
-            return
+        if line is None:
+            self._join(slot, now_ms)
+        elif line.in_flight(slot) and slot not in self.view.assumed and slot not in self._held:
+            self._return(slot, now_ms)
+
+    def _join(self, slot: int, arrived_ms: int) -> None:
         key = self._attempts.key(slot)
-        line = self.backlog.add(key, lambda: self._attempts.line(key, slot, now_ms), slot, now_ms)
+        line = self.backlog.add(key, lambda: self._attempts.line(key, slot, arrived_ms), slot, arrived_ms)
         if key.gang:
             self.backlog.happened(("member", key), self.backlog.version)
         if line.wait is not None:
             self._untold[slot] = None
 
-    def _requeue(self, now_ms: int) -> None:
-        """Into other lines, maybe: what tells work apart has changed."""
-        slots = [slot for line in self.backlog.lines() for slot in line.members()]
-        for slot in slots:
-            self.backlog.remove(slot)
+    def _reline_all(self, now_ms: int) -> None:
+        """What tells work apart has changed."""
         self._attempts.forget()
+        slots = [cast(int, slot) for line in self.backlog.lines() for slot in line.members()]
+        self._reline(slots, now_ms)
+
+    def _reline(self, slots: Iterable[int], now_ms: int) -> None:
+        """Into other lines, whoever no longer belongs where he stands; whoever is in flight, when he comes back."""
+        moving = []
         for slot in slots:
-            self._queue(cast(int, slot), now_ms)
+            line = self.backlog.line_of(slot)
+            if line is not None and not line.in_flight(slot) and self._attempts.key(slot) != line.key:
+                moving.append((line.arrived_ms(slot), slot))
+        for arrived_ms, slot in sorted(moving):
+            self.backlog.remove(slot)
+            self._join(slot, arrived_ms)
 
     def _cured(self, cures: Sequence[tuple[str | int, ...]], now_ms: int) -> None:
         """Wake whoever waited for this, and nobody else."""
@@ -166,67 +222,107 @@ class Cycle:
             happened(("room",), version, self._attempts.fits_on(room))
         if nodes:
             happened(("node",), version, self._attempts.open_on(nodes))
+        closed = [f"{cure[1]}/{cure[2]}" for cure in cures if cure[0] == "workload"]
+        if closed:
+            self._reline(self._attempts.closed_to(closed), now_ms)
+        for tenant in dict.fromkeys(self._payer(str(cure[1])) for cure in cures if cure[0] in ("quota", "grant")):
+            happened(("quota", tenant), version)
         for cure in cures:
             match cure[0]:
-                case "room" | "node":
+                case "room" | "node" | "quota" | "grant":
                     continue
-                case "quota" | "grant":
-                    happened(("quota", cure[1]), version)
                 case "priority":
-                    self._requeue(now_ms)
+                    self._reline_all(now_ms)
                 case _:
                     happened(cure, version)
 
+    def _payer(self, name: str) -> str:
+        """Whose ledger it is. Whoever waits for quota may be helped by any of its tenant's, also by one that is new."""
+        ledger = self.view.ledgers.get(name)
+        return "" if ledger is None else ledger.tenant
+
     def _let_go(self, now_ms: int) -> None:
         """Whoever was held until the view has seen what an answer was based on goes back to its line now."""
-        kept = []
-        for held in self._held:
-            if self.view.revision < held.revision and now_ms < held.until_ms:
-                kept.append(held)
+        failed: dict[Line, str] = {}
+        late: dict[Line, str] = {}
+        for slot, held in list(self._held.items()):
+            seen = self.view.revision >= held.revision
+            if not seen and now_ms < held.until_ms:
                 continue
-            for slot in self._still(held.slots, PENDING):
+            del self._held[slot]
+            if not self._is_asked(slot, held.number):
+                continue
+            phase = self.view.replicas.at.phase[slot]
+            if phase == RESERVED:
+                del self._asked[slot]
+                (self._ready if held.again else self._given_up)[slot] = None
+            elif phase == PENDING:
                 self.view.forget(slot)
-                self._return(slot, held.refused, now_ms, seen=self.view.revision >= held.revision)
-        self._held = kept
+                line = self._return(slot, now_ms)
+                if line is not None and held.refused:
+                    (failed if seen else late)[line] = held.refused
+        for line, refused in failed.items():
+            self._failed(line, refused, now_ms)
+        for line, refused in late.items():
+            self.backlog.back_off(line, refused, now_ms)
 
-    def _still(self, slots: Iterable[tuple[int, str]], phase: int) -> list[int]:
-        """Those that are the same replicas, and in this phase."""
-        kept = self.view.replicas
-        return [slot for slot, key in slots if slot < kept.size and kept.keys[slot] == key and kept.at.phase[slot] == phase]
+    def _failed(self, line: Line, refused: str, now_ms: int) -> None:
+        """Some of it were refused, however many. Now the view knows what the authority knew; if they differ again, time may
+        help, and nothing else.
+        """
+        if line.failures and line.wait is None:
+            self.backlog.back_off(line, refused, now_ms)
+        else:
+            line.failures += 1
 
-    def _return(self, slot: int, refused: str, now_ms: int, *, seen: bool) -> None:
+    def _return(self, slot: int, now_ms: int) -> Line | None:
+        """From flight to its line, or into another if it belongs there by now; None if it was in none."""
+        self._asked.pop(slot, None)
         line = self.backlog.line_of(slot)
         if line is None or not line.in_flight(slot):
-            return
-        self.backlog.returned(slot)
-        if refused and line.wait is None and (line.failures or not seen):
-            # The view knows what the authority knew, and yet they differ; or it does not come to know it.
-            self.backlog.back_off(line, refused, now_ms)
-        elif refused:
-            line.failures += 1
+            return None
+        if self._attempts.key(slot) == line.key:
+            self.backlog.returned(slot)
+            return line
+        arrived_ms = line.arrived_ms(slot)
+        self.backlog.remove(slot)
+        self._join(slot, arrived_ms)
+        return None
 
     # -- proposing ---------------------------------------------------------------------------------------------------------
 
     def propose(self, now_ms: int, limit: int) -> Proposal:
         """What to claim now; nothing, if there is nobody whose turn it is."""
-        view = self.view
-        proposal = Proposal([], [], Evidence(view.revision, view.age_ms()))
-        self.victims.begin(now_ms)
+        view, at = self.view, self.view.replicas.at
+        self._proposals += 1
+        proposal = Proposal(self._proposals, [], [], Evidence(view.revision, view.age_ms()))
+        self.victims.begin(now_ms, view)
         self._confirm(proposal)
-        if self.backlog.active or (self.backlog.next_ms() or now_ms + 1) <= now_ms:
+        self.backlog.ripen(now_ms)
+        if self.backlog.active:
             self._share_out(now_ms)
             runs = self.backlog.take(limit, now_ms, self.shares)
+            bound: dict[Line, tuple[Attempt, dict[int, str]]] = {}
             for attempt in self._tried(cast(list[tuple[Line, list[int]]], runs), now_ms):
-                self._claim(proposal, attempt, now_ms)
-        for explain in self._tell(now_ms):
+                where = bound.setdefault(attempt.line, (attempt, {}))[1]
+                self._claim(proposal, attempt, where, now_ms)
+            for attempt, where in bound.values():
+                for explain in self._attempts.explain(attempt, where, Word("bound")):
+                    proposal.add(explain)
+        for explain in self._tell():
             proposal.add(explain)
+        for slots in proposal.slots:
+            for slot in slots:
+                self._asked[slot] = Asked(proposal.number, at.revision[slot])
+        if len(self._asked) > 2 * len(self.backlog) + _SLACK:
+            self._asked = {slot: asked for slot, asked in self._asked.items() if self._is_asked(slot)}
         return proposal
 
     def next_ms(self) -> int | None:
         """When to look again although nothing was heard."""
-        times = [held.until_ms for held in self._held]
-        waits = self.backlog.next_ms()
-        return min([*times, *(() if waits is None else (waits,))], default=None)
+        times = [held.until_ms for held in self._held.values()]
+        times += [ms for ms in (self.backlog.next_ms(), self._override_ms) if ms is not None]
+        return min(times, default=None)
 
     def _share_out(self, now_ms: int) -> None:
         """What each tenant holds, for whose turn is next; what is assumed counts."""
@@ -235,10 +331,11 @@ class Cycle:
         if self._capacity_at != columns.restood.count:
             self._capacity_at = columns.restood.count
             self.shares.resize(self._attempts.capacity())
-        by_tenant = self._attempts.held()
-        for tenant, spec in view.accounts.tenants.items():
-            self.shares.weigh(tenant, spec.spec.weight)
-            held = by_tenant.get(tenant, {})
+        used = self._attempts.held()
+        for tenant in self.backlog.tenants():
+            spec = view.accounts.tenants.get(tenant)
+            self.shares.weigh(tenant, 1 if spec is None else spec.spec.weight)
+            held = used.get(tenant, {})
             before = self.shares.use(tenant)
             for sign in (1, -1):
                 moved = [(name, sign * (held.get(name, 0) - before.get(name, 0))) for name in {**held, **before}]
@@ -246,19 +343,40 @@ class Cycle:
 
     def _tried(self, runs: Sequence[tuple[Line, list[int]]], now_ms: int) -> list[Attempt]:
         """All members of a line at once, as if there were enough for everybody. If there is not, one turn after another:
-        then it matters who comes first, and that is what the turns are for.
+        then it matters who comes first, and that is what the turns are for. Room is made by force in one's turn too: else
+        those who come later would take what he was counting on.
         """
         lines: dict[Line, list[int]] = {}
         for line, slots in runs:
             lines.setdefault(line, []).extend(slots)
-        tried = [self._attempts.attempt(line, slots, now_ms) for line, slots in lines.items()]
-        if len(lines) == len(runs) or not any(one.short is Short.ROOM for one in tried):
-            return tried
-        for one in reversed(tried):
-            self._attempts.undo(one)
-        return [self._attempts.attempt(line, slots, now_ms) for line, slots in runs]
+        if len(lines) < len(runs):
+            tried = [self._attempts.attempt(line, slots, now_ms) for line, slots in lines.items()]
+            if not any(one.short in SCARCE for one in tried):
+                return tried
+            for one in reversed(tried):
+                self._attempts.undo(one)
+        ended: dict[Line, Attempt] = {}
+        made: list[Attempt] = []
+        for line, slots in runs:
+            one = ended.get(line)
+            if one is not None:
+                # What there was too little of has not become more since: it ends as its turn before did.
+                one.slots.extend(() if one.whole else slots)
+                if one.forced and len(one.forced) == len(one.slots) - len(slots) - len(one.found.rows):
+                    self._attempts.force(one, slots)
+                continue
+            # A gang comes whole in its first turn, with those that it was given beyond the limit.
+            whole = self._attempts.is_gang(line)
+            one = self._attempts.attempt(line, lines[line] if whole else slots, now_ms)._replace(whole=whole)
+            if one.short is Short.ROOM:
+                self._attempts.force(one, one.slots[len(one.found.rows) :])
+            made.append(one)
+            if whole or one.short is not Short.NOTHING:
+                ended[line] = one
+        return made
 
-    def _claim(self, proposal: Proposal, one: Attempt, now_ms: int) -> None:
+    def _claim(self, proposal: Proposal, one: Attempt, where: dict[int, str], now_ms: int) -> None:
+        """What comes of one attempt; `where` is to have each that found a place."""
         view, keys = self.view, self.view.replicas.keys
         at = view.replicas.at
         binds = [
@@ -267,29 +385,31 @@ class Cycle:
         ]
         placed = one.slots[: len(binds)]
         if one.gang and binds:
-            proposal.add(Ganged(tuple(binds)), *((slot, keys[slot]) for slot in placed))
+            proposal.add(Ganged(tuple(binds)), *placed)
         else:
             for slot, bind in zip(placed, binds, strict=True):
-                proposal.add(bind, (slot, bind.replica))
-        if binds:
-            where = {slot: bind.node for slot, bind in zip(placed, binds, strict=True)}
-            for explain in self._attempts.explain(one, where, Word("bound")):
-                proposal.add(explain)
-        rest = one.slots[len(binds) :]
-        if not rest:
-            return
-        reserved = self._attempts.preempt(one, rest, now_ms) if one.short is Short.ROOM else []
-        for claim, slot, explains in reserved:
-            proposal.add(claim, (slot, claim.replica))
+                proposal.add(bind, slot)
+        where.update({slot: bind.node for slot, bind in zip(placed, binds, strict=True)})
+        for slot, (claim, explains) in one.forced.items():
+            proposal.add(claim, slot)
             for explain in explains:
                 proposal.add(explain)
-        taken = {slot for _, slot, _ in reserved}
-        rest = [slot for slot in rest if slot not in taken]
+        rest = [slot for slot in one.slots[len(binds) :] if slot not in one.forced]
         for slot in rest:
             self.backlog.returned(slot)
-        if rest or one.line.queued:
+        if rest or (one.line.queued and one.short is not Short.NOTHING and not one.forced):
             for explain in self._attempts.put_aside(one, rest, now_ms):
                 proposal.add(explain)
+            self._tell_the_rest(one.line, rest)
+
+    def _tell_the_rest(self, line: Line, told: Sequence[int]) -> None:
+        """A reason that is new to a line is told to everybody in it, also to those who were not tried."""
+        if line.wait is None or line.told == line.wait.reason:
+            return
+        line.told = line.wait.reason
+        self._untold.update(dict.fromkeys(cast(list[int], line.members())))
+        for slot in told:
+            self._untold.pop(slot, None)
 
     def _confirm(self, proposal: Proposal) -> None:
         """Reservations whose victims have gone are bound as they were made."""
@@ -297,30 +417,29 @@ class Cycle:
         at = view.replicas.at
         ready, self._ready = list(self._ready), {}
         for slot in ready:
-            if at.phase[slot] != RESERVED or not view.vacated(slot):
+            if at.phase[slot] != RESERVED or not view.vacated(slot) or self._is_asked(slot):
                 continue
             held = view.replicas.held(slot)
             node = self.kernel.name(at.node[slot])
-            key = view.replicas.keys[slot]
-            proposal.add(Bind(key, at.revision[slot], node, held.grants[0], dict(held.devices)), (slot, key))
+            proposal.add(Bind(view.replicas.keys[slot], at.revision[slot], node, held.grants[0], dict(held.devices)), slot)
         for slot in self._given_up:
-            if at.phase[slot] == RESERVED:
-                key = view.replicas.keys[slot]
-                proposal.add(Move(key, at.revision[slot], UNRESERVE, reason="it could not be bound"), (slot, key))
+            if at.phase[slot] == RESERVED and slot not in self._ready:
+                proposal.add(Move(view.replicas.keys[slot], at.revision[slot], UNRESERVE, reason="it could not be bound"), slot)
         self._given_up = {}
 
-    def _tell(self, now_ms: int) -> Iterable[Explain]:
+    def _tell(self) -> Iterable[Explain]:
+        for (tenant, code, detail), slots in self._refusals.items():
+            yield from self.decisions.records(tenant, slots, Word("refused", code, detail), attempt=1)
+        self._refusals = {}
         lines: dict[Line, list[int]] = {}
-        for slot in list(self._untold):
+        for slot in list(islice(self._untold, TOLD_MAX)):
             line = self.backlog.line_of(slot)
-            if line is None or line.wait is not None:
-                del self._untold[slot]
+            del self._untold[slot]
             if line is not None and line.wait is not None:
                 lines.setdefault(line, []).append(slot)
         for line, slots in lines.items():
             if line.wait is not None:
-                cures = tuple(sorted(str(cure) for cure in line.wait.cures))
-                word = Word("waiting", line.wait.reason, "it waits with those that ask the same", cures)
+                word = Word("waiting", line.wait.reason, "it waits with those that ask the same", words(line.wait.cures))
                 yield from self.decisions.records(line.tenant, slots, word, attempt=line.attempts)
 
     # -- learning ----------------------------------------------------------------------------------------------------------
@@ -329,35 +448,53 @@ class Cycle:
         """Accepted ones need only be seen; refused ones come back once the view knows what they were refused on."""
         if self.resigned:
             return
+        until_ms = now_ms + HELD_MS_MAX
         for claim, slots, verdict in zip(proposal.claims, proposal.slots, verdicts, strict=True):
-            if isinstance(verdict, Refused) and verdict.code in OVER:
-                self.over = True
-            if not slots:
-                continue
-            until_ms = now_ms + HELD_MS_MAX
             match verdict:
                 case Accepted(revision=revision):
                     if isinstance(claim, Ganged):
-                        self._held.append(Held(revision, until_ms, slots, ""))
+                        for slot in slots:
+                            if self._is_asked(slot, proposal.number):
+                                self._held[slot] = Held(proposal.number, revision, until_ms, "")
                 case Refused() as refused:
-                    revision = max(refused.revision, proposal.evidence.revision)
-                    if refused.code is Code.STALE_EVIDENCE:
-                        revision = self.view.revision + 1
-                    if reserved := self._still(slots, RESERVED):
-                        if refused.code not in (Code.VICTIMS, Code.REVISION):
-                            self._given_up.update(dict.fromkeys(reserved))
-                    else:
-                        self._held.append(Held(revision, until_ms, slots, refused.code))
+                    self.over = self.over or refused.code in OVER
+                    if slots:
+                        self._refused(proposal, claim, slots, refused, until_ms)
+
+    def _refused(self, proposal: Proposal, claim: AnyClaim, slots: Sequence[int], refused: Refused, until_ms: int) -> None:
+        revision = max(refused.revision, proposal.evidence.revision)
+        if refused.code is Code.STALE_EVIDENCE:
+            revision = self.view.revision + 1
+        if isinstance(claim, Reserve):
+            self.victims.spare(claim.victims, self.view)
+        held = Held(proposal.number, revision, until_ms, refused.code, again=refused.code in NOT_ITS_FAULT)
+        for slot in slots:
+            if self._is_asked(slot, proposal.number):
+                self._held[slot] = held
+                tenant = self.view.shapes.tenant_of(self.view.replicas.at.generation[slot])
+                self._refusals.setdefault((tenant, refused.code, refused.detail[:DETAIL_MAX]), []).append(slot)
 
     def unanswered(self, proposal: Proposal, now_ms: int) -> None:
         """Nothing of this has happened, and nothing will under these ids: whoever was in it is tried again later."""
         if self.resigned:
             return
-        for slots in proposal.slots:
-            for slot in self._still(slots, PENDING):
+        lines: dict[Line, None] = {}
+        for claim, slots in zip(proposal.claims, proposal.slots, strict=True):
+            if isinstance(claim, Reserve):
+                self.victims.spare(claim.victims, self.view)
+            for slot in slots:
+                if not self._is_asked(slot, proposal.number):
+                    continue
+                if self.view.replicas.at.phase[slot] == RESERVED:
+                    del self._asked[slot]
+                    self._ready[slot] = None
+                    continue
                 self.view.forget(slot)
-                self._return(slot, Code.FAULT, now_ms, seen=False)
-            self._ready.update(dict.fromkeys(self._still(slots, RESERVED)))
+                line = self._return(slot, now_ms)
+                if line is not None:
+                    lines[line] = None
+        for line in lines:
+            self.backlog.back_off(line, Code.FAULT, now_ms)
 
     def resign(self) -> None:
         """The term is over: what was assumed is no longer ours to assume, and what is answered yet teaches nothing."""

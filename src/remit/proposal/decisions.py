@@ -49,17 +49,14 @@ class Decisions:
     def __init__(self, view: View, term: str) -> None:
         self._view, self._term = view, term
         self._count = 0
-        self._seen: dict[Class, Seen] = {}
 
     def look(self, kernel: Kernel, one: Class, now_ms: int, *, anew: bool = False) -> Seen:
         """Which nodes the filters leave, and who is ahead; before anything of the class is placed."""
-        seen = self._seen.get(one)
+        seen: Seen | None = one.looked
         if seen is None or anew or now_ms - seen.at_ms > FRESH_MS:
             rows = kernel.best(one, CANDIDATES)
             candidates = tuple(Candidate(node=kernel.name(row), score=total, parts=parts) for row, total, parts in rows)
-            if len(self._seen) > 4_096:
-                self._seen.clear()
-            seen = self._seen[one] = Seen(now_ms, self._view.revision, funnel(kernel, one), candidates)
+            seen = one.looked = Seen(now_ms, self._view.revision, funnel(kernel, one), candidates)
         return seen
 
     def records(

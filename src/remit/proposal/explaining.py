@@ -254,8 +254,8 @@ def _preemption(view: View, work: Work) -> Preemption:
     found = victims.candidates(view, trial.one, key.priority)
     if found is None or not open_rows[found.rows].any():
         return Preemption(False, "priority")
-    for spare, why in ((victims.spare(view), ""), (Spare(lambda _: _ALL), "protected")):
-        plans = plan(trial.one.ask, trial.columns, open_rows, found, spare, count=1, victims_max=VICTIMS_MAX)
+    for spare, why in ((victims.limits(view), ""), (Spare(lambda _: (_ALL, _ALL)), "protected")):
+        plans = plan(trial.one.ask, trial.columns, open_rows, found, spare, count=1, victims_max=VICTIMS_MAX).evictions
         if plans:
             told = tuple(_victim(view, slot) for slot in plans[0].victims)
             return Preemption(not why, why, trial.kernel.name(plans[0].row), told)

@@ -13,7 +13,7 @@ from remit.model.claims import Code
 from remit.model.kinds import Node
 from remit.proposal.devices import fits_devices
 from remit.proposal.kernel import Class, Kernel
-from remit.proposal.plugins import ROOM, Cure, Filter
+from remit.proposal.plugins import ROOM, Cure, Filter, applies
 
 
 class Step(NamedTuple):
@@ -53,7 +53,7 @@ def funnel(kernel: Kernel, one: Class) -> Funnel:
     nodes = int(left.sum())
     steps = []
     for filter_ in kernel.all_filters:
-        if not filter_.applies(one.ask):
+        if not applies(filter_, one.ask):
             continue
         passed = np.broadcast_to(kernel.checked(filter_, one.over, columns), len(left))
         refused = int((left & ~passed).sum())
@@ -73,13 +73,14 @@ class Near(NamedTuple):
 
 def nearest(kernel: Kernel, one: Class) -> Near | None:
     """Refused by the fewest filters; of those that only lack room, the one that lacks the least of what is asked."""
+    kernel.refresh(one)
     columns = kernel.columns
     there = columns.region >= 0
     if not there.any():
         return None
     refusals = np.zeros(len(there), dtype=np.int64)
     for filter_ in kernel.all_filters:
-        if filter_.applies(one.ask):
+        if applies(filter_, one.ask):
             passed = np.broadcast_to(kernel.checked(filter_, one.over, columns), len(there))
             refusals += np.where(passed, 0, 1 if filter_.check in ROOM else 100)
     short = np.zeros(len(there))
@@ -93,7 +94,7 @@ def nearest(kernel: Kernel, one: Class) -> Near | None:
     refused = tuple(
         filter_
         for filter_ in kernel.all_filters
-        if filter_.applies(one.ask) and not np.all(kernel.checked(filter_, one.over, site))
+        if applies(filter_, one.ask) and not np.all(kernel.checked(filter_, one.over, site))
     )
     return Near(row, refused, lacks(kernel, one, row))
 
@@ -122,7 +123,7 @@ def ever(kernel: Kernel, one: Class) -> bool:
     columns = kernel.columns
     could = one.static.copy()
     for filter_ in kernel.all_filters:
-        if filter_.foreign and filter_.applies(one.ask):
+        if filter_.foreign and applies(filter_, one.ask):
             could &= kernel.checked(filter_, one.over, columns)
     for name, need in one.ask.resources:
         at = columns.resources.get(name)

@@ -217,6 +217,11 @@ class Shelves:
         return order.rows[inside], self.numbers[inside]
 
 
+def minds_others(ask: Ask) -> bool:
+    """Does it look at who stands where, so that one placement changes what the next one may do?"""
+    return bool(ask.spread or ask.affinity or ask.anti or ask.prefer)
+
+
 def keys_of(ask: Ask, shunners: Sequence[Index]) -> tuple[str, ...]:
     """The topology keys that matter."""
     terms = (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer)

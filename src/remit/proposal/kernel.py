@@ -48,6 +48,8 @@ from remit.proposal.scores import DEFAULT, LEAST
 _NEVER: Final = np.asarray(-1, dtype=np.int32)
 _CELLS_MAX: Final = 1 << 22
 """How many numbers a run looks at in one go."""
+WEIGHTS_MAX: Final = 2_000
+"""Of all scores together: a number is of 32 bits, and soft spreading comes on top."""
 CLASSES_CELLS_MAX: Final = 1 << 26
 """How many numbers are kept in all; the class that was not asked about for longest goes."""
 _MANY: Final = 512
@@ -63,15 +65,39 @@ class Placed(NamedTuple):
     """A row for each replica that found a place; and the devices of each, if the class asks for any."""
 
     rows: list[int]
-    devices: Sequence[Mapping[str, int]]
+    devices: list[Mapping[str, int]]
 
 
 class Class:
     """One shape of work, and what is known of it: which nodes fit, and how well."""
 
     __slots__ = (
-        "alone", "ask", "base", "bias", "closed", "constant", "epoch", "filters", "gated", "minded", "minds", "named", "once",
-        "over", "plain", "rest", "score", "scores", "seen", "shelves", "shunned", "static", "steady", "stood", "wider",
+        "alone",
+        "ask",
+        "base",
+        "bias",
+        "closed",
+        "constant",
+        "epoch",
+        "filters",
+        "gated",
+        "looked",
+        "minded",
+        "minds",
+        "named",
+        "once",
+        "over",
+        "plain",
+        "rest",
+        "score",
+        "scores",
+        "seen",
+        "shelves",
+        "shunned",
+        "static",
+        "steady",
+        "stood",
+        "wider",
     )  # fmt: skip
 
     def __init__(self, base: Ask, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
@@ -99,6 +125,8 @@ class Class:
         """As most are: ranked by what is left of the resources asked for."""
         self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
         self.over = ask
+        self.looked: Any = None
+        """What was last found out about it for the records: it is forgotten with the class. See decisions.py."""
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
         self.named = self.seen = self.stood = self.epoch = self.shunned = self.minded = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
@@ -321,22 +349,32 @@ class Kernel:
         return row if numbers[row] >= 0 else -1
 
     def run(self, one: Class, count: int) -> Placed:
-        """Places for so many replicas of the class, in their order, and posted; fewer, if that is all that fit."""
-        if count < 1:
-            return Placed([], ())
+        """Places for so many replicas of the class, in their order, and posted; fewer, if that is all that fit. If a plug-in
+        fails on the way, nothing is.
+        """
+        placed = Placed([], [])
+        try:
+            self._run(one, count, placed)
+        except PluginError:
+            self.undo(one, placed)
+            raise
+        return placed
+
+    def _run(self, one: Class, count: int, placed: Placed) -> None:
+        """Into `placed`, step by step as it is posted."""
         if one.ask.whole or one.ask.shares:
-            return self._steps(one, count)
-        placed: list[int] = []
-        while len(placed) < count:
+            self._steps(one, count, placed)
+            return
+        while (left := count - len(placed.rows)) > 0:
             numbers = self.refresh(one)
             if one.shelves is not None:
-                return self._run_beside(one, one.shelves, count)
-            rows, _, _ = self._order(one, ahead := leading(numbers, count - len(placed)), numbers[ahead], count - len(placed))
+                self._run_beside(one, one.shelves, count, placed)
+                return
+            rows, _, _ = self._order(one, ahead := leading(numbers, left), numbers[ahead], left)
             if not len(rows):
-                break
+                return
             self._post(one, rows)
-            placed += rows.tolist()
-        return Placed(placed, ())
+            placed.rows.extend(rows.tolist())
 
     def undo(self, one: Class, placed: Placed) -> None:
         """Take a run's postings back."""
@@ -395,34 +433,36 @@ class Kernel:
             one.minds, one.minded = self.peers.minds(one.ask), self.peers.minded_epoch
         return one.minds
 
-    def _steps(self, one: Class, count: int) -> Placed:
-        rows: list[int] = []
-        devices: list[Mapping[str, int]] = []
-        while len(rows) < count and (row := self.place(one)) >= 0:
-            rows.append(row)
-            devices.append(choose(one.ask, self.columns, row))
-            self.post(one, row, devices[-1])
-        return Placed(rows, devices if any(devices) else ())
+    def _steps(self, one: Class, count: int, placed: Placed) -> None:
+        asks_devices = bool(one.ask.whole or one.ask.shares)
+        while len(placed.rows) < count and (row := self.place(one)) >= 0:
+            devices = choose(one.ask, self.columns, row)
+            self.post(one, row, devices)
+            placed.rows.append(row)
+            if asks_devices:
+                placed.devices.append(devices)
 
     # -- beside others -----------------------------------------------------------------------------------------------------
 
-    def _run_beside(self, one: Class, shelves: Shelves, count: int) -> Placed:
+    def _run_beside(self, one: Class, shelves: Shelves, count: int, placed: Placed) -> None:
         """As `run`, where placements close or open domains for each other: step by step, but over shelves of like nodes."""
         if shelves.order is None:
-            return self._steps(one, count)
+            self._steps(one, count, placed)
+            return
+        left = count - len(placed.rows)
         orders = []
         for number in range(len(shelves)):
             rows, numbers = shelves.shelf(number, shelves.order)
-            ahead = leading(numbers, count)
-            orders.append(self._order(one, rows[ahead], numbers[ahead], count))
+            ahead = leading(numbers, left)
+            orders.append(self._order(one, rows[ahead], numbers[ahead], left))
         shelves.gates.look(ours=True)
         lines = Lines(orders)
-        placed = lines.merge(shelves.gates, count)
-        if placed:
-            self._post(one, np.array(placed, dtype=np.int64))
-        if len(placed) < count and lines.broken:
-            placed += self.run(one, count - len(placed)).rows
-        return Placed(placed, ())
+        merged = lines.merge(shelves.gates, left)
+        if merged:
+            self._post(one, np.array(merged, dtype=np.int64))
+            placed.rows.extend(merged)
+        if len(merged) < left and lines.broken:
+            self._run(one, count, placed)
 
     # -- the order of a run ------------------------------------------------------------------------------------------------
 

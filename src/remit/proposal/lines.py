@@ -41,7 +41,7 @@ class Line:
 
     __slots__ = (
         *("_flying", "_fresh", "_landed", "_places", "_taken", "_youngest"),
-        *("amount", "attempts", "deadline_ms", "failures", "key", "priority", "serial", "tenant", "wait"),
+        *("amount", "attempts", "deadline_ms", "failures", "key", "priority", "serial", "tenant", "told", "wait"),
     )
 
     def __init__(self, key: Hashable, tenant: str, priority: int, amount: Vector, deadline_ms: int | None = None) -> None:
@@ -52,6 +52,8 @@ class Line:
         self.attempts = 0
         self.failures = 0
         """Backoffs since something of it was last placed or had a reason to wait."""
+        self.told = ""
+        """The last reason that everybody in it was told."""
         self._youngest = [0, 0]
         """Those that arrived together share one of these: when, and how many of them are fresh."""
         self._fresh: OrderedDict[Member, list[int]] = OrderedDict()

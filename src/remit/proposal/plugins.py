@@ -10,6 +10,9 @@ A **score** says how good a place is, from 0 to 1, for every node at once. It ma
 Both are asked for one ask over a `Site`: all nodes, or only those that changed since. So an answer must depend on the node's
 own row (and slowly changing knowledge, announced by another `epoch`); filters that look at others are the law's alone.
 
+An ask speaks for all work that needs the same of a node: its workload, labels and generation are those of one of them, and no
+plug-in can go by them.
+
 Others are found as entry points of installed packages, in the groups `remit.filters` and `remit.scores`.
 """
 

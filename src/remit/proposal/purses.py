@@ -36,13 +36,17 @@ class Purse(NamedTuple):
 
 
 def purse(view: View, tenant: str, now_ms: int) -> Purse:
+    """Of several slices the first by name that can be drawn on: one that ran out must not hide the next."""
     slices = [
         grant.metadata.name
         for grant in view.accounts.grants.values()
         if grant.spec.issuer and grant.spec.purpose == "quota" and grant.spec.tenant == tenant
     ]
-    # Of several the first by name, as the authority finds it.
-    name = min(slices, default=f"tenant/{tenant}")
+    found = [_opened(view, name, now_ms) for name in sorted(slices) or (f"tenant/{tenant}",)]
+    return next((one for one in found if one.dead is None), found[0])
+
+
+def _opened(view: View, name: str, now_ms: int) -> Purse:
     ledger = view.ledgers.get(name)
     if ledger is None:
         return Purse(name, None, Code.OVER_QUOTA)

@@ -146,7 +146,7 @@ class Scheduler:
                     asking.begin(proposal)
                     continue
             until_ms = tenure.held_until_ms
-            if asking.count < self._rhythm.ahead and (next_ms := cycle.next_ms()) is not None:
+            if asking.count < self._rhythm.ahead and self.view.sober and (next_ms := cycle.next_ms()) is not None:
                 until_ms = min(until_ms, next_ms)
             try:
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
@@ -195,10 +195,10 @@ class Asking:
         try:
             return await client.ask_many(proposal.claims, evidence=proposal.evidence)
         except NoAnswer as error:
-            lost = error
+            lost, silent = error, error.silent
         while True:
             self._scheduler._give_up(lost)
-            if not lost.silent:
+            if not silent:
                 return None
             if not self._tenure.may_act(self._scheduler._world.clock.now_ms()):
                 return None  # the term ends, and what was assumed with it

@@ -23,7 +23,7 @@ class Steering:
     def __init__(self) -> None:
         self.effects = _NONE
         self.filter = Filter("overrides", Code.OVERRIDE, self._check, (Cure.OVERRIDE, Cure.NODE), self._applies)
-        self._avoided: tuple[int, Bools] | None = None
+        self._avoided: tuple[Columns, int, Bools] | None = None
 
     def renew(self, overrides: Iterable[Override], now: Instant | None) -> bool:
         """As of this instant; True if that changed anything, so that everything that was known of nodes is to be asked anew."""
@@ -39,9 +39,10 @@ class Steering:
     def _check(self, ask: Ask, site: Site, peers: Peers) -> Any:
         columns: Any = getattr(site, "columns", site)
         stood = columns.restood.count
-        if self._avoided is None or self._avoided[0] != stood or len(self._avoided[1]) != len(columns):
-            self._avoided = stood, ~_covered(self.effects.avoids, columns)
-        free = self._avoided[1]
+        known = self._avoided
+        if known is None or known[0] is not columns or known[1] != stood or len(known[2]) != len(columns):
+            known = self._avoided = columns, stood, ~_covered(self.effects.avoids, columns)
+        free = known[2]
         for pin in ask.pins:
             free = free & _covered((pin,), columns)
         rows = getattr(site, "rows", None)

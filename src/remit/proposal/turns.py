@@ -141,6 +141,9 @@ class Ranks:
             if not rank.lanes:
                 del self._ranks[line.priority]
 
+    def tenants(self) -> list[str]:
+        return list(dict.fromkeys(tenant for rank in self._ranks.values() for tenant in rank.lanes))
+
     def descending(self, now_ms: int) -> Iterator[dict[str, list[Order]]]:
         """The lanes of each tenant, from the highest effective priority down; those that came level are together."""
         levels: dict[int, list[Rank]] = {}
