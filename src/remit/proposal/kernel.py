@@ -30,19 +30,8 @@ from remit.proposal.devices import choose
 from remit.proposal.gates import SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
 from remit.proposal.orders import Lines, best, leading
 from remit.proposal.plugins import (
-    COUPLED,
-    LAW,
-    ROOM,
-    STATIC,
-    STEADY,
-    Filter,
-    PluginError,
-    Score,
-    applies,
-    bounded,
-    distinct,
-    epoch_of,
-)
+    COUPLED, LAW, ROOM, STATIC, STEADY, Filter, PluginError, Score, applies, bounded, distinct, epoch_of,
+)  # fmt: skip
 from remit.proposal.scores import DEFAULT, LEAST
 
 _NEVER: Final = np.asarray(-1, dtype=np.int32)
