@@ -260,6 +260,16 @@ def test_work_that_fits_is_told_where_it_would_go() -> None:
     assert told.candidates[0].parts["least-allocated"] <= told.candidates[0].score
 
 
+def test_a_policy_on_a_lease_that_ran_out_stops_what_would_fit() -> None:
+    """The scheduler learns that from the authority; whoever explains knows what the authority will say."""
+    policy = published(PolicyRule(allow=PolicyAllow(zones=("a", "b", "c"))))
+    for at_ms, reason in ((NOW[1] - 1, "policy_lapsed"), (NOW[1] + 1, "")):
+        leased = replace(policy, spec=replace(policy.spec, deadline=Deadline(boot=NOW[0], at_ms=at_ms)))
+        told = three().with_(leased).work(workload("w")).explained()
+        assert told.reason == reason
+        assert [change.kind for one in told.unblocks for change in one.changes] == (["policy"] if reason else [])
+
+
 def test_a_gang_says_how_many_would_find_a_place() -> None:
     gang = explained("gang short of room")[1].gang
     assert gang is not None
