@@ -36,7 +36,7 @@ from remit.proposal.explained import Passage, Waits
 from remit.proposal.explaining import answer_for, work_of
 from tests.properties.machines import TAINTED, amounts, workload
 from tests.unit.observation.rows import ready
-from tests.unit.proposal.clusters import NOW, RULES, Cluster, ranked, rich, smaller
+from tests.unit.proposal.clusters import A_GPU, NOW, RULES, Cluster, ranked, rich, smaller
 
 
 def sums(passage: Passage) -> bool:
@@ -84,7 +84,6 @@ BESIDE = Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key
 EVENLY = Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),))
 SHY = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
 MINE = {"app": "w"}
-NO_GPU = (DeviceAsk(kind="gpu", count=1, models=("A10",)),)
 A_SHARE = (DeviceAsk(kind="gpu", share="600m"),)
 
 
@@ -108,8 +107,8 @@ def crowded_zone() -> Cluster:
 
 def gpus_taken() -> Cluster:
     cluster = Cluster(rich(), ready("n1", gpus=1))
-    holder = workload("holder", devices=NO_GPU)
-    return cluster.work(holder, 0, on=("n1",), devices={"gpu-0": 1000}).work(workload("w", devices=NO_GPU))
+    holder = workload("holder", devices=A_GPU)
+    return cluster.work(holder, 0, on=("n1",), devices={"gpu-0": 1000}).work(workload("w", devices=A_GPU))
 
 
 def shares_taken() -> Cluster:
@@ -141,7 +140,7 @@ CASES: dict[str, tuple[Code, bool, Callable[[], Cluster]]] = {
     "room": (Code.NO_ROOM, False, lambda: full(three()).work(workload("w", "2"))),
     "too large": (Code.NO_ROOM, True, lambda: three().work(workload("w", "5"))),
     "device": (Code.DEVICE_TAKEN, False, gpus_taken),
-    "no such device": (Code.DEVICE_TAKEN, True, lambda: three().work(workload("w", devices=NO_GPU))),
+    "no such device": (Code.DEVICE_TAKEN, True, lambda: three().work(workload("w", devices=A_GPU))),
     "share": (Code.DEVICE_TAKEN, False, shares_taken),
     "spread": (Code.SPREAD, False, crowded_zone),
     "affinity": (Code.AFFINITY, False, lambda: three().work(workload("w", placement=BESIDE))),
