@@ -25,7 +25,7 @@ from remit.model.kinds import (
 )
 from tests.properties.machines import amounts, workload
 from tests.unit.observation.rows import ready
-from tests.unit.proposal.clusters import Cluster, smaller
+from tests.unit.proposal.clusters import A_GPU, Cluster, smaller
 from tests.unit.proposal.test_explaining import published, sums
 
 ZONES = ("a", "b", "c")
@@ -66,7 +66,7 @@ ASKS: Any = st.sampled_from(
     [
         (),
         (),
-        (DeviceAsk(kind="gpu", count=1, models=("A10",)),),
+        A_GPU,
         (DeviceAsk(kind="gpu", count=2),),
         (DeviceAsk(kind="gpu", share="600m"),),
     ]

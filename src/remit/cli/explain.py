@@ -54,6 +54,7 @@ def explain(what: str, data: Path, tenant: str, node: str, output: str, verbose:
     """
     from remit.cli.opened import Unreadable, opened, rules_of
     from remit.proposal.plugins import PluginError
+    from remit.proposal.telling import NoNode
 
     kind, tenant, name = _meant(what, tenant)
     with opened(data) as scope:
@@ -62,9 +63,9 @@ def explain(what: str, data: Path, tenant: str, node: str, output: str, verbose:
             told = (
                 _replica(scope, tenant, name, rules, node) if kind == "replica" else _workload(scope, tenant, name, rules, node)
             )
-        except LookupError as error:
+        except NoNode:
             nodes = sorted(scope.view.columns.rows)
-            raise Unreadable(f"there is no node {shown(str(error.args[0]))}; {_near(node, nodes, 'nodes')}") from None
+            raise Unreadable(f"there is no node {shown(node)}; {_near(node, nodes, 'nodes')}") from None
         except PluginError as error:
             raise Unreadable(escaped(str(error))) from error
         _print(told, output, verbose, scope.clock.wall())

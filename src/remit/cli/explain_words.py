@@ -89,6 +89,8 @@ def change_words(change: Change) -> str:
             return f"grant {change.what} is renewed"
         case "tenant":
             return f"{change.what} is declared here"
+        case "policy":
+            return f"the lease on policy {change.what} is renewed"
         case "override":
             return f"override {change.what} ends"
         case "members":

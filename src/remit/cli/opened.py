@@ -102,6 +102,10 @@ def opened(directory: Path) -> Iterator[Scope]:
             yield Scope(still(clock, head, glimpse.revision, glimpse.pages), glimpse, clock)
     except StoreError as error:
         raise Unreadable(escaped(str(error))) from error
+    except msgspec.MsgspecError as error:
+        raise Unreadable(
+            f"{escaped(str(directory))}: a row does not decode ({escaped(str(error))}); restore a backup"
+        ) from error
     except OSError as error:
         raise Unreadable(f"{escaped(str(directory))} cannot be read: {escaped(error.strerror or str(error))}") from error
 

@@ -53,7 +53,7 @@ class Change(Struct, frozen=True, omit_defaults=True):
     `quota` (the ledger `what` needs `amount` more), `grant` (`what` renewed or issued anew), `tenant` (declared), `override`
     (`what` ended), `filter` (the filter `what` no longer in the way; by putting `nodes` right, if it has any), `grow` (node
     `what` has `amount` more; devices of one of `models`), `shrink` (each replica asks for `amount` less), `nodes` (`count` more
-    nodes like `what`), `members` (`count` more replicas of the gang).
+    nodes like `what`), `members` (`count` more replicas of the gang), `policy` (the lease on policy `what` renewed).
     """
 
     kind: str

@@ -92,6 +92,8 @@ def explain_waiting(view: View, generation: int, priority: int, rules: Rules) ->
     work = work_of(view, generation, priority, rules)
     seen = funnel(work.trial.kernel, work.trial.one)
     code, detail, never = _reason(view, work, seen)
+    if code is None and _lapsed(work.ask, rules.now):
+        code, detail = Code.POLICY_LAPSED, f"policy {work.ask.policy} came on a lease that has run out"
     refusal = None if code is None else REFUSALS[code]
     near = nearest(work.trial.kernel, work.trial.one) if not seen.fits else None
     found = work.trial.tried(work.want)
@@ -111,7 +113,7 @@ def explain_waiting(view: View, generation: int, priority: int, rules: Rules) ->
         and Nearest(work.trial.kernel.name(near.row), tuple(one.name for one in near.refused), short_of(work.trial, near.row)),
         gang=gang,
         preemption=_preemption(view, work) if code is not None and len(found.rows) < work.want else None,
-        unblocks=_unblocks(work, code),
+        unblocks=_unblocks(work, code, lapsed=_lapsed(work.ask, rules.now)),
         candidates=candidates(work.trial) if code is None else (),
     )
 
@@ -144,6 +146,12 @@ def _reason(view: View, work: Work, seen: Funnel) -> tuple[Code | None, str, boo
     return seen.reason, detail, never
 
 
+def _lapsed(ask: Ask, now: Instant) -> bool:
+    """Would the authority refuse it for the policy's age? A scheduler finds that out by asking."""
+    until = ask.policy_until
+    return until is not None and (until.boot != now[0] or now[1] >= until.at_ms)
+
+
 def _quota_words(from_: Purse) -> str:
     if from_.ledger is None:
         return f"there is no {from_.name} here"
@@ -163,6 +171,8 @@ def _cures(work: Work, seen: Funnel, code: Code | None) -> tuple[str, ...]:
             return ("member", Cure.WORKLOAD)
         case Code.OVER_QUOTA | Code.GRANT_VOID | Code.GRANT_EXPIRED:
             return (Cure.QUOTA,)
+        case Code.POLICY_LAPSED:
+            return (Cure.POLICY,)
     more = (Cure.ROOM,) if work.key.gang or seen.fits else ()
     return tuple(dict.fromkeys((*seen.cures(), *more)))
 
@@ -207,23 +217,26 @@ def short_of(trial: Trial, row: int) -> Amount:
 # -- what would help -----------------------------------------------------------------------------------------------------------
 
 
-def _unblocks(work: Work, code: Code | None) -> tuple[Unblock, ...]:
+def _unblocks(work: Work, code: Code | None, *, lapsed: bool) -> tuple[Unblock, ...]:
     """Each alone is enough. What stands before room (an override, members, quota) is part of every one of them."""
     if code is None or code is Code.DELETING:
         return ()
     if work.trial.places(work.want):
         rows = np.flatnonzero(work.trial.fits())
         names = tuple(work.trial.kernel.name(row) for row in rows[:CANDIDATES].tolist())
-        return (Unblock(tuple(_before_room(work, work.ask.charge)), len(rows), names),)
+        return (Unblock(tuple(_before_room(work, work.ask.charge, lapsed=lapsed)), len(rows), names),)
     found = []
     for one in options(work.trial, work.want):
         less = sum((change.amount for change in one.changes if change.kind == "shrink"), Amount())
-        found.append(Unblock((*_before_room(work, work.ask.charge - less), *one.changes), one.fits, one.nodes))
+        first = _before_room(work, work.ask.charge - less, lapsed=lapsed)
+        found.append(Unblock((*first, *one.changes), one.fits, one.nodes))
     return tuple(found)
 
 
-def _before_room(work: Work, charge: Amount) -> Iterable[Change]:
+def _before_room(work: Work, charge: Amount, *, lapsed: bool) -> Iterable[Change]:
     key, from_ = work.key, work.purse
+    if lapsed:
+        yield Change("policy", f"{work.ask.policy}")
     if key.paused:
         yield Change("override", key.paused)
     if work.least > 1 and work.waiting < work.least:

@@ -34,6 +34,10 @@ _ARRIVED: Final = {"job": (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINI
 _GOES_BY: Final = (Phase.RELEASED,)
 
 
+class NoNode(Exception):
+    """There is no node of the name that was asked about."""
+
+
 class Records(NamedTuple):
     """What was written down about it, by revision: schedulers' decisions, the authority's answers, and when each was."""
 
@@ -48,7 +52,7 @@ class Records(NamedTuple):
 
 
 def tell_replica(view: View, row: Replica, revision: int, records: Records, rules: Rules, node: str = "") -> ReplicaTold:
-    """`node`: another one, of which it is asked why it is not there. Raises LookupError if there is none of that name."""
+    """`node`: another one, of which it is asked why it is not there. Raises `NoNode` if there is none of that name."""
     meta, spec, status = row.metadata, row.spec, row.status
     slot = view.replicas.slots[f"replica/{meta.tenant}/{meta.name}"]
     generation = view.replicas.at.generation[slot]
@@ -95,7 +99,7 @@ def _answers(view: View, slot: int, rules: Rules, node: str, now_on: str) -> tup
     without(view, trial, slot)
     there = answer_for(trial, node)
     if there is None:
-        raise LookupError(node)
+        raise NoNode(node)
     return there, answer_for(trial, now_on) if now_on else None
 
 
@@ -139,7 +143,7 @@ def _decided(revision: int, at: str, spec: DecisionSpec) -> Told:
 def tell_workload(
     view: View, declared: Workload | None, tenant: str, name: str, records: Records, rules: Rules, node: str = ""
 ) -> WorkloadTold:
-    """`declared` is None if only replicas of it are left. Raises LookupError if there is no `node` of that name."""
+    """`declared` is None if only replicas of it are left. Raises `NoNode` if there is no `node` of that name."""
     slots = _slots(view, tenant, name)
     phases = view.replicas.column("phase")[slots]
     counts = {phase: int(np.count_nonzero(phases == number)) for number, phase in enumerate(PHASES)}

@@ -12,12 +12,14 @@ from remit.model.claims import Bind, Explain, Ganged, Reserve
 from remit.model.fields import Deadline, Metadata, Stamp
 from remit.model.kinds import (
     Device,
+    DeviceAsk,
     Node,
     NodeHealth,
     NodeStatus,
     Override,
     Placement,
     PriorityClass,
+    PriorityClassSpec,
     Tenant,
     TenantSpec,
     Toleration,
@@ -48,6 +50,7 @@ from tests.properties.machines import FakeClock, amounts
 HEAD_1 = Head("one", 1, 1, "a", 0, "")
 NOW: Instant = ("boot-1", 1_000_000)
 RULES = Rules(NOW)
+A_GPU = (DeviceAsk(kind="gpu", count=1, models=("A10",)),)
 
 
 def rich(name: str = "t1") -> Tenant:
@@ -278,6 +281,4 @@ def smaller(unblock: Unblock) -> Iterator[Unblock]:
 
 
 def ranked(name: str, value: int, **more: Any) -> PriorityClass:
-    from remit.model.kinds import PriorityClassSpec
-
     return PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=value, **more))

@@ -15,8 +15,8 @@ from remit.proposal.capacity import Capacity, room_for
 from tests.properties.machines import TAINTED, amounts, workload
 from tests.properties.test_explaining import clusters
 from tests.unit.observation.rows import ready
-from tests.unit.proposal.clusters import RULES, Cluster, ranked, rich
-from tests.unit.proposal.test_explaining import NO_GPU, full, health, override, poor, three
+from tests.unit.proposal.clusters import A_GPU, RULES, Cluster, ranked, rich
+from tests.unit.proposal.test_explaining import full, health, override, poor, three
 
 
 def asked(cluster: Cluster, made: Workload, **more: Any) -> Capacity:
@@ -123,7 +123,7 @@ def test_there_is_no_such_class_or_tenant() -> None:
 
 
 def test_devices_are_placed_one_by_one() -> None:
-    found = asked(Cluster(rich(), ready("n1", gpus=2), ready("n2", taints=(TAINTED,), gpus=2)), workload("w", devices=NO_GPU))
+    found = asked(Cluster(rich(), ready("n1", gpus=2), ready("n2", taints=(TAINTED,), gpus=2)), workload("w", devices=A_GPU))
     assert (found.hard.room, found.hard.where.nodes) == (2, {"n1": 2})
 
 

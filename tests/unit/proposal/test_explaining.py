@@ -36,7 +36,7 @@ from remit.proposal.explained import Passage, Waits
 from remit.proposal.explaining import answer_for, work_of
 from tests.properties.machines import TAINTED, amounts, workload
 from tests.unit.observation.rows import ready
-from tests.unit.proposal.clusters import NOW, RULES, Cluster, ranked, rich, smaller
+from tests.unit.proposal.clusters import A_GPU, NOW, RULES, Cluster, ranked, rich, smaller
 
 
 def sums(passage: Passage) -> bool:
@@ -84,7 +84,6 @@ BESIDE = Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key
 EVENLY = Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),))
 SHY = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
 MINE = {"app": "w"}
-NO_GPU = (DeviceAsk(kind="gpu", count=1, models=("A10",)),)
 A_SHARE = (DeviceAsk(kind="gpu", share="600m"),)
 
 
@@ -108,8 +107,8 @@ def crowded_zone() -> Cluster:
 
 def gpus_taken() -> Cluster:
     cluster = Cluster(rich(), ready("n1", gpus=1))
-    holder = workload("holder", devices=NO_GPU)
-    return cluster.work(holder, 0, on=("n1",), devices={"gpu-0": 1000}).work(workload("w", devices=NO_GPU))
+    holder = workload("holder", devices=A_GPU)
+    return cluster.work(holder, 0, on=("n1",), devices={"gpu-0": 1000}).work(workload("w", devices=A_GPU))
 
 
 def shares_taken() -> Cluster:
@@ -141,7 +140,7 @@ CASES: dict[str, tuple[Code, bool, Callable[[], Cluster]]] = {
     "room": (Code.NO_ROOM, False, lambda: full(three()).work(workload("w", "2"))),
     "too large": (Code.NO_ROOM, True, lambda: three().work(workload("w", "5"))),
     "device": (Code.DEVICE_TAKEN, False, gpus_taken),
-    "no such device": (Code.DEVICE_TAKEN, True, lambda: three().work(workload("w", devices=NO_GPU))),
+    "no such device": (Code.DEVICE_TAKEN, True, lambda: three().work(workload("w", devices=A_GPU))),
     "share": (Code.DEVICE_TAKEN, False, shares_taken),
     "spread": (Code.SPREAD, False, crowded_zone),
     "affinity": (Code.AFFINITY, False, lambda: three().work(workload("w", placement=BESIDE))),
@@ -258,6 +257,16 @@ def test_work_that_fits_is_told_where_it_would_go() -> None:
     assert (told.verdict, told.reason, told.unblocks, told.preemption) == ("now", "", (), None)
     assert told.candidates[0].node == cluster.scheduled().bound["replica/t1/w-0"]
     assert told.candidates[0].parts["least-allocated"] <= told.candidates[0].score
+
+
+def test_a_policy_on_a_lease_that_ran_out_stops_what_would_fit() -> None:
+    """The scheduler learns that from the authority; whoever explains knows what the authority will say."""
+    policy = published(PolicyRule(allow=PolicyAllow(zones=("a", "b", "c"))))
+    for at_ms, reason in ((NOW[1] - 1, "policy_lapsed"), (NOW[1] + 1, "")):
+        leased = replace(policy, spec=replace(policy.spec, deadline=Deadline(boot=NOW[0], at_ms=at_ms)))
+        told = three().with_(leased).work(workload("w")).explained()
+        assert told.reason == reason
+        assert [change.kind for one in told.unblocks for change in one.changes] == (["policy"] if reason else [])
 
 
 def test_a_gang_says_how_many_would_find_a_place() -> None:
