@@ -27,7 +27,7 @@ from remit.law.columns import Bools, Columns, Ints, Rows, over
 from remit.law.fit import Ask, Index
 from remit.law.peers import NODE, ColumnPeers
 from remit.proposal.devices import choose
-from remit.proposal.gates import SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
+from remit.proposal.gates import FINE, SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
 from remit.proposal.orders import Lines, best, leading
 from remit.proposal.plugins import (
     COUPLED,
@@ -49,7 +49,7 @@ _NEVER: Final = np.asarray(-1, dtype=np.int32)
 _CELLS_MAX: Final = 1 << 22
 """How many numbers a run looks at in one go."""
 CLASSES_CELLS_MAX: Final = 1 << 26
-"""How many numbers are kept in all; the class that was not asked about for longest goes."""
+"""How many numbers are kept in all, or half as many fine ones; the class that was not asked about for longest goes."""
 _MANY: Final = 512
 """Of so many rows it pays to look only at those where the class may stand at all."""
 _ALL: Final = slice(None)
@@ -70,17 +70,15 @@ class Class:
     """One shape of work, and what is known of it: which nodes fit, and how well."""
 
     __slots__ = (
-        "alone", "ask", "base", "bias", "closed", "constant", "epoch", "filters", "gated", "minded", "minds", "named", "once",
-        "over", "plain", "rest", "score", "scores", "seen", "shelves", "shunned", "static", "steady", "stood", "wider",
+        "alone", "ask", "base", "bias", "choose", "closed", "constant", "epoch", "filters", "fine", "gated", "minded", "minds",
+        "named", "once", "over", "plain", "rest", "score", "scores", "seen", "shelves", "shunned", "static", "steady", "stood",
+        "wider",
     )  # fmt: skip
 
     def __init__(self, base: Ask, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
         self.base, self.ask = base, ask
         applying = [one for one in filters if applies(one, ask)]
         self.filters = [one for one in applying if one.check not in STATIC and one.check not in COUPLED]
-        ranking = [one for one in scores if applies(one, ask)]
-        self.scores = [one for one in ranking if not one.static]
-        self.constant = [one for one in ranking if one.static]
         self.bias: Numbers | None = None
         """What the static scores add, if they tell nodes apart at all."""
         self.once = any(term.own for term in ask.anti if term.of.key == NODE)
@@ -94,15 +92,32 @@ class Class:
         self.gated = True
         self.shelves: Shelves | None = None
         """Where wider domains matter."""
-        self.steady = all(one.epoch is STEADY for one in self.scores)
-        self.plain = RESOURCES in self.filters and self.scores == [LEAST]
-        """As most are: ranked by what is left of the resources asked for."""
-        self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
         self.over = ask
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
         self.named = self.seen = self.stood = self.epoch = self.shunned = self.minded = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
-        self.score: Numbers = np.zeros(0, dtype=np.int32)
+        self.scores: list[Score] = []
+        self.constant: list[Score] = []
+        self.rank(scores)
+
+    def rank(self, scores: Sequence[Score]) -> None:
+        """Which of these apply may change with the sorts of devices that there are; then nothing is known any more."""
+        before = self.scores, self.constant
+        applying = [one for one in scores if applies(one, self.ask)]
+        blurred = {name for one in applying for name in one.instead_of}
+        ranking = [one for one in applying if one.name not in blurred]
+        self.scores = [one for one in ranking if not one.static]
+        self.constant = [one for one in ranking if one.static]
+        if self.seen >= 0 and before == (self.scores, self.constant):
+            return
+        self.seen = self.stood = self.epoch = -1
+        self.steady = all(one.epoch is STEADY for one in self.scores)
+        self.fine = any(one.fine for one in self.scores)
+        self.choose = next((one.choose for one in self.scores if one.choose is not None), None)
+        self.plain = RESOURCES in self.filters and self.scores == [LEAST]
+        """As most are: ranked by what is left of the resources asked for."""
+        self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
+        self.score: Numbers = np.zeros(0, dtype=np.int64 if self.fine else np.int32)
 
     @property
     def held_bytes(self) -> int:
@@ -143,7 +158,7 @@ class Kernel:
             found = Class(ask, ask._replace(**steered) if steered else ask, self.filters, self.scores)
             for term in (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer):
                 self.peers.counts(term.of)  # from here on it is kept up
-            while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX:
+            while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX >> found.fine:
                 del self._classes[next(iter(self._classes))]
         self._classes[key] = found
         return found
@@ -160,6 +175,7 @@ class Kernel:
         changed, rows = columns.changed, len(columns.nodes)
         if one.named != columns.named:
             one.over, one.named, one.shelves = over(one.ask, columns), columns.named, None
+            one.rank(self.scores)
         standing = one.stood == columns.restood.count
         if not standing:
             self._restand(one, rows)
@@ -193,7 +209,7 @@ class Kernel:
             order = sort(keys, self.columns)
             self._orders[keys] = self.columns.restood.count, order
         heads = _ALL if order is None else order.heads
-        return Shelves(order, Gates(ask, self.columns, self.peers, one.static, heads, one.wider), one.score)
+        return Shelves(order, Gates(ask, self.columns, self.peers, one.static, heads, one.wider, one.fine), one.score)
 
     def _shun(self, one: Class) -> None:
         """Whom it keeps away from, and who from it."""
@@ -222,7 +238,7 @@ class Kernel:
         one.stood, one.shelves = stood.count, None
         one.closed = ~(one.static & self.columns.takes)
         if one.constant:
-            bias = self._total(one.constant, one.over, self.columns)
+            bias = self._total(one.constant, one.over, self.columns, one.fine)
             found = bias if len(bias) and bias.min() != bias.max() else None
             if (found is None) != (one.bias is None):
                 one.seen = -1  # what it adds where nothing changed is another all the same
@@ -238,7 +254,7 @@ class Kernel:
         if one.alone:
             shut = shut | np.logical_not(fit.away_from(one.alone, site, self.peers))
         if numbers is None:
-            numbers = self._total(one.scores, one.over, site)
+            numbers = self._where_open(one, rows, spent, shut)
         if one.bias is not None:
             numbers += one.bias[rows]
         if rows is _ALL:
@@ -266,13 +282,23 @@ class Kernel:
         total *= _SCALED
         return total.astype(np.int32), shut
 
-    def _total(self, scores: Sequence[Score], ask: Ask, site: Any) -> Numbers:
+    def _where_open(self, one: Class, rows: Any, spent: Mapping[str, Any], shut: Bools) -> Numbers:
+        """Scores may be dear: they are asked only about the rows where the class fits."""
+        numbers: Numbers = np.zeros(len(shut), dtype=one.score.dtype)
+        at = np.flatnonzero(~shut)
+        if len(at):
+            left = {name: count[at] for name, count in spent.items()}
+            site = Rows(self.columns, at if rows is _ALL else rows[at], left)
+            numbers[at] = self._total(one.scores, one.over, site, one.fine)
+        return numbers
+
+    def _total(self, scores: Sequence[Score], ask: Ask, site: Any, fine: bool = False) -> Numbers:
         total: Any = 0.0
         for at, score in enumerate(scores):
-            part = self._scored(score, ask, site) * float(SCALE * score.weight)
+            part = self._scored(score, ask, site) * float((SCALE * FINE if fine else SCALE) * score.weight)
             total = total + part if at else part
-        made = np.asarray(total)
-        numbers = made.astype(np.int32) if made.shape else np.full(len(site), int(made), dtype=np.int32)
+        made, kind = np.asarray(total), np.int64 if fine else np.int32
+        numbers: Numbers = made.astype(kind) if made.shape else np.full(len(site), int(made), dtype=kind)
         # Out of its range no score may make a place impossible, or an impossible one possible.
         return np.maximum(numbers, 0, out=numbers)
 
@@ -342,13 +368,14 @@ class Kernel:
     def best(self, one: Class, count: int) -> list[tuple[int, int, dict[str, int]]]:
         """The rows that are ahead, the total of each in thousandths, and what each plug-in gave it."""
         numbers = self._regarded(one)
+        unit = SCALE // 1000 * (FINE if one.fine else 1)
         rows = np.flatnonzero(numbers >= 0)
         rows = rows[best(numbers[rows], count)]
         rows = rows[np.argsort(-numbers[rows], kind="stable")]
         site = Rows(self.columns, rows)
         parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in (*one.scores, *one.constant)}
         return [
-            (row, int(numbers[row]) // (SCALE // 1000), {name: int(part[at]) for name, part in parts.items()})
+            (row, int(numbers[row]) // unit, {name: int(part[at]) for name, part in parts.items()})
             for at, row in enumerate(rows.tolist())
         ]
 
@@ -356,6 +383,10 @@ class Kernel:
         """The class's number for every row, who stands in wider domains regarded too."""
         numbers = self.refresh(one)
         return numbers if one.shelves is None else one.shelves.by_row()
+
+    def choose(self, one: Class, row: int) -> dict[str, int]:
+        """Which devices, in thousandths by name, a replica of the class gets on a row where it fits."""
+        return choose(one.ask, self.columns, row) if one.choose is None else one.choose(one.ask, row)
 
     def name(self, row: int) -> str:
         node = self.columns.nodes[row]
@@ -397,7 +428,7 @@ class Kernel:
         devices: list[Mapping[str, int]] = []
         while len(rows) < count and (row := self.place(one)) >= 0:
             rows.append(row)
-            devices.append(choose(one.ask, self.columns, row))
+            devices.append(self.choose(one, row))
             self.post(one, row, devices[-1])
         return Placed(rows, devices if any(devices) else ())
 
