@@ -18,11 +18,13 @@ from remit.law.overrides import Instant
 from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, Explain, Ganged, Move, Refused, Verdict
 from remit.observation.replicas import PENDING, RESERVED
 from remit.observation.view import View
-from remit.proposal.attempts import Attempt, Attempts, Short
+from remit.proposal.attempts import Attempt, Attempts, Key, Short
 from remit.proposal.backlog import Backlog
 from remit.proposal.decisions import Decisions
 from remit.proposal.decisions import Verdict as Word
+from remit.proposal.demand import Demand
 from remit.proposal.fairness import Shares
+from remit.proposal.fragmentation import Fragmentation
 from remit.proposal.kernel import Kernel
 from remit.proposal.lines import Line
 from remit.proposal.plugins import Filter, Score
@@ -85,6 +87,8 @@ class Cycle:
         self._filters, self._scores = tuple(filters), tuple(scores)
         self.steering = Steering()
         self.decisions = Decisions(view, term)
+        self.demand = Demand()
+        """What sort of work came in this term. It holds whatever becomes of the view."""
         self.victims = Victims(pace)
         self.over = False
         """Was it said that the term is over?"""
@@ -97,7 +101,8 @@ class Cycle:
         self.backlog = Backlog(self._lot)
         self.shares = Shares({})
         self._capacity_at = -1
-        scores = (*self._scores, locality(view.columns, view.things.hints))
+        self.fragmentation = Fragmentation(view.columns, self.demand)
+        scores = (*self._scores, locality(view.columns, view.things.hints), self.fragmentation.score)
         self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=scores)
         self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering)
         self._held: list[Held] = []
@@ -129,24 +134,35 @@ class Cycle:
         for slot in news.settled:
             self.backlog.remove(slot)
             self._untold.pop(slot, None)
-        for slot in news.pending:
-            self._queue(slot, now_ms)
+        self._arrive(news.pending, now_ms)
         self._ready.update(news.ready)
         self._cured(list(news.cures), now_ms)
         self._let_go(now_ms)
 
-    def _queue(self, slot: int, now_ms: int) -> None:
+    def _arrive(self, slots: Iterable[int], now_ms: int) -> None:
+        """Queue them, and count what sort of work it is that comes."""
+        by_shape: dict[int, int] = {}
+        for slot in slots:
+            key = self._queue(slot, now_ms)
+            if key is not None:
+                by_shape[key.shape] = by_shape.get(key.shape, 0) + 1
+        for shape, count in by_shape.items():
+            self.demand.arrived(self.view.shapes.ask(shape), count)
+
+    def _queue(self, slot: int, now_ms: int) -> Key | None:
+        """Into the line of its like; answers which, unless it is there."""
         line = self.backlog.line_of(slot)
         if line is not None:
             if line.in_flight(slot) and slot not in self.view.assumed:
                 self.backlog.returned(slot)
-            return
+            return None
         key = self._attempts.key(slot)
         line = self.backlog.add(key, lambda: self._attempts.line(key, slot, now_ms), slot, now_ms)
         if key.gang:
             self.backlog.happened(("member", key), self.backlog.version)
         if line.wait is not None:
             self._untold[slot] = None
+        return key
 
     def _requeue(self, now_ms: int) -> None:
         """Into other lines, maybe: what tells work apart has changed."""
@@ -212,6 +228,7 @@ class Cycle:
         view = self.view
         proposal = Proposal([], [], Evidence(view.revision, view.age_ms()))
         self.victims.begin(now_ms)
+        self.fragmentation.renew()
         self._confirm(proposal)
         if self.backlog.active or (self.backlog.next_ms() or now_ms + 1) <= now_ms:
             self._share_out(now_ms)

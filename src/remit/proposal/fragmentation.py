@@ -165,7 +165,7 @@ class Fragmentation:
     @staticmethod
     def _free_of(site: Any, name: str) -> Floats:
         """What is left of it, or nothing if more was taken than there is."""
-        return np.maximum(site.free.get(name, 0), np.zeros(len(site)))
+        return np.asarray(np.maximum(site.free.get(name, 0), np.zeros(len(site))))
 
     def _blocks(self, rows: Ints, lines: int = 1) -> Iterator[Ints]:
         step = max(_BLOCK_CELLS // max(len(self._potential) * lines, 1), 1)

@@ -104,8 +104,8 @@ class Potential:
         return np.asarray(total.sum(axis=1))
 
     def _reach(self, cpu: Floats, memory: Floats) -> Floats:
-        reach: Floats = cpu[:, None] / self._cpu
-        return np.minimum(reach, memory[:, None] / self._memory, out=reach)
+        reach: Floats = np.minimum(cpu[:, None] / self._cpu, memory[:, None] / self._memory)
+        return reach
 
     def _fits(self, reach: Floats, room: Floats) -> Floats:
         fits: Floats = room.copy()
