@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from remit.law import fit
 from remit.law.columns import Columns, Left
 from remit.law.peers import ColumnPeers
-from remit.proposal.devices import choose
 from remit.proposal.gates import PREFER_WEIGHT, SCALE
 from remit.proposal.kernel import Kernel
 from remit.proposal.plugins import Score
@@ -132,7 +131,7 @@ def test_one_by_one_the_kernel_places_as_a_plain_loop_does(
             assert row == plain.place(asks[at])
             if row < 0:
                 break
-            devices = choose(asks[at], kernel.columns, row)
+            devices = kernel.choose(one, row)
             assert bool(devices) == bool(sum(one.amount for one in asks[at].whole) or asks[at].shares)
             kernel.post(one, row, devices)
             plain.post(asks[at], row, devices)
@@ -156,7 +155,7 @@ def test_a_run_places_as_one_by_one_does(order: tuple[Scene, list[Work], list[tu
         one = singly.known(at, asks[at])
         expected: list[int] = []
         while len(expected) < count and (row := singly.place(one)) >= 0:
-            singly.post(one, row, choose(asks[at], singly.columns, row))
+            singly.post(one, row, singly.choose(one, row))
             expected.append(row)
         assert found.rows == expected
     assert at_once.columns.amounts.tolist() == singly.columns.amounts.tolist()

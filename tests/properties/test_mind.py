@@ -45,7 +45,7 @@ from remit.model.kinds import (
 )
 from remit.model.resources import Duration
 from remit.observation.checking import recount
-from remit.proposal.cycle import Proposal
+from remit.proposal.asking import Proposal
 from tests.properties.machines import OPERATOR, USER, furnished, node, workload
 from tests.properties.test_views import listed
 from tests.unit.commitment.desk import moving

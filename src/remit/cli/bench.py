@@ -141,6 +141,7 @@ def bench() -> None:
       remit bench commit --quick          a look in a few seconds
       remit bench commit --json           one line for programs; exit 1 if an aim is missed
       remit bench place --quick           how fast the scheduler's kernel finds places
+      remit bench packing --trace DIR     how much of a GPU cluster is put to use
       remit bench schedule --quick        from a full queue to the last durable bind
       remit bench simulate --quick        how much simulated time a minute buys
     """
@@ -223,3 +224,58 @@ def schedule(quick: bool, as_json: bool, data: Path | None) -> None:
     from remit.cli.bench_schedule import measure
 
     finish(measure(quick, data), as_json)
+
+
+class Seeds(click.ParamType[tuple[int, ...]]):
+    """Whole numbers and ranges of them, as in `42-51` or `1,3,5-7`."""
+
+    name = "seeds"
+    most = 1_000
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        found: dict[int, None] = {}
+        for part in str(value).split(","):
+            first, dash, last = part.strip().partition("-")
+            if not (first.isdecimal() and (last.isdecimal() or not dash)) or max(len(first), len(last)) > 9:
+                self.fail(f"{part!r} is neither a whole number nor a range such as 42-51", param, ctx)
+            ends = int(first), int(last or first)
+            if not 0 <= ends[1] - ends[0] < self.most or len(found) > self.most:
+                self.fail(f"{part!r} goes backwards, or there are more than {self.most} seeds", param, ctx)
+            found.update(dict.fromkeys(range(ends[0], ends[1] + 1)))
+        return tuple(found)
+
+
+POLICY_NAMES: Final = ("random", "dotprod", "clustering", "packing", "bestfit", "fgd", "default")
+
+
+@bench.command("packing")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="A directory with openb_nodes_gpu.csv and, for each workload W, openb_pods_W.csv or openb_pods_W.csv.gz.",
+)
+@click.option("--workload", "workloads", multiple=True, default=("default",), show_default=True, help="W; may be given again.")
+@click.option("--policy", "policies", multiple=True, type=click.Choice(POLICY_NAMES), help="Only this one; may be given again.")
+@click.option("--seeds", type=Seeds(), default="42-51", show_default=True, help="A run for each, as in 42-51 or 1,3,5-7.")
+@click.option("--quick", is_flag=True, help="The first two seeds, next to bestfit and fgd alone.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+def packing(
+    trace: Path, workloads: tuple[str, ...], policies: tuple[str, ...], seeds: tuple[int, ...], quick: bool, as_json: bool
+) -> None:
+    """How many GPUs are given out when pods come one by one until they ask for 130 per cent of them, and never leave.
+
+    \b
+    Remit's own placing is `default`; the others are published policies, on the same nodes and arrivals. Seconds are CPU time.
+
+    \b
+    Examples:
+      remit bench packing --trace ../shared/data/gpu_openb --quick
+      remit bench packing --trace DIR --workload gpushare100 --workload cpu200 --json
+      remit bench packing --trace DIR --policy fgd --policy default --seeds 42-45
+    """
+    from remit.cli.bench_packing import measure
+
+    finish(measure(trace, workloads, policies, seeds, quick), as_json)

@@ -25,8 +25,8 @@ from remit.cli.growth import Line, draw
 from remit.law.fit import NOBODY, Ask, misfit
 from remit.law.ledgers import NodeLedger
 from remit.law.peers import ColumnPeers
-from remit.proposal.devices import choose
-from remit.proposal.kernel import Class, Kernel
+from remit.proposal.classes import Class
+from remit.proposal.kernel import Kernel
 from remit.world.clock import BootClock
 
 BY_CLASS: Final = "by class"
@@ -183,7 +183,7 @@ class Placing:
         if row < 0:
             raise RuntimeError("one found no place")
         if one.ask.devices:
-            kernel.post(one, row, choose(one.ask, kernel.columns, row))
+            kernel.post(one, row, kernel.choose(one, row))
         else:
             kernel.post(one, row)
 

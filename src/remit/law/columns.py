@@ -85,7 +85,8 @@ class Columns:
         self._own = {"amounts", "devices", "facts"}
         """Which groups of arrays are nobody else's, and so may be written to."""
         self.named = 0
-        """How many names of places and taints there are: tables made `over` these columns hold as long as it does not grow."""
+        """How many names of places, taints and models there are: tables made `over` these columns hold as long as it does not
+        grow, and so does what rests on which sorts of devices there are at all."""
         self.changed = Changes()
         """Rows of which something changed."""
         self.restood = Changes()
@@ -329,6 +330,7 @@ class Columns:
                 columns[model] = np.zeros(len(self._facts["ready"]), dtype=np.int64)
         if new:
             self._show()
+            self.named += len(new)
         for model, column in self._whole.items():
             column[row], self._room[model][row] = whole.get(model, 0), room.get(model, 0)
 
@@ -336,7 +338,7 @@ class Columns:
         spec = node.spec
         for name, value in (("region", spec.region), ("zone", spec.zone), ("pool", spec.pool), ("taints", spec.taints)):
             self._facts[name][row] = self._places[name].id(value)
-        self.named = sum(len(names.values) for names in self._places.values())
+        self.named = sum(len(names.values) for names in self._places.values()) + len(self._whole)
         for key, (ids, names) in self._labels.items():
             ids[row] = names.id(node.metadata.labels.get(key))
         for key, (ids, names) in self._domains.items():
@@ -360,7 +362,7 @@ class Rows:
     """Some rows of columns as a `fit.Site`, each maybe several times; `spent` is taken off what is left of each."""
 
     def __init__(self, columns: Columns, rows: Ints, spent: Mapping[str, Any] = _UNUSED) -> None:
-        self.columns, self.rows = columns, rows
+        self.columns, self.rows, self.spent = columns, rows, spent
         self.free = _Taken(columns.free, rows, spent)
         self.share: dict[str, Floats] = _Taken(columns.share, rows, _UNUSED)
         self.whole = _Taken(columns.whole, rows, spent)

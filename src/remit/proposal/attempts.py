@@ -17,10 +17,11 @@ from remit.observation.replicas import PENDING
 from remit.observation.shapes import THERE, Cut
 from remit.observation.view import View
 from remit.proposal.backlog import Backlog
+from remit.proposal.classes import Class
 from remit.proposal.decisions import Decisions, Seen, Verdict, near
 from remit.proposal.funnel import ever
 from remit.proposal.gates import minds_others
-from remit.proposal.kernel import Class, Kernel, Placed
+from remit.proposal.kernel import Kernel, Placed
 from remit.proposal.lines import Line
 from remit.proposal.plugins import Cure, PluginError
 from remit.proposal.preemption import Eviction

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import numpy as np
 
@@ -21,11 +21,14 @@ from remit.law.overrides import Instant
 from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, Explain, Ganged, Move, Refused, Reserve, Verdict
 from remit.observation.replicas import PENDING, RESERVED
 from remit.observation.view import View
-from remit.proposal.attempts import Attempt, Attempts, Short, words
+from remit.proposal.asking import Asked, Held, Proposal
+from remit.proposal.attempts import Attempt, Attempts, Key, Short, words
 from remit.proposal.backlog import Backlog
 from remit.proposal.decisions import Decisions
 from remit.proposal.decisions import Verdict as Word
+from remit.proposal.demand import Demand
 from remit.proposal.fairness import Shares
+from remit.proposal.fragmentation import Fragmentation
 from remit.proposal.kernel import Kernel
 from remit.proposal.lines import Line
 from remit.proposal.plugins import Filter, Score
@@ -55,41 +58,6 @@ _SLACK: Final = 1_024
 Lot = Callable[[int], int]
 
 
-class Proposal(NamedTuple):
-    """Claims that travel together, the slots behind each, and what they were made from. No two have one number."""
-
-    number: int
-    claims: list[AnyClaim]
-    slots: list[tuple[int, ...]]
-    evidence: Evidence
-
-    def __bool__(self) -> bool:
-        return bool(self.claims)
-
-    def add(self, claim: AnyClaim, *slots: int) -> None:
-        self.claims.append(claim)
-        self.slots.append(slots)
-
-
-class Asked(NamedTuple):
-    """In which proposal a replica is claimed, and at which revision of its row."""
-
-    number: int
-    at: int
-
-
-class Held(NamedTuple):
-    """A replica that waits for the view to reach a revision."""
-
-    number: int
-    revision: int
-    until_ms: int
-    refused: str
-    """Why it was refused; empty if its gang was accepted, and it is to be seen whether it was with them."""
-    again: bool = False
-    """Is a reservation to be bound all the same? Else it is given up."""
-
-
 class Cycle:
     """For one term of a scheduler: `term` is in the names of its records."""
 
@@ -108,6 +76,8 @@ class Cycle:
         self._filters, self._scores = tuple(filters), tuple(scores)
         self.steering = Steering()
         self.decisions = Decisions(view, term)
+        self.demand = Demand()
+        """What sort of work came in this term. It holds whatever becomes of the view."""
         self.victims = Victims(pace)
         self.over = False
         """Was it said that the term is over?"""
@@ -121,7 +91,8 @@ class Cycle:
         self.backlog = Backlog(self._lot)
         self.shares = Shares({})
         self._capacity_at = -1
-        scores = (*self._scores, locality(view.columns, view.things.hints))
+        self.fragmentation = Fragmentation(view.columns, self.demand)
+        scores = (*self._scores, locality(view.columns, view.things.hints), self.fragmentation.score)
         self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=scores)
         self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering)
         self.victims.forget()
@@ -163,8 +134,7 @@ class Cycle:
         for slot in news.settled:
             if slot not in news.pending or not self._is_asked(slot):
                 self._drop(slot)
-        for slot in news.pending:
-            self._queue(slot, now_ms)
+        self._arrive(news.pending, now_ms)
         self._ready.update(news.ready)
         self._cured(list(news.cures), now_ms)
 
@@ -181,20 +151,33 @@ class Cycle:
         self._asked.pop(slot, None)
         self._held.pop(slot, None)
 
-    def _queue(self, slot: int, now_ms: int) -> None:
+    def _arrive(self, slots: Iterable[int], now_ms: int) -> None:
+        """Queue them, and count what sort of work it is that comes."""
+        by_shape: dict[int, int] = {}
+        for slot in slots:
+            key = self._queue(slot, now_ms)
+            if key is not None:
+                by_shape[key.shape] = by_shape.get(key.shape, 0) + 1
+        for shape, count in by_shape.items():
+            self.demand.arrived(self.view.shapes.ask(shape), count)
+
+    def _queue(self, slot: int, now_ms: int) -> Key | None:
+        """Into the line of its like; answers which, unless it is there."""
         line = self.backlog.line_of(slot)
         if line is None:
-            self._join(slot, now_ms)
-        elif line.in_flight(slot) and slot not in self.view.assumed and slot not in self._held:
+            return self._join(slot, now_ms)
+        if line.in_flight(slot) and slot not in self.view.assumed and slot not in self._held:
             self._return(slot, now_ms)
+        return None
 
-    def _join(self, slot: int, arrived_ms: int) -> None:
+    def _join(self, slot: int, arrived_ms: int) -> Key:
         key = self._attempts.key(slot)
         line = self.backlog.add(key, lambda: self._attempts.line(key, slot, arrived_ms), slot, arrived_ms)
         if key.gang:
             self.backlog.happened(("member", key), self.backlog.version)
         if line.wait is not None:
             self._untold[slot] = None
+        return key
 
     def _reline_all(self, now_ms: int) -> None:
         """What tells work apart has changed."""
@@ -297,6 +280,7 @@ class Cycle:
         self._proposals += 1
         proposal = Proposal(self._proposals, [], [], Evidence(view.revision, view.age_ms()))
         self.victims.begin(now_ms, view)
+        self.fragmentation.renew()
         self._confirm(proposal)
         self.backlog.ripen(now_ms)
         if self.backlog.active:

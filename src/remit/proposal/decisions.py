@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 from remit.model.claims import Explain
 from remit.model.records import Candidate, DecisionSpec, Nearest
 from remit.observation.view import View
+from remit.proposal.classes import Class
 from remit.proposal.funnel import Funnel, funnel, nearest
-from remit.proposal.kernel import Class, Kernel
+from remit.proposal.kernel import Kernel
 from remit.proposal.purses import Purse
 
 MEMBERS_MAX: Final = 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from remit.law.columns import Columns
@@ -34,24 +34,38 @@ def fits_devices(ask: Ask, devices: Sequence[Device], used: Mapping[str, int]) -
     return bool(fit_whole(ask, site, NOBODY)) and bool(fit_shares(ask, site, NOBODY))
 
 
-def choose_among(ask: Ask, devices: Sequence[Device], used: Mapping[str, int]) -> dict[str, int] | None:
-    """Shares go where they leave the least over, whole ones so that every part of the ask finds its own; None if that fails."""
+Rank = Callable[[Devices, int], int]
+"""How bad is it to take this share from a device of which so much is left?"""
+
+
+def tightest(one: Devices, left: int) -> int:
+    return left
+
+
+def choose_among(ask: Ask, devices: Sequence[Device], used: Mapping[str, int], rank: Rank = tightest) -> dict[str, int] | None:
+    """Shares go where they leave the least over, or where another rank is lowest, and to the first of equals; whole ones so
+    that every part of the ask finds its own. None if that fails.
+    """
     chosen: dict[str, int] = {}
     for one in ask.shares:
-        name = _tightest(one, devices, used, chosen)
+        name = _lowest(one, devices, used, chosen, rank)
         if name is None:
             return None
         chosen[name] = one.amount
     return chosen if _match(ask.whole, devices, used, chosen) else None
 
 
-def _tightest(one: Devices, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int]) -> str | None:
-    left = [
-        (WHOLE - used.get(device.name, 0), device.name)
-        for device in devices
-        if device.kind == one.kind and (not one.models or device.model in one.models) and device.name not in chosen
-    ]
-    return min((pair for pair in left if pair[0] >= one.amount), default=(0, None))[1]
+def _lowest(
+    one: Devices, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int], rank: Rank
+) -> str | None:
+    found, lowest = None, 0
+    for device in devices:
+        if device.kind != one.kind or (one.models and device.model not in one.models) or device.name in chosen:
+            continue
+        left = WHOLE - used.get(device.name, 0)
+        if left >= one.amount and (found is None or rank(one, left) < lowest):
+            found, lowest = device.name, rank(one, left)
+    return found
 
 
 def _match(wholes: Sequence[Devices], devices: Sequence[Device], used: Mapping[str, int], chosen: dict[str, int]) -> bool:

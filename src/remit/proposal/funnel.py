@@ -11,8 +11,9 @@ from remit.law import fit
 from remit.law.columns import Bools, Ints, Rows
 from remit.model.claims import Code
 from remit.model.kinds import Node
+from remit.proposal.classes import Class
 from remit.proposal.devices import fits_devices
-from remit.proposal.kernel import Class, Kernel
+from remit.proposal.kernel import Kernel
 from remit.proposal.plugins import ROOM, Cure, Filter, applies
 
 

@@ -22,7 +22,10 @@ GROUPS_MAX: Final = 256
 
 PREFER_WEIGHT: Final = 2
 SCALE: Final = 1_000_000
-Numbers = npt.NDArray[np.int32]
+"""What a score of 1 is in numbers; FINE times as much in those of a class that some score ranks finely."""
+FINE: Final = 1 << 20
+Numbers = npt.NDArray[np.signedinteger[Any]]
+"""Of 32 bits; of 64 where they are fine."""
 _NEVER: Final = np.int32(-1)
 
 
@@ -79,13 +82,21 @@ class Gates:
     """
 
     def __init__(
-        self, ask: Ask, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any, shunners: Sequence[Index]
+        self,
+        ask: Ask,
+        columns: Columns,
+        peers: ColumnPeers,
+        static: Bools,
+        rows: Any,
+        shunners: Sequence[Index],
+        fine: bool = False,
     ) -> None:
         def count(of: Index, own: int) -> _Count:
             return _Count(of, own, columns, peers, static, rows)
 
         ours = carried(ask)
         self._gates = len(columns.ready[rows])
+        self._fine = fine
         self._spread = [(count(term.of, term.own), term.skew) for term in ask.spread]
         self._near = [count(term.of, term.own) for term in ask.affinity]
         self._away = [count(term.of, term.own) for term in ask.anti] + [count(i, int(i in ours)) for i in shunners]
@@ -120,7 +131,8 @@ class Gates:
             least = one.least()
             total += np.where(one.known, 1.0 - (one.here() - least) / (1.0 + max(one.most() - least, 0)), 0.0)
         total *= SCALE * PREFER_WEIGHT / len(self._prefer)
-        return np.maximum(total, 0).astype(np.int32)
+        found = np.maximum(total, 0).astype(np.int32)
+        return found * np.int64(FINE) if self._fine else found
 
     def placed(self, gate: int) -> None:
         """One more stands behind this gate."""

@@ -26,28 +26,24 @@ from remit.law import fit
 from remit.law.columns import Bools, Columns, Ints, Rows, over
 from remit.law.fit import Ask, Index
 from remit.law.peers import NODE, ColumnPeers
+from remit.proposal.classes import Class
 from remit.proposal.devices import choose
-from remit.proposal.gates import SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
+from remit.proposal.gates import FINE, SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
 from remit.proposal.orders import Lines, best, leading
-from remit.proposal.plugins import (
-    COUPLED, LAW, ROOM, STATIC, STEADY, Filter, PluginError, Score, applies, bounded, distinct, epoch_of,
-)  # fmt: skip
+from remit.proposal.plugins import LAW, ROOM, Filter, PluginError, Score, bounded, distinct, epoch_of
 from remit.proposal.scores import DEFAULT, LEAST
 
 _NEVER: Final = np.asarray(-1, dtype=np.int32)
 _CELLS_MAX: Final = 1 << 22
 """How many numbers a run looks at in one go."""
-WEIGHTS_MAX: Final = 2_000
-"""Of all scores together: a number is of 32 bits, and soft spreading comes on top."""
 CLASSES_CELLS_MAX: Final = 1 << 26
-"""How many numbers are kept in all; the class that was not asked about for longest goes."""
+"""How many numbers are kept in all, or half as many fine ones; the class that was not asked about for longest goes."""
 _MANY: Final = 512
 """Of so many rows it pays to look only at those where the class may stand at all."""
 _ALL: Final = slice(None)
 _NOTHING: Final[Mapping[str, Any]] = {}
 _ZERO: Final = np.asarray(0)
 _SCALED: Final = np.asarray(float(SCALE * LEAST.weight))
-RESOURCES: Final = next(one for one in LAW if one.check is fit.resources)
 
 
 class Placed(NamedTuple):
@@ -55,78 +51,6 @@ class Placed(NamedTuple):
 
     rows: list[int]
     devices: list[Mapping[str, int]]
-
-
-class Class:
-    """One shape of work, and what is known of it: which nodes fit, and how well."""
-
-    __slots__ = (
-        "alone",
-        "ask",
-        "base",
-        "bias",
-        "closed",
-        "constant",
-        "epoch",
-        "filters",
-        "gated",
-        "looked",
-        "minded",
-        "minds",
-        "named",
-        "once",
-        "over",
-        "plain",
-        "rest",
-        "score",
-        "scores",
-        "seen",
-        "shelves",
-        "shunned",
-        "static",
-        "steady",
-        "stood",
-        "wider",
-    )  # fmt: skip
-
-    def __init__(self, base: Ask, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
-        self.base, self.ask = base, ask
-        applying = [one for one in filters if applies(one, ask)]
-        self.filters = [one for one in applying if one.check not in STATIC and one.check not in COUPLED]
-        ranking = [one for one in scores if applies(one, ask)]
-        self.scores = [one for one in ranking if not one.static]
-        self.constant = [one for one in ranking if one.static]
-        self.bias: Numbers | None = None
-        """What the static scores add, if they tell nodes apart at all."""
-        self.once = any(term.own for term in ask.anti if term.of.key == NODE)
-        """Does it keep away from its like on the same node?"""
-        self.alone: tuple[Index, ...] = ()
-        """Of whom must there be nobody on the same node? A rule of the row, as what is left of it."""
-        self.wider: tuple[Index, ...] = ()
-        """Who else shuns it, in wider domains."""
-        self.minds: tuple[Index, ...] = ()
-        """Where it counts."""
-        self.gated = True
-        self.shelves: Shelves | None = None
-        """Where wider domains matter."""
-        self.steady = all(one.epoch is STEADY for one in self.scores)
-        self.plain = RESOURCES in self.filters and self.scores == [LEAST]
-        """As most are: ranked by what is left of the resources asked for."""
-        self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
-        self.over = ask
-        self.looked: Any = None
-        """What was last found out about it for the records: it is forgotten with the class. See decisions.py."""
-        self.closed: Bools = np.zeros(0, dtype=np.bool_)
-        self.named = self.seen = self.stood = self.epoch = self.shunned = self.minded = -1
-        self.static: Bools = np.zeros(0, dtype=np.bool_)
-        self.score: Numbers = np.zeros(0, dtype=np.int32)
-
-    @property
-    def held_bytes(self) -> int:
-        """What is kept of it by node."""
-        found = self.score.nbytes + self.static.nbytes + self.closed.nbytes
-        found += self.bias.nbytes if self.bias is not None else 0
-        return found + (self.shelves.held_bytes if self.shelves is not None else 0)
 
 
 class Kernel:
@@ -160,7 +84,7 @@ class Kernel:
             found = Class(ask, ask._replace(**steered) if steered else ask, self.filters, self.scores)
             for term in (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer):
                 self.peers.counts(term.of)  # from here on it is kept up
-            while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX:
+            while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX >> found.fine:
                 del self._classes[next(iter(self._classes))]
         self._classes[key] = found
         return found
@@ -177,6 +101,7 @@ class Kernel:
         changed, rows = columns.changed, len(columns.nodes)
         if one.named != columns.named:
             one.over, one.named, one.shelves = over(one.ask, columns), columns.named, None
+            one.rank(self.scores)
         standing = one.stood == columns.restood.count
         if not standing:
             self._restand(one, rows)
@@ -210,7 +135,7 @@ class Kernel:
             order = sort(keys, self.columns)
             self._orders[keys] = self.columns.restood.count, order
         heads = _ALL if order is None else order.heads
-        return Shelves(order, Gates(ask, self.columns, self.peers, one.static, heads, one.wider), one.score)
+        return Shelves(order, Gates(ask, self.columns, self.peers, one.static, heads, one.wider, one.fine), one.score)
 
     def _shun(self, one: Class) -> None:
         """Whom it keeps away from, and who from it."""
@@ -239,7 +164,7 @@ class Kernel:
         one.stood, one.shelves = stood.count, None
         one.closed = ~(one.static & self.columns.takes)
         if one.constant:
-            bias = self._total(one.constant, one.over, self.columns)
+            bias = self._total(one.constant, one.over, self.columns, one.fine)
             found = bias if len(bias) and bias.min() != bias.max() else None
             if (found is None) != (one.bias is None):
                 one.seen = -1  # what it adds where nothing changed is another all the same
@@ -255,7 +180,7 @@ class Kernel:
         if one.alone:
             shut = shut | np.logical_not(fit.away_from(one.alone, site, self.peers))
         if numbers is None:
-            numbers = self._total(one.scores, one.over, site)
+            numbers = self._where_open(one, rows, spent, shut)
         if one.bias is not None:
             numbers += one.bias[rows]
         if rows is _ALL:
@@ -283,13 +208,23 @@ class Kernel:
         total *= _SCALED
         return total.astype(np.int32), shut
 
-    def _total(self, scores: Sequence[Score], ask: Ask, site: Any) -> Numbers:
+    def _where_open(self, one: Class, rows: Any, spent: Mapping[str, Any], shut: Bools) -> Numbers:
+        """Scores may be dear: they are asked only about the rows where the class fits."""
+        numbers: Numbers = np.zeros(len(shut), dtype=one.score.dtype)
+        at = np.flatnonzero(~shut)
+        if len(at):
+            left = {name: count[at] for name, count in spent.items()}
+            site = Rows(self.columns, at if rows is _ALL else rows[at], left)
+            numbers[at] = self._total(one.scores, one.over, site, one.fine)
+        return numbers
+
+    def _total(self, scores: Sequence[Score], ask: Ask, site: Any, fine: bool = False) -> Numbers:
         total: Any = 0.0
         for at, score in enumerate(scores):
-            part = self._scored(score, ask, site) * float(SCALE * score.weight)
+            part = self._scored(score, ask, site) * float((SCALE * FINE if fine else SCALE) * score.weight)
             total = total + part if at else part
-        made = np.asarray(total)
-        numbers = made.astype(np.int32) if made.shape else np.full(len(site), int(made), dtype=np.int32)
+        made, kind = np.asarray(total), np.int64 if fine else np.int32
+        numbers: Numbers = made.astype(kind) if made.shape else np.full(len(site), int(made), dtype=kind)
         # Out of its range no score may make a place impossible, or an impossible one possible.
         return np.maximum(numbers, 0, out=numbers)
 
@@ -376,6 +311,7 @@ class Kernel:
     def best(self, one: Class, count: int) -> list[tuple[int, int, dict[str, int]]]:
         """The rows that are ahead, the total of each in thousandths, and what each plug-in gave it."""
         numbers = self.numbers(one)
+        unit = SCALE // 1000 * (FINE if one.fine else 1)
         rows = np.flatnonzero(numbers >= 0)
         rows = rows[best(numbers[rows], count)]
         rows = rows[np.argsort(-numbers[rows], kind="stable")]
@@ -383,9 +319,13 @@ class Kernel:
         told = (*one.scores, *(one.constant if one.bias is not None else ()))
         parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in told}
         return [
-            (row, int(numbers[row]) // (SCALE // 1000), {name: int(part[at]) for name, part in parts.items()})
+            (row, int(numbers[row]) // unit, {name: int(part[at]) for name, part in parts.items()})
             for at, row in enumerate(rows.tolist())
         ]
+
+    def choose(self, one: Class, row: int) -> dict[str, int]:
+        """Which devices, in thousandths by name, a replica of the class gets on a row where it fits."""
+        return choose(one.ask, self.columns, row) if one.choose is None else one.choose(one.ask, row)
 
     def name(self, row: int) -> str:
         node = self.columns.nodes[row]
@@ -425,7 +365,7 @@ class Kernel:
     def _steps(self, one: Class, count: int, placed: Placed) -> None:
         asks_devices = bool(one.ask.whole or one.ask.shares)
         while len(placed.rows) < count and (row := self.place(one)) >= 0:
-            devices = choose(one.ask, self.columns, row)
+            devices = self.choose(one, row)
             self.post(one, row, devices)
             placed.rows.append(row)
             if asks_devices:

@@ -32,8 +32,8 @@ SCORES: Final = "remit.scores"
 WEIGHT_MAX: Final = 1_000
 WEIGHTS_MAX: Final = 2_000
 """Of all scores together."""
-SCORE_NAMES: Final = ("least-allocated", "most-allocated", "balanced", "preferred-taints")
-"""Of scores.py."""
+SCORE_NAMES: Final = ("least-allocated", "most-allocated", "balanced", "preferred-taints", "locality", "fragmentation")
+"""Of scores.py and fragmentation.py."""
 
 
 class Cure(StrEnum):
@@ -95,6 +95,12 @@ class Score(NamedTuple):
     static: bool = False
     """Does it depend only on what the node is, not on what is left of it?"""
     foreign: bool = False
+    instead_of: tuple[str, ...] = ()
+    """Scores that do not count where this one applies: they rank by the same thing, and would blur it."""
+    fine: bool = False
+    """Do differences matter that are smaller than a millionth? Then numbers have 64 bits where it applies."""
+    choose: Callable[[Ask, int], dict[str, int]] | None = None
+    """Which devices a replica gets on a row where it fits, if the score supposes anything about that."""
 
 
 _MOVED: Final = (Cure.ROOM, Cure.NODE)
@@ -187,7 +193,7 @@ def epoch_of(score: Score) -> int:
 
 
 def bounded(scores: Sequence[Score]) -> None:
-    """Numbers have 32 bits."""
+    """Numbers have 32 bits, where no score is fine."""
     total = sum(score.weight for score in scores)
     if total > WEIGHTS_MAX:
         heaviest = max(scores, key=lambda score: score.weight)

@@ -20,7 +20,8 @@ from remit.model.claims import Actor, Role, Verdict
 from remit.model.resources import Duration
 from remit.observation.following import Follower
 from remit.observation.view import PARTS, View
-from remit.proposal.cycle import Cycle, Proposal
+from remit.proposal.asking import Proposal
+from remit.proposal.cycle import Cycle
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT
 from remit.proposal.victims import Pace

@@ -19,7 +19,8 @@ from remit.law.overrides import Effects, PlaceSet
 from remit.law.peers import ColumnPeers
 from remit.model.kinds import Node, NodeHealth, NodeStatus
 from remit.observation.view import View
-from remit.proposal.kernel import Class, Kernel, Placed
+from remit.proposal.classes import Class
+from remit.proposal.kernel import Kernel, Placed
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT
 from remit.proposal.steering import Steering

@@ -16,7 +16,8 @@ from remit.law.lifecycle import TABLE
 from remit.model.records import Phase
 from remit.observation.replicas import NUMBER
 from remit.observation.view import View
-from remit.proposal.kernel import Class, Kernel
+from remit.proposal.classes import Class
+from remit.proposal.kernel import Kernel
 from remit.proposal.preemption import Candidates, Eviction, Leaving, Spare, plan
 
 MOVABLE: Final = np.array(sorted(NUMBER[row.source] for row in TABLE if row.name == "preempt" and row.source is not None))

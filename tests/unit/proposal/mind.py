@@ -15,7 +15,8 @@ from remit.model.kinds import Node, NodeHealth, PriorityClass, PriorityClassSpec
 from remit.model.records import DecisionSpec
 from remit.observation.checking import recount
 from remit.observation.view import View
-from remit.proposal.cycle import Cycle, Proposal
+from remit.proposal.asking import Proposal
+from remit.proposal.cycle import Cycle
 from remit.proposal.lines import Wait
 from tests.properties.machines import OPERATOR, USER, Scope, amounts, furnished, run, workload
 from tests.properties.test_views import listed, told

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from remit.model.kinds import Disruption
 from remit.model.objects import AnyObject
-from remit.proposal.kernel import Class, Kernel
+from remit.proposal.classes import Class
+from remit.proposal.kernel import Kernel
 from remit.proposal.preemption import Eviction
 from remit.proposal.victims import Pace, Victims
 from tests.unit.observation.rows import Told, ready, replica, tenant, work

@@ -1,0 +1,81 @@
+"""What is known of one shape of work? A number for every node, and what it rests on. The kernel keeps it up: see kernel.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from remit.law import fit
+from remit.law.columns import Bools
+from remit.law.fit import Ask, Index
+from remit.law.peers import NODE
+from remit.proposal.gates import Numbers, Shelves
+from remit.proposal.plugins import COUPLED, LAW, STATIC, STEADY, Filter, Score, applies
+from remit.proposal.scores import LEAST
+
+RESOURCES: Final = next(one for one in LAW if one.check is fit.resources)
+
+
+class Class:
+    """One shape of work, and what is known of it: which nodes fit, and how well."""
+
+    __slots__ = (
+        "alone", "ask", "base", "bias", "choose", "closed", "constant", "epoch", "filters", "fine", "gated", "looked", "minded",
+        "minds", "named", "once", "over", "plain", "rest", "score", "scores", "seen", "shelves", "shunned",
+        "static", "steady", "stood", "wider",
+    )  # fmt: skip
+
+    def __init__(self, base: Ask, ask: Ask, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
+        self.base, self.ask = base, ask
+        applying = [one for one in filters if applies(one, ask)]
+        self.filters = [one for one in applying if one.check not in STATIC and one.check not in COUPLED]
+        self.bias: Numbers | None = None
+        """What the static scores add, if they tell nodes apart at all."""
+        self.once = any(term.own for term in ask.anti if term.of.key == NODE)
+        """Does it keep away from its like on the same node?"""
+        self.alone: tuple[Index, ...] = ()
+        """Of whom must there be nobody on the same node? A rule of the row, as what is left of it."""
+        self.wider: tuple[Index, ...] = ()
+        """Who else shuns it, in wider domains."""
+        self.minds: tuple[Index, ...] = ()
+        """Where it counts."""
+        self.gated = True
+        self.shelves: Shelves | None = None
+        """Where wider domains matter."""
+        self.over = ask
+        self.looked: Any = None
+        """What was last found out about it for the records: it is forgotten with the class. See decisions.py."""
+        self.closed: Bools = np.zeros(0, dtype=np.bool_)
+        self.named = self.seen = self.stood = self.epoch = self.shunned = self.minded = -1
+        self.static: Bools = np.zeros(0, dtype=np.bool_)
+        self.scores: list[Score] = []
+        self.constant: list[Score] = []
+        self.rank(scores)
+
+    def rank(self, scores: Sequence[Score]) -> None:
+        """Which of these apply may change with the sorts of devices that there are; then nothing is known any more."""
+        before = self.scores, self.constant
+        applying = [one for one in scores if applies(one, self.ask)]
+        blurred = {name for one in applying for name in one.instead_of}
+        ranking = [one for one in applying if one.name not in blurred]
+        self.scores = [one for one in ranking if not one.static]
+        self.constant = [one for one in ranking if one.static]
+        if self.seen >= 0 and before == (self.scores, self.constant):
+            return
+        self.seen = self.stood = self.epoch = -1
+        self.steady = all(one.epoch is STEADY for one in self.scores)
+        self.fine = any(one.fine for one in self.scores)
+        self.choose = next((one.choose for one in self.scores if one.choose is not None), None)
+        self.plain = RESOURCES in self.filters and self.scores == [LEAST]
+        """As most are: ranked by what is left of the resources asked for."""
+        self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
+        self.score: Numbers = np.zeros(0, dtype=np.int64 if self.fine else np.int32)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of it by node."""
+        found = self.score.nbytes + self.static.nbytes + self.closed.nbytes
+        found += self.bias.nbytes if self.bias is not None else 0
+        return found + (self.shelves.held_bytes if self.shelves is not None else 0)
