@@ -315,11 +315,10 @@ class Attempts:
         seen, closest = attempt.seen, None
         if short is Short.ROOM and one is not None:
             seen, closest = self._looked(one, now_ms)
-        words = tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures}))
         return self._decisions.records(
             line.tenant,
             slots,
-            Verdict("waiting", reason, detail, words, never),
+            Verdict("waiting", reason, detail, words(cures), never),
             attempt=line.attempts,
             purse=attempt.purse,
             seen=seen,
@@ -374,6 +373,11 @@ class Attempts:
                 return ("peers", key.tenant)
             case _:
                 return (cure.value,)
+
+
+def words(cures: frozenset[Hashable]) -> tuple[str, ...]:
+    """The sorts of events that end a wait; where none does, time alone."""
+    return tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures})) or (Cure.TIME.value,)
 
 
 def _key_of(line: Line) -> Key:

@@ -18,7 +18,7 @@ from remit.law.overrides import Instant
 from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, Explain, Ganged, Move, Refused, Verdict
 from remit.observation.replicas import PENDING, RESERVED
 from remit.observation.view import View
-from remit.proposal.attempts import Attempt, Attempts, Short
+from remit.proposal.attempts import Attempt, Attempts, Short, words
 from remit.proposal.backlog import Backlog
 from remit.proposal.decisions import Decisions
 from remit.proposal.decisions import Verdict as Word
@@ -310,8 +310,7 @@ class Cycle:
                 lines.setdefault(line, []).append(slot)
         for line, slots in lines.items():
             if line.wait is not None:
-                cures = tuple(sorted(str(cure) for cure in line.wait.cures))
-                word = Word("waiting", line.wait.reason, "it waits with those that ask the same", cures)
+                word = Word("waiting", line.wait.reason, "it waits with those that ask the same", words(line.wait.cures))
                 yield from self.decisions.records(line.tenant, slots, word, attempt=line.attempts)
 
     # -- learning ----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "cluster.servers": (1, 100),
     "cluster.nodes": (1, 10_000),
     "cluster.agents": (1, 10_000),
-    "cluster.schedulers": (1, 100),
+    "cluster.schedulers": (0, 100),
+    "cluster.guessers": (0, 100),
     "cluster.controllers": (1, 100),
     "cluster.people": (1, 100),
     "cluster.meddlers": (0, 100),
@@ -285,6 +286,8 @@ def _bad_numbers(scenario: Scenario) -> Iterator[str]:
             value = getattr(value, part)
         if not low <= value <= high:
             yield f"{name}: at least {low}, at most {high}"
+    if not scenario.cluster.schedulers and (not scenario.cluster.guessers or scenario.holds.liveness):
+        yield "cluster.schedulers: at least 1; without one there must be guessers, and holds.liveness = false"
     for index, row in enumerate(scenario.covers):
         if not 1 <= row <= COVERS_MAX:
             yield f"covers[{index}]: there is no fault {row}; write numbers from 1 to {COVERS_MAX}"
