@@ -19,6 +19,7 @@ from remit.proposal.decisions import Decisions, Seen, Verdict, near
 from remit.proposal.funnel import ever
 from remit.proposal.kernel import Class, Kernel, Placed
 from remit.proposal.lines import Line
+from remit.proposal.paths import Path, Tell, untold
 from remit.proposal.plugins import Cure, PluginError
 from remit.proposal.purses import Purse, purse
 from remit.proposal.steering import Steering
@@ -79,8 +80,16 @@ class Attempt(NamedTuple):
 
 class Attempts:
     def __init__(
-        self, view: View, kernel: Kernel, backlog: Backlog, victims: Victims, decisions: Decisions, steering: Steering
+        self,
+        view: View,
+        kernel: Kernel,
+        backlog: Backlog,
+        victims: Victims,
+        decisions: Decisions,
+        steering: Steering,
+        tell: Tell = untold,
     ) -> None:
+        self._tell = tell
         self._view, self._kernel, self._backlog = view, kernel, backlog
         self._victims, self._decisions, self._steering = victims, decisions, steering
         self._keys: dict[tuple[int, int, int], Key] = {}
@@ -209,7 +218,10 @@ class Attempts:
         covered = from_.covers(cut.charge, len(slots))
         least = self._least(key)
         if least > 1 and len(slots) < least:
-            slots += [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
+            rest = [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
+            slots += rest
+            if rest:
+                self._tell(Path.WHOLE)
             covered = from_.covers(cut.charge, len(slots))
             if len(slots) < least:
                 return ended(Short.MEMBERS)
@@ -220,6 +232,7 @@ class Attempts:
             seen = self._decisions.look(self._kernel, one, now_ms)
             found = self._kernel.run(one, covered)
         except PluginError as error:
+            self._tell(Path.PLUGIN)
             return ended(Short.PLUGIN, why=str(error))
         self._kernel.undo(one, found)
         if len(found.rows) < least:
@@ -308,6 +321,7 @@ class Attempts:
         until_ms = None
         if short is Short.ROOM and (pause_ms := self._victims.again_ms()):
             until_ms = now_ms + pause_ms
+            self._tell(Path.PACED)
         waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
         if not waits or not slots:
             return []

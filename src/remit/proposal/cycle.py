@@ -10,6 +10,7 @@ revision: until the view has reached that, the replica is held out of its line; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from remit.proposal.decisions import Verdict as Word
 from remit.proposal.fairness import Shares
 from remit.proposal.kernel import Kernel
 from remit.proposal.lines import Line
+from remit.proposal.paths import Path, Tell, untold
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT
 from remit.proposal.steering import Steering
@@ -32,6 +34,11 @@ from remit.proposal.victims import Pace, Victims
 
 HELD_MS_MAX: Final = 2_000
 """How long a refused replica is held for the view to catch up; then its line backs off all the same."""
+
+RETELL_MS: Final = 45_000
+"""A reason is at most a minute old: so it is said again, also of those whose line is tried by others of it."""
+TELL_MAX: Final = 4_096
+"""Of so many at once; of the others next time."""
 
 UNRESERVE: Final = "unreserve"
 OVER: Final = frozenset((Code.STALE_EPOCH, Code.LEASE_EXPIRED, Code.ROLE))
@@ -77,9 +84,10 @@ class Cycle:
         filters: Sequence[Filter] = (),
         scores: Sequence[Score] = DEFAULT,
         pace: Pace = Pace(),
+        tell: Tell = untold,
     ) -> None:
         self.view = view
-        self._lot = lot
+        self._lot, self._told = lot, tell
         self._filters, self._scores = tuple(filters), tuple(scores)
         self.steering = Steering()
         self.decisions = Decisions(view, term)
@@ -96,13 +104,15 @@ class Cycle:
         self.shares = Shares({})
         self._capacity_at = -1
         self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=self._scores)
-        self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering)
+        self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering, self._told)
         self._held: list[Held] = []
         self._ready: dict[int, None] = {}
         self._given_up: dict[int, None] = {}
         """Reservations that could not be bound: their replicas are to be placed anew."""
         self._untold: dict[int, None] = {}
-        """Who joined a line that waits: the reason is theirs too, and is to be said."""
+        """Who stands in a line that waits and was not tried with it: the reason is theirs too, and is to be said."""
+        self._retell: dict[Line, int] = {}
+        """Of lines that are longer than a batch, when everybody in them is to be told once more."""
         self._queued = False
 
     # -- hearing -----------------------------------------------------------------------------------------------------------
@@ -110,7 +120,8 @@ class Cycle:
     def hear(self, now_ms: int, authority: Instant | None) -> None:
         """Everything that was observed since: applied, counted and told before anything is tried."""
         view = self.view
-        view.expire(now_ms)
+        if view.expire(now_ms):
+            self._told(Path.EXPIRED)
         news = view.take_news()
         if news.anew or self.kernel.columns is not view.columns:
             self._begin()
@@ -219,7 +230,7 @@ class Cycle:
         """When to look again although nothing was heard."""
         times = [held.until_ms for held in self._held]
         waits = self.backlog.next_ms()
-        return min([*times, *(() if waits is None else (waits,))], default=None)
+        return min([*times, *self._retell.values(), *(() if waits is None else (waits,))], default=None)
 
     def _share_out(self, now_ms: int) -> None:
         """What each tenant holds, for whose turn is next; what is assumed counts."""
@@ -247,6 +258,7 @@ class Cycle:
         tried = [self._attempts.attempt(line, slots, now_ms) for line, slots in lines.items()]
         if len(lines) == len(runs) or not any(one.short is Short.ROOM for one in tried):
             return tried
+        self._told(Path.REDONE)
         for one in reversed(tried):
             self._attempts.undo(one)
         return [self._attempts.attempt(line, slots, now_ms) for line, slots in runs]
@@ -283,6 +295,8 @@ class Cycle:
         if rest or one.line.queued:
             for explain in self._attempts.put_aside(one, rest, now_ms):
                 proposal.add(explain)
+            if one.line.queued > len(rest):
+                self._retell.setdefault(one.line, now_ms)
 
     def _confirm(self, proposal: Proposal) -> None:
         """Reservations whose victims have gone are bound as they were made."""
@@ -301,12 +315,16 @@ class Cycle:
         self._given_up = {}
 
     def _tell(self, now_ms: int) -> Iterable[Explain]:
+        for line in [line for line, at_ms in self._retell.items() if at_ms <= now_ms]:
+            del self._retell[line]
+            if line.wait is not None:
+                self._untold.update(dict.fromkeys(cast(Iterable[int], line.members())))
+                self._retell[line] = now_ms + RETELL_MS
         lines: dict[Line, list[int]] = {}
-        for slot in list(self._untold):
+        for slot in list(islice(self._untold, TELL_MAX)):
             line = self.backlog.line_of(slot)
-            if line is None or line.wait is not None:
-                del self._untold[slot]
-            if line is not None and line.wait is not None:
+            del self._untold[slot]
+            if line is not None and line.wait is not None:  # else it is tried before long, and told what comes of that
                 lines.setdefault(line, []).append(slot)
         for line, slots in lines.items():
             if line.wait is not None:
@@ -330,6 +348,7 @@ class Cycle:
                     if isinstance(claim, Ganged):
                         self._held.append(Held(revision, until_ms, slots, ""))
                 case Refused() as refused:
+                    self._told(Path.REFUSED)
                     revision = max(refused.revision, proposal.evidence.revision)
                     if refused.code is Code.STALE_EVIDENCE:
                         revision = self.view.revision + 1

@@ -61,6 +61,7 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "load.quota": (0, 10_000),
     "load.deletes": (0, 100),
     "load.operations": (0, 100),
+    "load.overrides": (0, 100),
 }
 
 
@@ -87,6 +88,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     store: str = STORES[0]
     """Where truth is kept: in memory, or in real files on a disk that tears when the power goes."""
     meddlers: int = 0
+    plugin: bool = False
+    """Have schedulers a filter that others wrote? It refuses nothing, and may fail."""
     batch: int = BATCH_MAX.operations
     """How many operations an authority decides at once; if fewer than it could, it also ends a batch that changed half as many
     replicas."""
@@ -109,6 +112,8 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
     standing_max: int = 20
     operations: int = 7
     """How much of what people do is an operator's: to drain nodes and to change quota, in percent."""
+    overrides: int = 0
+    """How much of what people do is to override the rules for a while, or to end that, in percent."""
     fence: str = "20s"
     """How long what must never run twice runs on without a renewal; for a beat of 2 s, and in proportion for others."""
     size: int = 2

@@ -250,7 +250,7 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
         if shape is None or (shape.gang and _stands(history, shape) < shape.gang):
             continue
         if shape.key not in fits:
-            fits[shape.key] = "" if held_back(history, replica, now) else fits_on(history, shape, nodes)
+            fits[shape.key] = "" if held_back(history, replica, now) else fits_on(history, shape, nodes, now)
         if fits[shape.key]:
             waiting[key] = shape, fits[shape.key]
     able = all_fit(history, [shape for shape, _ in waiting.values()], nodes, now)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Final
 
 from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.liveness import Core, Liveness, Waiting, look
+from remit.simulate.checkers.overriding import shown_at
 from remit.simulate.checkers.promise import Found, promise
 from remit.simulate.checkers.rows import Json
 from remit.simulate.checkers.tries import decisions
-
-CLOCKS_DRIFT: Final = 0.01
-"""How much slower the authority's clock may have run since it was last read."""
 
 
 @promise("S22")
@@ -59,20 +56,10 @@ def _ended(history: History, name: str, revision: int) -> str:
     if content is None:
         return f"which did not stand at revision {revision}"
     deadline = content.get("restored", content).get("status", {}).get("deadline")
-    shown = None if deadline is None else _shown_at(history, deadline["boot"], revision)
+    shown = None if deadline is None else shown_at(history, deadline["boot"], revision)
     if shown is not None and shown >= deadline["atMs"]:
         return f"whose deadline was {deadline['atMs']}, and the authority's clock showed {shown} at revision {revision}"
     return ""
-
-
-def _shown_at(history: History, boot: str, revision: int) -> int | None:
-    """The least that the clock of this boot can have shown then; None if it was never read before."""
-    at_ms = None
-    for one in reversed(history.stands[: bisect_right(history.stands, revision, key=lambda one: one[0])]):
-        at_ms = one[1] if at_ms is None else at_ms
-        if one[2].boot == boot:
-            return one[2].applied_ms + int((at_ms - one[1]) * (1 - CLOCKS_DRIFT))
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------- in time
