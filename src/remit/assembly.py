@@ -15,7 +15,8 @@ from remit.commitment.authority import Authority
 from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
 from remit.observation.view import View
-from remit.proposal.plugins import installed_filters, installed_scores
+from remit.proposal.paths import Tell, untold
+from remit.proposal.plugins import Filter, installed_filters, installed_scores
 from remit.proposal.scheduler import LEASE, Rhythm, Scheduler
 from remit.proposal.scores import DEFAULT
 from remit.proposal.victims import Pace
@@ -77,8 +78,10 @@ def scheduler(
     pace: Pace = Pace(),
     failed: Callable[[NoAnswer], None] | None = None,
     view: View | None = None,
+    filters: Sequence[Filter] = (),
+    tell: Tell = untold,
 ) -> Scheduler:
-    """One of a scope's schedulers, with the filters and scores of whatever packages are installed. The caller runs it."""
+    """One of a scope's schedulers, with these filters and those of whatever packages are installed. The caller runs it."""
     return Scheduler(
         store,
         sure,
@@ -87,11 +90,12 @@ def scheduler(
         name=name,
         lease=lease,
         rhythm=rhythm,
-        filters=installed_filters(),
+        filters=(*filters, *installed_filters()),
         scores=(*DEFAULT, *installed_scores()),
         pace=pace,
         failed=failed,
         view=view,
+        tell=tell,
     )
 
 

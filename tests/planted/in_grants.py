@@ -24,7 +24,7 @@ GIVEN = ("what_is_given_back_is_not_drawn",)
 SUMS = ("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota")
 
 
-@bug(34, scenario="contest", seeds=3, expects=DRAWN)
+@bug(34, scenario="guesses", seeds=3, expects=DRAWN)
 def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     """A grant that was handed on is drawn on when the one it was carved out of has run out."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,20 +12,22 @@ from msgspec.structs import replace
 from remit.commitment import draft, moving, placing
 from remit.commitment.draft import Draft
 from remit.law import holding
+from remit.law.columns import Columns
 from remit.law.fit import misfits
 from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import HOLDS, OWNER
 from remit.model.claims import AnyClaim, Bind, Code, Move, Operation, Refused, Reserve
 from remit.model.records import Phase, Replica, ReplicaStatus
+from remit.observation.view import View
+from remit.proposal import attempts
 from remit.simulate.actors.controllers import Repair, Workloads
-from remit.simulate.actors.guesser import Guesser
 from tests.planted.bug import bug, overrule
 
 ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount")
 PLACED = ("hard_constraints_hold_at_the_bind",)
 
 
-@bug(38, scenario="full-house", expects=ROOM)
+@bug(38, scenario="contest", expects=ROOM)
 def released_room_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     """What a holder gives back is added to its node twice."""
     post = NodeLedger.post
@@ -69,19 +72,20 @@ def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
         return without, pending
 
     patch.setattr(placing, "_open_reservation", too_soon)
-    patch.setattr(Guesser, "_holds", lambda self, victim, attempt: False)
+    later = View._post_later
+
+    def ready(self: View, slot: int) -> None:
+        later(self, slot)
+        self._news.ready[slot] = None
+
+    patch.setattr(View, "_post_later", ready)
+    patch.setattr(View, "vacated", lambda self, slot: True)
 
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
-    """The members of a gang are bound one after the other."""
-    gang = Guesser._gang
-
-    def first(self: Guesser, members: Sequence[str]) -> Iterator[AnyClaim]:
-        for claim in gang(self, members):
-            yield from claim.members[:1]  # type: ignore[union-attr]
-
-    patch.setattr(Guesser, "_gang", first)
+    """The members of a gang are claimed one by one, and bound so."""
+    patch.setattr(attempts, "least_of", lambda view, key: 0)
     patch.setattr(Draft, "held", lambda self, generation: 1_000)
 
 
@@ -95,6 +99,7 @@ def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
         return found._replace(gang=1) if found is not None and found.gang else found
 
     patch.setattr(Draft, "ask", alone)
+    patch.setattr(attempts, "least_of", lambda view, key: 1 if key.gang else 0)
 
 
 @bug(2, scenario="contest", seeds=2, expects=("exclusive_device_has_one_owner", *ROOM))
@@ -102,12 +107,8 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not posted on their node, and whoever proposes does not look either."""
     for module in (draft, holding):
         patch.setattr(module, "on_node", lambda ask, devices: ask.resources)
-    devices = Guesser._devices
-
-    def any_of(self: Guesser, node: Any, shape: Any, free: Any) -> Any:
-        return devices(self, node, shape, {f"@{device.name}": 1000 for device in node.spec.devices})
-
-    patch.setattr(Guesser, "_devices", any_of)
+    post = Columns.post
+    patch.setattr(Columns, "post", lambda self, row, pairs, devices=(), sign=1: post(self, row, pairs, {}, sign))
 
 
 @bug(27, scenario="crowd", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
@@ -147,7 +148,12 @@ def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def room_is_believed(patch: pytest.MonkeyPatch) -> None:
     """The authority takes the proposer's word that there is room, and that one does not look either."""
     _ignoring(patch, Code.NO_ROOM)
-    patch.setattr(Guesser, "_free_on", lambda self, name, node: dict(node.spec.capacity.pairs))
+    post = Columns.post
+
+    def unposted(self: Columns, row: int, pairs: Any, devices: Any = MappingProxyType({}), sign: int = 1) -> None:
+        post(self, row, (), devices, sign)
+
+    patch.setattr(Columns, "post", unposted)
 
 
 @bug(34, scenario="meddlers", expects=PLACED)

@@ -14,10 +14,16 @@ from remit.model.claims import AnyClaim, Delete, Mark, Move, Spawn
 from remit.model.kinds import Node, NodeHealth
 from remit.model.records import Phase, Replica
 from remit.observation.following import Follower
-from remit.simulate.actors import guesser
+from remit.proposal import attempts, backlog
+from remit.proposal.asking import Proposal
+from remit.proposal.attempts import Attempt
+from remit.proposal.backlog import Backlog
+from remit.proposal.cycle import Cycle
+from remit.proposal.decisions import Verdict as Word
+from remit.proposal.funnel import Funnel
+from remit.proposal.purses import Purse
 from remit.simulate.actors.agents import Agent
 from remit.simulate.actors.controllers import Endpoints, Nodes, Repair, Workloads
-from remit.simulate.actors.guesser import Guesser
 from remit.simulate.actors.view import View
 from remit.store import chain
 from remit.store.protocol import Store
@@ -27,10 +33,19 @@ MISSED = ("eligible_work_is_bound", "one_gang_runs", "deletion_completes", "unkn
 STUCK = ("eligible_work_is_bound", "one_gang_runs")
 
 
+def _asleep(patch: pytest.MonkeyPatch) -> None:
+    """No line that waits is woken, nor tried again by itself."""
+    patch.setattr(Backlog, "happened", lambda self, cure, version, which=None: 0)
+    for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
+        patch.setattr(backlog, name, 3_600_000)
+
+
 @bug(32, scenario="poor", expects=("refusals_back_off",))
 def what_is_refused_is_asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
-    """A scheduler lets no time pass between a refusal and its next try."""
-    patch.setattr(Guesser, "_backoff_ms", lambda self: 20)
+    """A scheduler asks for what its quota does not cover, and lets no time pass between a refusal and its next try."""
+    patch.setattr(Purse, "covers", lambda self, charge, count: count)
+    for name in ("BACKOFF_MS_BASE", "BACKOFF_MS_MAX"):
+        patch.setattr(backlog, name, 500)
 
 
 @bug(15, 18, scenario="services", expects=("leaders_stay",))
@@ -93,35 +108,55 @@ def a_change_is_not_noted(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------------------- schedulers
 
 
-@bug(22, scenario="full-house", expects=STUCK)
+@bug(22, scenario="full-house", expects=(*STUCK, "pending_work_is_tried"))
 def a_wake_up_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """What found no place is not tried again when room is freed, nor after a while."""
-    patch.setattr(Guesser, "wake_all", lambda self: None)
-    patch.setattr(guesser, "_FLUSH_BEATS", 1_800)
+    _asleep(patch)
+
+
+@bug(22, 23, scenario="unplaceable", expects=("pending_work_is_tried",))
+def what_waits_is_tried_once(patch: pytest.MonkeyPatch) -> None:
+    """What found no place is tried again when something may have cured it, and never just because time has passed."""
+    for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
+        patch.setattr(backlog, name, 3_600_000)
+
+
+@bug(22, 23, scenario="unplaceable", expects=("waiting_has_a_reason",))
+def who_joins_those_that_wait_is_told_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Why a line waits is written down of those who were tried, and not of those who came to it since."""
+    patch.setattr(Cycle, "_tell", lambda self, now_ms: ())
+
+
+@bug(26, scenario="full-house", expects=("decisions_add_up",))
+def a_node_is_lost_in_the_funnel(patch: pytest.MonkeyPatch) -> None:
+    """What the first filter leaves out is not counted."""
+    patch.setattr(Funnel, "pairs", lambda self: tuple((step.filter.name, step.refused) for step in self.steps[1:]))
 
 
 @bug(22, scenario="much-is-asked", expects=("work_is_bound_soon",))
 def now_and_then_one_is_left_for_a_while(patch: pytest.MonkeyPatch) -> None:
-    """Of all that a scheduler could place it leaves one in twenty for twenty seconds."""
-    place = Guesser._place
-    left: dict[str, int] = {}
+    """Of all that a scheduler could place it leaves one turn in twenty for twenty seconds."""
+    claim = Cycle._claim
 
-    def leave(self: Guesser, key: str, replica: Replica, shape: guesser.Shape) -> Iterator[AnyClaim]:
-        now_ms, which = self.world.clock.now_ms(), replica.metadata.uid
-        if which not in left:
-            left[which] = now_ms + (20_000 if self.chance.below(20) == 0 else 0)
-        if left[which] > now_ms:
-            self._paused[key] = left[which]
-            return iter(())
-        return place(self, key, replica, shape)
+    def leave(self: Cycle, proposal: Proposal, one: Attempt, where: dict[int, str], now_ms: int) -> None:
+        if not one.found.rows or one.gang or self._lot(19):
+            return claim(self, proposal, one, where, now_ms)
+        self._attempts.undo(one)
+        for slot in one.slots:
+            self.backlog.returned(slot)
+        never = frozenset({("never",)})
+        self.backlog.wait(one.line, "later", never, since=one.since, now_ms=now_ms, until_ms=now_ms + 20_000)
+        for explain in self._attempts.explain(one, dict.fromkeys(one.slots, ""), Word("waiting", "later", "", ("time",))):
+            proposal.add(explain)
+        return None
 
-    patch.setattr(Guesser, "_place", leave)
+    patch.setattr(Cycle, "_claim", leave)
 
 
 @bug(25, scenario="recovery", expects=("one_gang_runs",))
 def gangs_are_never_tried(patch: pytest.MonkeyPatch) -> None:
     """A scheduler binds what stands alone, and leaves gangs for later."""
-    patch.setattr(Guesser, "_gang", lambda self, members: iter(()))
+    patch.setattr(attempts, "least_of", lambda view, key: 1_000 if key.gang else 0)
 
 
 @bug(3, 19, scenario="full-house", expects=("reservations_do_not_leak",))
@@ -133,7 +168,7 @@ def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
         return iter(()) if replica.status.phase is Phase.RESERVED else mend(self, key, replica, at, now_ms)
 
     patch.setattr(Repair, "_mend", leave)
-    patch.setattr(Guesser, "_reserved", lambda self: iter(()))
+    patch.setattr(Cycle, "_confirm", lambda self, proposal: None)
 
 
 # ------------------------------------------------------------------------------------------------------------ controllers

@@ -43,37 +43,74 @@ meddlers = 4
 per_minute = 10.0
 """,
     "one-node": """
-summary = "work that must be apart, and one node"
+summary = "work that must be apart, one node, and somebody who does not look"
 duration = "2m"
 heal = "0s"
 [cluster]
 nodes = 1
 agents = 1
+guessers = 1
 [load]
 per_minute = 20.0
 kinds = ["spread"]
 """,
     "six-nodes": """
-summary = "work that must be spread, over more nodes than zones"
+summary = "work that must be spread, over more nodes than zones, and somebody who does not look"
 duration = "2m"
 heal = "0s"
+[cluster]
+guessers = 1
 [load]
 per_minute = 30.0
 kinds = ["spread"]
 """,
     # Everybody asks for the same few things.
     "contest": """
-summary = "work that asks for devices, gangs and the place of others"
+summary = "work that asks for devices, gangs and the place of others, and somebody who guesses where"
 duration = "3m"
 heal = "0s"
 [cluster]
 nodes = 3
 agents = 3
+guessers = 1
 [load]
 per_minute = 40.0
 standing_max = 30
 kinds = ["device", "urgent", "gang", "spread", "job"]
 size = 3
+""",
+    "guesses": """
+summary = "nobody but one who guesses, and takes whatever is offered"
+duration = "3m"
+heal = "0s"
+[cluster]
+nodes = 3
+agents = 3
+schedulers = 0
+guessers = 1
+[load]
+per_minute = 40.0
+standing_max = 30
+kinds = ["device", "urgent", "gang", "spread", "job"]
+size = 3
+[holds]
+liveness = false
+""",
+    "unplaceable": """
+summary = "work that fits nowhere, and a little that does"
+duration = "2m"
+heal = "1m"
+[cluster]
+nodes = 2
+agents = 1
+[load]
+per_minute = 20.0
+standing_max = 30
+kinds = ["impossible", "impossible", "job"]
+size = 2
+quota = 10000
+deletes = 0
+operations = 0
 """,
     "takeovers": """
 summary = "authorities that die, stand still and wake, over fast links that repeat and lose"

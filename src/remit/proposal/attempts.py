@@ -23,6 +23,7 @@ from remit.proposal.funnel import ever
 from remit.proposal.gates import minds_others
 from remit.proposal.kernel import Kernel, Placed
 from remit.proposal.lines import Line
+from remit.proposal.paths import Path, Tell, untold
 from remit.proposal.plugins import Cure, PluginError
 from remit.proposal.preemption import Eviction
 from remit.proposal.purses import Purse, purse
@@ -129,8 +130,16 @@ class Attempt(NamedTuple):
 
 class Attempts:
     def __init__(
-        self, view: View, kernel: Kernel, backlog: Backlog, victims: Victims, decisions: Decisions, steering: Steering
+        self,
+        view: View,
+        kernel: Kernel,
+        backlog: Backlog,
+        victims: Victims,
+        decisions: Decisions,
+        steering: Steering,
+        tell: Tell = untold,
     ) -> None:
+        self._tell = tell
         self._view, self._kernel, self._backlog = view, kernel, backlog
         self._victims, self._decisions, self._steering = victims, decisions, steering
         self._keys: dict[tuple[int, str, int], Key] = {}
@@ -263,7 +272,10 @@ class Attempts:
         covered = from_.covers(cut.charge, len(slots))
         least = least_of(self._view, key)
         if least > 1 and len(slots) < least:
-            slots += [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
+            rest = [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
+            slots += rest
+            if rest:
+                self._tell(Path.WHOLE)
             covered = from_.covers(cut.charge, len(slots))
             if len(slots) < least:
                 return ended(Short.MEMBERS)
@@ -274,6 +286,7 @@ class Attempts:
             seen = self._decisions.look(self._kernel, one, now_ms)
             found = self._kernel.run(one, covered)
         except PluginError as error:
+            self._tell(Path.PLUGIN)
             return ended(Short.PLUGIN, why=str(error))
         self._kernel.undo(one, found)
         if len(found.rows) < least:
@@ -373,6 +386,8 @@ class Attempts:
         reason, cures, detail, never = self._reason(attempt)
         pause_ms = max(attempt.pause_ms, default=0)
         until_ms = now_ms + pause_ms if pause_ms else None
+        if pause_ms:
+            self._tell(Path.PACED)
         waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
         if not waits or not slots:
             return []
@@ -439,12 +454,12 @@ class Attempts:
                 return (cure.value,)
 
 
+def words(cures: Iterable[Hashable]) -> tuple[str, ...]:
+    """The sorts of events that end a wait; where none does, time alone."""
+    return tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures})) or (Cure.TIME.value,)
+
+
 def _key_of(line: Line) -> Key:
     if not isinstance(line.key, Key):
         raise TypeError(f"{line!r} is not a line of this scheduler")
     return line.key
-
-
-def words(cures: Iterable[Hashable]) -> tuple[str, ...]:
-    """As people read them."""
-    return tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures}))

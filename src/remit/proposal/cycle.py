@@ -31,6 +31,7 @@ from remit.proposal.fairness import Shares
 from remit.proposal.fragmentation import Fragmentation
 from remit.proposal.kernel import Kernel
 from remit.proposal.lines import Line
+from remit.proposal.paths import Path, Tell, untold
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT, locality
 from remit.proposal.steering import Steering
@@ -44,6 +45,8 @@ believed by the authority either.
 TOLD_MAX: Final = 4_096
 """How many replicas are told in one proposal why they wait with others; the rest hear it with the next."""
 
+RETELL_MS: Final = 45_000
+"""A reason is at most a minute old: so it is said again, also of those whose line is tried by others of it."""
 UNRESERVE: Final = "unreserve"
 DETAIL_MAX: Final = 500
 NOT_ITS_FAULT: Final = frozenset((Code.VICTIMS, Code.REVISION, Code.STALE_EVIDENCE, Code.STALE_EPOCH, Code.LEASE_EXPIRED))
@@ -70,9 +73,10 @@ class Cycle:
         filters: Sequence[Filter] = (),
         scores: Sequence[Score] = DEFAULT,
         pace: Pace = Pace(),
+        tell: Tell = untold,
     ) -> None:
         self.view = view
-        self._lot = lot
+        self._lot, self._told = lot, tell
         self._filters, self._scores = tuple(filters), tuple(scores)
         self.steering = Steering()
         self.decisions = Decisions(view, term)
@@ -94,7 +98,7 @@ class Cycle:
         self.fragmentation = Fragmentation(view.columns, self.demand)
         scores = (*self._scores, locality(view.columns, view.things.hints), self.fragmentation.score)
         self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=scores)
-        self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering)
+        self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering, self._told)
         self.victims.forget()
         self._asked: dict[int, Asked] = {}
         """By slot: whose answer is awaited, or was given and is not seen yet."""
@@ -106,7 +110,9 @@ class Cycle:
         self._given_up: dict[int, None] = {}
         """Reservations that could not be bound: their replicas are to be placed anew."""
         self._untold: dict[int, None] = {}
-        """Who joined a line that waits: the reason is theirs too, and is to be said."""
+        """Who stands in a line that waits and was not tried with it: the reason is theirs too, and is to be said."""
+        self._retell: dict[Line, int] = {}
+        """Of lines that are longer than a batch, when everybody in them is to be told once more."""
         self._queued = False
 
     # -- hearing -----------------------------------------------------------------------------------------------------------
@@ -114,7 +120,8 @@ class Cycle:
     def hear(self, now_ms: int, authority: Instant | None) -> None:
         """Everything that was observed since: applied, counted and told before anything is tried."""
         view = self.view
-        view.expire(now_ms)
+        if view.expire(now_ms):
+            self._told(Path.EXPIRED)
         if self.kernel.columns is view.columns:
             self._let_go(now_ms)  # before the news are taken: what is given up here is news to others
         news = view.take_news()
@@ -293,7 +300,7 @@ class Cycle:
             for attempt, where in bound.values():
                 for explain in self._attempts.explain(attempt, where, Word("bound")):
                     proposal.add(explain)
-        for explain in self._tell():
+        for explain in self._tell(now_ms):
             proposal.add(explain)
         for slots in proposal.slots:
             for slot in slots:
@@ -304,7 +311,7 @@ class Cycle:
 
     def next_ms(self) -> int | None:
         """When to look again although nothing was heard."""
-        times = [held.until_ms for held in self._held.values()]
+        times = [*(held.until_ms for held in self._held.values()), *self._retell.values()]
         times += [ms for ms in (self.backlog.next_ms(), self._override_ms) if ms is not None]
         return min(times, default=None)
 
@@ -337,6 +344,7 @@ class Cycle:
             tried = [self._attempts.attempt(line, slots, now_ms) for line, slots in lines.items()]
             if not any(one.short in SCARCE for one in tried):
                 return tried
+            self._told(Path.REDONE)
             for one in reversed(tried):
                 self._attempts.undo(one)
         ended: dict[Line, Attempt] = {}
@@ -384,16 +392,8 @@ class Cycle:
         if rest or (one.line.queued and one.short is not Short.NOTHING and not one.forced):
             for explain in self._attempts.put_aside(one, rest, now_ms):
                 proposal.add(explain)
-            self._tell_the_rest(one.line, rest)
-
-    def _tell_the_rest(self, line: Line, told: Sequence[int]) -> None:
-        """A reason that is new to a line is told to everybody in it, also to those who were not tried."""
-        if line.wait is None or line.told == line.wait.reason:
-            return
-        line.told = line.wait.reason
-        self._untold.update(dict.fromkeys(cast(list[int], line.members())))
-        for slot in told:
-            self._untold.pop(slot, None)
+            if one.line.queued > len(rest):
+                self._retell.setdefault(one.line, now_ms)
 
     def _confirm(self, proposal: Proposal) -> None:
         """Reservations whose victims have gone are bound as they were made."""
@@ -411,16 +411,21 @@ class Cycle:
                 proposal.add(Move(view.replicas.keys[slot], at.revision[slot], UNRESERVE, reason="it could not be bound"), slot)
         self._given_up = {}
 
-    def _tell(self) -> Iterable[Explain]:
+    def _tell(self, now_ms: int) -> Iterable[Explain]:
+        for line in [line for line, at_ms in self._retell.items() if at_ms <= now_ms]:
+            del self._retell[line]
+            if line.wait is not None:
+                self._untold.update(dict.fromkeys(cast(Iterable[int], line.members())))
+                self._retell[line] = now_ms + RETELL_MS
         for (tenant, code, detail), slots in self._refusals.items():
             yield from self.decisions.records(tenant, slots, Word("refused", code, detail), attempt=1)
         self._refusals = {}
         lines: dict[Line, list[int]] = {}
         for slot in list(islice(self._untold, TOLD_MAX)):
-            line = self.backlog.line_of(slot)
+            of = self.backlog.line_of(slot)
             del self._untold[slot]
-            if line is not None and line.wait is not None:
-                lines.setdefault(line, []).append(slot)
+            if of is not None and of.wait is not None:  # else it is tried before long, and told what comes of that
+                lines.setdefault(of, []).append(slot)
         for line, slots in lines.items():
             if line.wait is not None:
                 word = Word("waiting", line.wait.reason, "it waits with those that ask the same", words(line.wait.cures))
@@ -446,6 +451,7 @@ class Cycle:
                         self._refused(proposal, claim, slots, refused, until_ms)
 
     def _refused(self, proposal: Proposal, claim: AnyClaim, slots: Sequence[int], refused: Refused, until_ms: int) -> None:
+        self._told(Path.REFUSED)
         revision = max(refused.revision, proposal.evidence.revision)
         if refused.code is Code.STALE_EVIDENCE:
             revision = self.view.revision + 1

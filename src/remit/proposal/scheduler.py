@@ -22,6 +22,7 @@ from remit.observation.following import Follower
 from remit.observation.view import PARTS, View
 from remit.proposal.asking import Proposal
 from remit.proposal.cycle import Cycle
+from remit.proposal.paths import Path, Tell, untold
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT
 from remit.proposal.victims import Pace
@@ -60,6 +61,7 @@ class Scheduler:
         pace: Pace = Pace(),
         failed: Callable[[NoAnswer], None] | None = None,
         view: View | None = None,
+        tell: Tell = untold,
     ) -> None:
         self.view = View(world.clock) if view is None else view
         self.cycle: Cycle | None = None
@@ -67,7 +69,7 @@ class Scheduler:
         self._follower = Follower(store, sure, world, self.view, idle_ms=rhythm.idle_ms, parts=PARTS)
         self._client, self._world, self._name, self._lease, self._rhythm = client, world, name, lease, rhythm
         self._filters, self._scores, self._pace = tuple(filters), tuple(scores), pace
-        self._failed = failed
+        self._failed, self._tell = failed, tell
         self._wake = self.view.subscribe()
         self._chance = world.chance.stream(f"scheduler {name}")
 
@@ -116,12 +118,16 @@ class Scheduler:
             filters=self._filters,
             scores=self._scores,
             pace=self._pace,
+            tell=self._tell,
         )
+        asking = Asking(self, cycle, tenure, whole)
         try:
             async with asyncio.TaskGroup() as group:
                 renewing = group.create_task(self._renew(tenure), name="renew")
-                await self._act(cycle, tenure, Asking(self, cycle, tenure, whole))
+                await self._act(cycle, tenure, asking)
                 renewing.cancel()
+            if asking.count:
+                self._tell(Path.OVER)
         finally:
             self.cycle = None
             cycle.resign()
@@ -203,6 +209,7 @@ class Asking:
                 return None
             if not self._tenure.may_act(self._scheduler._world.clock.now_ms()):
                 return None  # the term ends, and what was assumed with it
+            self._scheduler._tell(Path.RESUMED)
             try:
                 return await client.resume(lost.operations, asked_ms=lost.asked_ms)
             except NoAnswer as error:

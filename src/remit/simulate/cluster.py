@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
 
 from remit.assembly import scheduler, server
 from remit.commitment.queueing import BATCH_MAX, BatchMax
-from remit.model.claims import Actor, Role
+from remit.law.fit import Ask, Peers, Site, Truth
+from remit.model.claims import Actor, Code, Role
+from remit.proposal.paths import Path
+from remit.proposal.plugins import Filter
 from remit.proposal.scheduler import Rhythm
+from remit.proposal.victims import Pace as VictimsPace
 from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
 from remit.simulate.actors.budgets import Budgets
 from remit.simulate.actors.controllers import Beats, Endpoints, Nodes, Repair, Rollouts, Workloads
@@ -31,6 +38,23 @@ _DRIFT_MAX = 0.004
 """Between any two machines that is less than the one percent which the fence allows for."""
 
 
+PACE: Final = VictimsPace(per_s=1, burst=4)
+"""A simulated cluster is small: what pushes others aside is held up here as a large one's would be."""
+
+
+class Plugin:
+    """A filter as others write them. It refuses nothing, and fails when told."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.filter = Filter("outsider", Code.POLICY, self._check, foreign=True)
+
+    def _check(self, ask: Ask, site: Site, peers: Peers) -> Truth:
+        if self.broken:
+            raise RuntimeError("as it was told to")
+        return np.bool_(True)
+
+
 class Cluster:
     """Every machine and process of one run, by name."""
 
@@ -44,6 +68,9 @@ class Cluster:
         self.people: list[People] = []
         self.seats: dict[tuple[str, str], Seat] = {}
         """By process and scope: that of its last start."""
+        self.plugin = Plugin()
+        self.paths: dict[str, int] = {}
+        """How often schedulers took each of their rare paths."""
         self._record = record
         self._seed = seed
         self._lots = stream(f"{seed}/cluster")
@@ -185,10 +212,16 @@ class Cluster:
                 rhythm=Rhythm(lease_ms=pace.lease_ms, idle_ms=5 * pace.beat_ms, batch=64),
                 failed=seat.give_up,
                 view=seat.watched,
+                filters=(self.plugin.filter,) if self.scenario.cluster.plugin else (),
+                pace=PACE,
+                tell=self._tell,
             )
             await placing.run()
 
         return main
+
+    def _tell(self, path: Path) -> None:
+        self.paths[path.value] = self.paths.get(path.value, 0) + 1
 
     def _guesser_main(self, scope: str, number: int) -> Main:
         async def main(process: Process) -> None:

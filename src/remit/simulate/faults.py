@@ -58,6 +58,8 @@ class Hand(Protocol):
 
     def restore(self, scope: str) -> bool: ...
 
+    def break_plugin(self, broken: bool, /) -> None: ...
+
 
 def _nothing_left() -> None:
     """It was over at once."""
@@ -80,7 +82,7 @@ SHARE: Final = "a share, up to 1"
 
 class Kind(NamedTuple):
     """`rows` are those of the table of faults that it plays. `swarms`: may it be drawn at random? `store`: which it needs.
-    `size`: what its size is, if it has one. `where`: where it may be.
+    `size`: what its size is, if it has one. `where`: where it may be. `plugin`: does it need one?
     """
 
     name: str
@@ -92,6 +94,7 @@ class Kind(NamedTuple):
     store: str = ""
     size: str = ""
     where: Where = Where.SCOPE
+    plugin: bool = False
 
     def lacks(self, scenario: Scenario) -> str:
         """What it takes that this scenario does not have; empty if nothing."""
@@ -99,6 +102,8 @@ class Kind(NamedTuple):
             return f"{self.scopes_min} or more cluster.scopes"
         if self.store not in ("", scenario.cluster.store):
             return f'cluster.store = "{self.store}"'
+        if self.plugin and not scenario.cluster.plugin:
+            return "cluster.plugin = true"
         return ""
 
     def meets(self, scenario: Scenario) -> bool:
@@ -117,9 +122,10 @@ def fault(
     store: str = "",
     size: str = "",
     where: Where = Where.SCOPE,
+    plugin: bool = False,
 ) -> Callable[[Deed], Deed]:
     def register(deed: Deed) -> Deed:
-        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min, store, size, where)
+        KINDS[name] = Kind(name, summary, rows, deed, swarms, scopes_min, store, size, where, plugin)
         return deed
 
     return register
@@ -130,7 +136,7 @@ def fault(
 
 def _killer(sort: str) -> Deed:
     def deed(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-        victim = _living(lots, hand.processes(sort, one.where))
+        victim = living(lots, hand.processes(sort, one.where))
         if victim is None:
             return None
         victim.kill()
@@ -139,7 +145,7 @@ def _killer(sort: str) -> Deed:
     return deed
 
 
-def _living(lots: Lots, processes: Sequence[Process]) -> Process | None:
+def living(lots: Lots, processes: Sequence[Process]) -> Process | None:
     """The first in a drawn order that lives: whom else another fault has killed makes no difference."""
     return next((process for process in lots.sample(processes, len(processes)) if process.alive), None)
 
@@ -163,16 +169,16 @@ def kill_leader(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 @fault("freeze-leader", "the active authority stands still past its term, and wakes", 15, 18)
 def freeze_leader(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = hand.leader(lots.choice(hand.stores(one.where)).scope)
-    return None if victim is None or not victim.alive else _freeze(victim)
+    return None if victim is None or not victim.alive else freezing(victim)
 
 
 @fault("freeze", "a process stands still, and wakes", 15, 18)
 def freeze(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = _living(lots, [process for process in hand.everyone(one.where) if not process.name.startswith("keeper-")])
-    return None if victim is None else _freeze(victim)
+    victim = living(lots, [process for process in hand.everyone(one.where) if not process.name.startswith("keeper-")])
+    return None if victim is None else freezing(victim)
 
 
-def _freeze(victim: Process) -> Heal:
+def freezing(victim: Process) -> Heal:
     unit = victim.unit
     victim.freeze()
 
@@ -202,7 +208,7 @@ def power_cut(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 # ---------------------------------------------------------------------------------------------------------------- network
 
 
-def _cutting(hand: Hand, ways: Sequence[tuple[str, str]]) -> Heal:
+def cutting(hand: Hand, ways: Sequence[tuple[str, str]]) -> Heal:
     for way in ways:
         hand.cut(*way)
 
@@ -220,7 +226,7 @@ def _both(one: str, others: Sequence[str]) -> list[tuple[str, str]]:
 @fault("isolate", "a process is cut off from everybody", 9, 16, 34)
 def isolate(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = lots.choice(hand.everyone(one.where))
-    return _cutting(hand, _both(victim.name, hand.peers(victim)))
+    return cutting(hand, _both(victim.name, hand.peers(victim)))
 
 
 @fault("cut-node", "a node is cut off from everybody, and returns", 34, 39, where=Where.NODES)
@@ -229,7 +235,7 @@ def cut_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     if not able:
         return None
     victim = lots.choice(able)
-    return _cutting(hand, _both(victim.name, hand.peers(victim)))
+    return cutting(hand, _both(victim.name, hand.peers(victim)))
 
 
 @fault("deaf-node", "a node beats and hears nothing: it seems well and starts nothing", 16, 34, swarms=False, where=Where.NODES)
@@ -238,27 +244,27 @@ def deaf_node(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     if not able:
         return None
     victim = lots.choice(able)
-    return _cutting(hand, [(other, victim.name) for other in hand.peers(victim)])
+    return cutting(hand, [(other, victim.name) for other in hand.peers(victim)])
 
 
 @fault("all-silent", "every node falls silent at once", 35, where=Where.NODES)
 def all_silent(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     ways = [way for victim in hand.processes("agent", one.where) for way in _both(victim.name, hand.peers(victim))]
-    return _cutting(hand, ways)
+    return cutting(hand, ways)
 
 
 @fault("cut-one-way", "messages between two processes get through in one direction only", 16)
 def cut_one_way(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = lots.choice(hand.everyone(one.where))
     other = lots.choice(hand.peers(victim))
-    return _cutting(hand, [(victim.name, other) if lots.random() < 0.5 else (other, victim.name)])
+    return cutting(hand, [(victim.name, other) if lots.random() < 0.5 else (other, victim.name)])
 
 
 @fault("cut-store", "the active authority cannot reach its store", 9, 16)
 def cut_store(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     store = lots.choice(hand.stores(one.where))
     victim = hand.leader(store.scope)
-    return None if victim is None else _cutting(hand, _both(victim.name, [store.name]))
+    return None if victim is None else cutting(hand, _both(victim.name, [store.name]))
 
 
 @fault("cut-scopes", "scopes cannot reach each other", 34, scopes_min=2)
@@ -268,7 +274,7 @@ def cut_scopes(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     inside = [process.name for process in hand.everyone("") if f"-{apart}-" in process.name] + [f"store/{apart}"]
     outside = [process.name for process in hand.everyone("") if process.name not in inside]
     outside += [store.name for store in stores if store.scope != apart]
-    return _cutting(hand, [way for name in inside for way in _both(name, outside)])
+    return cutting(hand, [way for name in inside for way in _both(name, outside)])
 
 
 @fault(
@@ -474,26 +480,4 @@ def torn_write(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return lots.choice(able).cut_power(1 + lots.randrange(CALLS_MAX)) if able else None
 
 
-# ------------------------------------------------------------------------------------------------------------------ disks
-
-
-@fault("disk-full", "a machine's disk is full", 11, 14)
-def disk_full(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    disk = lots.choice(hand.everyone(one.where)).machine.disk
-    disk.full = True
-
-    def heal() -> None:
-        disk.full = False
-
-    return heal
-
-
-@fault("disk-failing", "a machine's disk answers with errors", 14)
-def disk_failing(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    disk = lots.choice(hand.everyone(one.where)).machine.disk
-    disk.failing = True
-
-    def heal() -> None:
-        disk.failing = False
-
-    return heal
+from remit.simulate import mishaps  # noqa: E402, F401 - the page of those that strike one disk or one scheduler; it needs this one

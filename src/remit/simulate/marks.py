@@ -1,4 +1,4 @@
-"""Was every part of the promise met in some run? Refusals, faults and transitions that nobody has reached.
+"""Was every part of the promise met in some run? Refusals, faults, transitions and rare paths that nobody has reached.
 
 A simulation that never takes a path says nothing about it, and does so in green. So the runs of the suite are added up here and
 compared with the code's own tables. What is left over is named by the test of this page.
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from remit.law.lifecycle import TABLE, Row
 from remit.model.claims import Code, Role
+from remit.proposal.paths import Path
 from remit.simulate.faults import KINDS
 from remit.simulate.scenarios import names
 from remit.simulate.simulation import Run
@@ -64,6 +65,7 @@ def wanted() -> Iterator[str]:
     """Every mark by its name."""
     yield from (f"code {code.value}" for code in Code)
     yield from (f"fault {kind}" for kind in KINDS)
+    yield from (f"path {path.value}" for path in Path)
     yield from map(_named, TABLE)
 
 
@@ -74,6 +76,7 @@ def reached(runs: Iterable[Run]) -> set[str]:
     for run in runs:
         found.update(f"code {code}" for code in run.codes)
         found.update(f"fault {kind}" for kind in run.faults)
+        found.update(f"path {path}" for path in run.paths)
         edges.update(Edge(*edge) for edge in run.edges)
     return found | {_named(row) for row in TABLE if edge_of(row) in edges}
 

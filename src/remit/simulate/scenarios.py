@@ -50,7 +50,8 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "cluster.servers": (1, 100),
     "cluster.nodes": (1, 10_000),
     "cluster.agents": (1, 10_000),
-    "cluster.schedulers": (1, 100),
+    "cluster.schedulers": (0, 100),
+    "cluster.guessers": (0, 100),
     "cluster.controllers": (1, 100),
     "cluster.people": (1, 100),
     "cluster.meddlers": (0, 100),
@@ -60,6 +61,7 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "load.quota": (0, 10_000),
     "load.deletes": (0, 100),
     "load.operations": (0, 100),
+    "load.overrides": (0, 100),
 }
 
 
@@ -86,6 +88,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     store: str = STORES[0]
     """Where truth is kept: in memory, or in real files on a disk that tears when the power goes."""
     meddlers: int = 0
+    plugin: bool = False
+    """Have schedulers a filter that others wrote? It refuses nothing, and may fail."""
     batch: int = BATCH_MAX.operations
     """How many operations an authority decides at once; if fewer than it could, it also ends a batch that changed half as many
     replicas."""
@@ -108,6 +112,8 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
     standing_max: int = 20
     operations: int = 7
     """How much of what people do is an operator's: to drain nodes and to change quota, in percent."""
+    overrides: int = 0
+    """How much of what people do is to override the rules for a while, or to end that, in percent."""
     fence: str = "20s"
     """How long what must never run twice runs on without a renewal; for a beat of 2 s, and in proportion for others."""
     size: int = 2
@@ -285,6 +291,8 @@ def _bad_numbers(scenario: Scenario) -> Iterator[str]:
             value = getattr(value, part)
         if not low <= value <= high:
             yield f"{name}: at least {low}, at most {high}"
+    if not scenario.cluster.schedulers and (not scenario.cluster.guessers or scenario.holds.liveness):
+        yield "cluster.schedulers: at least 1; without one there must be guessers, and holds.liveness = false"
     for index, row in enumerate(scenario.covers):
         if not 1 <= row <= COVERS_MAX:
             yield f"covers[{index}]: there is no fault {row}; write numbers from 1 to {COVERS_MAX}"

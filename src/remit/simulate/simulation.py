@@ -70,6 +70,7 @@ class Run(Struct, frozen=True):
     codes: dict[str, int]
     deeds: dict[str, int]
     edges: tuple[tuple[str | None, str | None, str], ...]
+    paths: dict[str, int]
     story: str = ""
     trace: tuple[str, ...] = ()
 
@@ -187,6 +188,7 @@ class Simulation(Record):
             codes=dict(sorted(judge.codes_seen.items())),
             deeds=dict(sorted(judge.marks.items())),
             edges=tuple(sorted(judge.edges_seen, key=str)),
+            paths=dict(sorted(self.cluster.paths.items())),
             story=judge.story(first.scope, first.key) if first is not None and first.key else "",
             trace=tuple(self.lines or ()),
         )
@@ -319,6 +321,9 @@ class Simulation(Record):
         kept = self._backups.setdefault(scope, [])
         kept.append(at_once(self.cluster.stores[scope].store.revision()))
         del kept[:-BACKUPS_KEPT]
+
+    def break_plugin(self, broken: bool, /) -> None:
+        self.cluster.plugin.broken = broken
 
     def declare_lost(self, scope: str) -> None:
         self.cluster.declare_lost(scope)

@@ -45,6 +45,7 @@ from remit.simulate.actors.seat import Player, Seat
 from remit.simulate.actors.view import View
 
 CLOCK: Final = "clock"
+_GUESSES: Final = "lease/scheduler/guess-"
 CLOCK_TTL_MS: Final = 3_600_000
 LETTERS_MAX: Final = 256
 KEPT_MAX: Final = 1_000
@@ -455,9 +456,10 @@ class Budgets(Side):
             if parents:
                 parent, tenant, amount = self.chance.choice(parents)
                 part, ttl = part_of(amount, 8), self.ttl(10 + self.chance.below(30))
-                spec = GrantSpec(
-                    holder=Role.SCHEDULER.value, amount=part, parent=parent, tenant=tenant, purpose="offer", ttl=ttl
-                )
+                # Those who guess take whatever they are offered; others draw on quota alone.
+                takers = [key.removeprefix("lease/") for key, _ in self.view.kind("lease/") if key.startswith(_GUESSES)]
+                holder = takers[0] if takers else Role.SCHEDULER.value
+                spec = GrantSpec(holder=holder, amount=part, parent=parent, tenant=tenant, purpose="offer", ttl=ttl)
                 if part:
                     yield Issue(self.new_name("offer"), spec)
 

@@ -16,7 +16,12 @@ from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
     DeviceAsk,
+    Disruption,
+    Effect,
     Gang,
+    Override,
+    OverrideScope,
+    OverrideSpec,
     Placement,
     PriorityClass,
     PriorityClassSpec,
@@ -54,9 +59,14 @@ WORK: Final = {
     "stubborn": "a service that does not listen when it is asked to end",
     "herd": "a gang that needs most of every node at once",
     "impossible": "an urgent job that no node has room for",
+    "flood": "an urgent job of hundreds that no node has room for",
+    "steadfast": "a service that may spare one of its replicas at a time, and no more",
 }
 """What a load may be made of."""
-SERVICES: Final = ("service", "spread", "stubborn", "fleeting")
+SERVICES: Final = ("service", "spread", "stubborn", "fleeting", "steadfast")
+OVERRIDES_MAX: Final = 8
+FLOOD: Final = 200
+"""How many replicas of a flood there are for each that work has at most otherwise."""
 
 
 class People:
@@ -71,7 +81,7 @@ class People:
         self.chance: Chance = seat.world.chance.stream("people")
         self.user = seat.client(Actor("ada", Role.USER))
         self.operator = seat.client(Actor("ops", Role.OPERATOR))
-        self.submitted = 0
+        self.submitted = self.overridden = 0
         self._mark = seat.process.name.rsplit("-", 1)[1]
         """Which of several that ask from one scope: names of work differ by it."""
         self._drained: list[str] = []
@@ -135,6 +145,8 @@ class People:
             await self._change(self.chance.choice(standing))
         elif self.load.operations and drawn < 10 + self.load.operations:
             await self._operate()
+        elif self.load.overrides and drawn < 10 + self.load.operations + self.load.overrides:
+            await self._override()
         else:
             await self.insist(Apply(self._workload()))
 
@@ -179,6 +191,36 @@ class People:
             spec = replace(node.spec, draining=True)
             await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
 
+    async def _override(self) -> None:
+        """Say something against the rules for a while; or take it back before its time, or after."""
+        chance, scope = self.chance, self.seat.scope
+        standing = [key.removeprefix("override/") for key, _ in self.seat.view.kind("override/")]
+        if standing and (chance.below(3) == 0 or len(standing) > OVERRIDES_MAX):
+            await self.insist(Delete("Override", chance.choice(standing)), operator=True)
+            return
+        work = [key.removeprefix("workload/") for key, _ in self.seat.view.kind("workload/")]
+        tenant, place = chance.choice(TENANTS), f"{scope}-{chance.choice('abc')}"
+        speaks_of: dict[str, tuple[str, ...]] = {"tenants": (tenant,)}
+        if work and chance.below(2):
+            speaks_of = {"workloads": (chance.choice(work),)}
+        effect: Effect = chance.choice(("avoid", "pin", "pause-expansion", "boost"))
+        if effect == "avoid":
+            speaks_of = {"zones": (place,)}
+        elif effect == "pin":
+            speaks_of["zones"] = (place,)
+        self.overridden += 1
+        spec = OverrideSpec(
+            effect=effect,
+            scope=OverrideScope(**speaks_of),
+            ttl=Duration(self.seat.pace.beat_ms * (4 + chance.below(20))),
+            reason="it seems wiser",
+            author="ops",
+            by=50 if effect == "boost" else 0,
+        )
+        await self.insist(
+            Apply(Override(metadata=Metadata(name=f"word-{self._mark}-{self.overridden}"), spec=spec)), operator=True
+        )
+
     def _is_starting(self, node: str) -> bool:
         """Is something being started there? A bad moment to drain it, and so a good one here."""
         view = self.seat.view
@@ -215,8 +257,11 @@ class People:
             case "herd":
                 many = self.cpu // CPU_EACH
                 gang, cpu = Gang(min=many), "3"
-            case "impossible":
+            case "impossible" | "flood":
                 rank, cpu = URGENT, "64"
+                many *= FLOOD if kind == "flood" else 1
+            case "steadfast":
+                many = 2 + chance.below(2)
             case "device":
                 devices, many = (DeviceAsk(kind="gpu", count=1),), 1
             case "spread":
@@ -242,6 +287,7 @@ class People:
             placement=placement,
             gang=gang,
             rollout=Rollout(max_surge=1),
+            disruption=Disruption(min_available=many - 1 if kind == "steadfast" else 0),
         )
         return Workload(metadata=Metadata(name=name, tenant=tenant, labels={"app": name}), spec=spec)
 

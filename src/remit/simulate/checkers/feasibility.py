@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from remit.simulate.checkers.history import History
+from remit.simulate.checkers.overriding import in_force, kept_off, paused
 from remit.simulate.checkers.placement import barred, towards_others
 from remit.simulate.checkers.room import grant_is_dead
 from remit.simulate.checkers.rows import SCOPE, WHOLE, Counted, Json, Shape, health_of, is_open, owner_of
@@ -16,6 +17,8 @@ def held_back(history: History, replica: Json, now_ms: int) -> str:
     owner = history.row(owner_of(replica))
     if shape is None or owner is None or owner["metadata"].get("deleting"):
         return "its workload is gone or going"
+    if paused(in_force(history, now_ms), shape):
+        return "somebody has paused it"
     if shape.fenced and history.unheard:
         return "nodes have not reported since a restore"
     if any(peer["spec"].get("standing") == "awaited" for peer in history.kind("peer").values()):
@@ -58,15 +61,23 @@ def _covers(history: History, ledger: str, shape: Shape, count: int) -> bool:
     return all(history.sums.taken(ledger, name) + n * count <= limit.get(name, 0) for name, n in shape.charge.items())
 
 
-def fits_on(history: History, shape: Shape, nodes: Collection[str]) -> str:
+def fits_on(history: History, shape: Shape, nodes: Collection[str], now_ms: int) -> str:
     """A node among these that would take one now; empty if none would."""
     for name in sorted(nodes):
-        site, row = history.sites.get(name), history.row(f"node/{name}")
-        if site is None or row is None or health_of(row) != "ready" or not is_open(row) or barred(shape, site, history.policy):
+        if not _takes(history, shape, name, now_ms):
             continue
+        site = history.sites[name]
         if room_for(history, shape, name, left(history, name)) and not towards_others(history, shape, site, counted=False):
             return name
     return ""
+
+
+def _takes(history: History, shape: Shape, node: str, now_ms: int) -> bool:
+    """Is the node ready and open, and nothing against it but room and others?"""
+    site, row = history.sites.get(node), history.row(f"node/{node}")
+    if site is None or row is None or health_of(row) != "ready" or not is_open(row) or barred(shape, site, history.policy):
+        return False
+    return not kept_off(in_force(history, now_ms), shape, site)
 
 
 def left(history: History, node: str) -> Counted:
@@ -109,11 +120,14 @@ def all_fit(history: History, shapes: Sequence[Shape], nodes: Collection[str], n
         return False
     free = {name: left(history, name) for name in sorted(nodes) if name in history.capacity}
     largest = sorted(shapes, key=lambda shape: sorted(shape.resources.items()), reverse=True)
+    specs = in_force(history, now_ms)
+
+    def takes(shape: Shape, name: str) -> bool:
+        site = history.sites[name]
+        return not barred(shape, site, history.policy) and not kept_off(specs, shape, site)
+
     return all(
-        any(
-            not barred(shape, history.sites[name], history.policy) and room_for(history, shape, name, there, take=True)
-            for name, there in free.items()
-        )
+        any(takes(shape, name) and room_for(history, shape, name, there, take=True) for name, there in free.items())
         for shape in largest
     )
 
@@ -123,8 +137,7 @@ def gang_fits(history: History, shape: Shape, members: int, nodes: Collection[st
     if not purse(history, shape, now_ms, members):
         return False
     for name in sorted(nodes):
-        site, row = history.sites.get(name), history.row(f"node/{name}")
-        if site is None or row is None or health_of(row) != "ready" or not is_open(row) or barred(shape, site, history.policy):
+        if not _takes(history, shape, name, now_ms):
             continue
         free = left(history, name)
         while members and room_for(history, shape, name, free, take=True):

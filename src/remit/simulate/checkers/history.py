@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from remit.simulate.checkers.lifecycle import HOUSED
+from remit.simulate.checkers.lifecycle import HOUSED, RUNS
 from remit.simulate.checkers.placement import Site
 from remit.simulate.checkers.rows import (
     MARKER,
@@ -198,6 +198,16 @@ class History:
         """The last commit, in virtual time and on its authority's clock."""
         self.times: list[tuple[int, int]] = []
         """Every revision, and when it came."""
+        self.stands: list[tuple[int, int, Stand]] = []
+        """The same, and on whose clock."""
+        self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        """By tenant and workload: how many of its replicas are to run, or do, from a revision on."""
+        self.explainers: set[str] = set()
+        """Leases of those who write down what they decide."""
+        self.preempted: dict[tuple[str, int, tuple[str, str]], list[tuple[int, int]]] = {}
+        """By lease, epoch, and tenant and workload: at which revision how many were told to make room."""
+        self.counted: list[tuple[int, int]] = []
+        """How many nodes there are from a revision on."""
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -235,6 +245,7 @@ class History:
         self.serial += 1
         self.revision = revision
         self.times.append((revision, at_ms))
+        self.stands.append((revision, at_ms, stand))
         self.sums.begin()
         step = Step(self, puts, deletes, revision, stand)
         rows = self.rows
@@ -286,6 +297,8 @@ class History:
                     revisions = [content["spec"] for content in there.values()]
                     self.policy = max(revisions, key=lambda spec: int(spec["number"]), default=None)
                     self.open_to.clear()
+        if not self.counted or self.counted[-1][1] != len(self.sites):
+            self.counted.append((step.revision, len(self.sites)))
         self.sums.repost(self.rows, replicas)
 
     def _absorb_replica(self, step: Step, key: str, old: Json, new: Json) -> None:
@@ -378,6 +391,8 @@ class History:
         step.changed = {key: (None, content) for key, (_, content) in self.rows.items()}
         self._absorb(step)
         self.unheard = set(self.sites)
+        runs = [group_of(replica) for replica in self.kind("replica").values() if phase_of(replica) in RUNS]
+        self.running, self.preempted = {group: [(revision, runs.count(group))] for group in runs}, {}
         for key, (at, content) in sorted(self.rows.items()):
             if key.startswith("batch/"):
                 for entry in (Entry(*one) for one in content["entries"]):

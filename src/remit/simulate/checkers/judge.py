@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from remit.simulate.checkers import answers, conduct, evidence, room
+from remit.simulate.checkers import answers, conduct, evidence, leading, preempting, reasons, room
 from remit.simulate.checkers.history import History, Stand, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
@@ -16,6 +16,7 @@ from remit.simulate.checkers.observers import Observers, behind_since_ms
 from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
 from remit.simulate.checkers.rows import phase_of
 from remit.simulate.checkers.runs import Process, Runs
+from remit.simulate.checkers.tries import Tries
 
 __all__ = ["Bounds", "Core", "Judge", "Stand", "Violation"]
 
@@ -23,7 +24,7 @@ RECOUNT_EVERY: Final = 200
 """Commits of a scope between two countings from scratch."""
 
 VIOLATIONS_MAX: Final = 100
-CHECKED_BY: Final = (conduct, room)
+CHECKED_BY: Final = (conduct, room, reasons, preempting, leading)
 """The pages that say what is asked of every commit; they put themselves into the register."""
 
 
@@ -109,6 +110,8 @@ class Judge:
         """A scope's store was replaced by a backup; `rows` include the reborn head."""
         history = self.history(scope)
         history.restore(rows, revision, self.now_ms())
+        waiting = [key for key, replica in history.kind("replica").items() if phase_of(replica) == "pending"]
+        self.liveness.tries.setdefault(scope, Tries()).restore(waiting, self.now_ms())
         self.letters.absorb(history, {key: (None, content) for key, (_, content) in history.rows.items()})
 
     # -- clients and observers ---------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from remit.simulate.checkers.room import grant_is_dead
 from remit.simulate.checkers.rows import Json, Shape, attempt_of, health_of, owner_of, phase_of
 from remit.simulate.checkers.runs import Runs
 from remit.simulate.checkers.scratch import victims_left
+from remit.simulate.checkers.tries import Tries
 from remit.simulate.checkers.waits import WAITS_MIN, Waits
 
 HEALTH_CHANGES: Final = 6
@@ -55,6 +56,10 @@ class Bounds(NamedTuple):
     bound_ms: int = 60_000
     bound_soon_ms: int = 5_000
     """At the 99th percentile, while work is asked for and nothing is broken."""
+    tried_ms: int = 60_000
+    reason_ms: int = 5_000
+    told_slack_ms: int = 5_000
+    """What was tried stands in the store a little later."""
     reservation_ms: int = 120_000
     grant_ms: int = 120_000
     orphan_ms: int = 120_000
@@ -114,6 +119,8 @@ class Liveness:
         """By scope and node: when its health changed."""
         self.waits: dict[str, Waits] = {}
         """By scope: how long work waited that could be placed."""
+        self.tries: dict[str, Tries] = {}
+        """By scope."""
 
     def heal(self, core: Core) -> None:
         """All of this works from here on. It may be said again, when nobody asks for anything new any more."""
@@ -149,6 +156,7 @@ class Liveness:
 
     def absorb(self, step: Step, at_ms: int) -> None:
         """Remember when something went on that a look at rows does not tell."""
+        self.tries.setdefault(step.history.scope, Tries()).absorb(step, at_ms)
         if self.core is not None:
             self.quiet.setdefault(step.history.scope, Quiet()).absorb(step, at_ms)
         if self.core is not None and not self.core.calm and step.history.scope in self.waits:
@@ -242,7 +250,7 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
         if shape is None or (shape.gang and _stands(history, shape) < shape.gang):
             continue
         if shape.key not in fits:
-            fits[shape.key] = "" if held_back(history, replica, now) else fits_on(history, shape, nodes)
+            fits[shape.key] = "" if held_back(history, replica, now) else fits_on(history, shape, nodes, now)
         if fits[shape.key]:
             waiting[key] = shape, fits[shape.key]
     able = all_fit(history, [shape for shape, _ in waiting.values()], nodes, now)
@@ -475,21 +483,3 @@ def health_does_not_flap(live: Liveness, history: History, core: Core) -> Iterat
         late = [at for at in live.healths.get((history.scope, key), ()) if at > live.now_ms() - window_ms]
         if len(late) > HEALTH_CHANGES:
             yield Waiting(history.scope, key, -1, f"its health changed {len(late)} times in {window_ms:.0f} ms")
-
-
-@look("L8")
-def somebody_leads(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """An authority that is idle beats, by batches with a row of their own; one that only reads what there is leads nobody."""
-    bounds, now = live.bounds, live.now_ms()
-    may = 2 * bounds.leader_ttl_ms + bounds.leader_ms
-    last = max(core.since_ms, history.acted_ms)
-    if now - last > may * bounds.pace:
-        yield Waiting(history.scope, "head", -1, f"nobody has led for {now - last} ms")
-
-
-@look("L8")
-def leaders_stay(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """Where nothing is broken any more nobody is deposed; the last to be broken may lead, and be followed by another."""
-    since = core.since_ms + (2 * live.bounds.leader_ttl_ms + live.bounds.leader_ms) * live.bounds.pace
-    if len(late := [at for at in history.takeovers[-9:] if at > since]) > 1:
-        yield Waiting(history.scope, "head", -1, f"{len(late)} takeovers or more since all is well, the last at {late[-1]} ms")

@@ -34,11 +34,9 @@ NOT_YET: Final[dict[str, str]] = {
     "S11": "schedules",
     "S19": "two versions of the format side by side",
     "S21": "identities",
-    "L2": "a scheduler that tells when it tries",
     "L9": "schedules",
     "L11": "the API server",
     "L12": "the API server",
-    "L13": "a scheduler that writes its reasons",
 }
 """What a promise needs before it can be judged."""
 

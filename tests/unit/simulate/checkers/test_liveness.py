@@ -10,6 +10,7 @@ import pytest
 from remit.simulate.checkers.judge import Bounds, Core, Judge
 from remit.simulate.checkers.liveness import LOOKS
 from tests.unit.simulate.checkers.pen import ROLES, Pen, World, node
+from tests.unit.simulate.checkers.said import decide
 
 Story = Callable[[Pen], None]
 STANDS: list[tuple[str, Story, int]] = []
@@ -281,7 +282,9 @@ def test_leaders_who_depose_each_other_where_all_is_well_are_noticed() -> None:
 
 
 def test_every_look_finds_something_in_some_history() -> None:
-    assert {check for check, _, _ in STANDS} | {"somebody_leads", "leaders_stay"} == set(LOOKS)
+    """Of leaders further up, of schedulers in test_reasons.py."""
+    elsewhere = {"somebody_leads", "leaders_stay", "pending_work_is_tried", "waiting_has_a_reason"}
+    assert {check for check, _, _ in STANDS} | elsewhere == set(LOOKS)
 
 
 def test_a_scenario_with_a_longer_beat_has_longer_bounds() -> None:
@@ -322,9 +325,11 @@ BLOCKED: dict[str, dict[str, Any]] = {
 def test_work_that_cannot_be_placed_may_wait(why: str) -> None:
     pen = Pen().furnish()
     pen.declare("c", **BLOCKED[why])
-    pen.spawn(0, workload="c")
+    (key,) = pen.spawn(0, workload="c")
     healed(pen)
-    pass_time(pen, 100)
+    for _ in range(2):
+        pass_time(pen, 50)
+        decide(pen, key)
     assert pen.found == []
 
 
@@ -349,7 +354,7 @@ def test_a_break_in_the_waiting_begins_it_anew() -> None:
     pass_time(pen, 2)
     pen.commit(opened, [pen.entry("apply", key, "operator") for key in opened])
     pass_time(pen, 40)
-    assert pen.found == []
+    assert "eligible_work_is_bound" not in pen.found
 
 
 def test_while_most_nodes_are_silent_unknown_is_held_by_name() -> None:

@@ -11,9 +11,9 @@ import pytest
 from remit.simulate.checkers.judge import Stand
 from remit.simulate.checkers.promise import PROMISES
 from tests.unit.simulate.checkers.pen import Json, Pen, World, generation_key, node, replica, tenant
+from tests.unit.simulate.checkers.said import SAID, Breach
 
-Breach = Callable[[Pen], None]
-BREACHES: list[tuple[str, Breach]] = []
+BREACHES: list[tuple[str, Breach]] = [*SAID]
 GPU: dict[str, Json] = {
     "devices": [{"name": "gpu-0", "kind": "gpu", "model": "H100"}, {"name": "gpu-1", "kind": "gpu", "model": "L4"}]
 }

@@ -1,0 +1,56 @@
+"""What can go wrong with one disk, or with one scheduler? More kinds of fault; what a fault is, and all others: faults.py."""
+
+from __future__ import annotations
+
+from remit.simulate.faults import Hand, Heal, Where, cutting, fault, freezing, living
+from remit.simulate.lots import Lots
+from remit.simulate.scenarios import Injection
+
+# ------------------------------------------------------------------------------------------------------------------ disks
+
+
+@fault("disk-full", "a machine's disk is full", 11, 14)
+def disk_full(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    disk = lots.choice(hand.everyone(one.where)).machine.disk
+    disk.full = True
+
+    def heal() -> None:
+        disk.full = False
+
+    return heal
+
+
+@fault("disk-failing", "a machine's disk answers with errors", 14)
+def disk_failing(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    disk = lots.choice(hand.everyone(one.where)).machine.disk
+    disk.failing = True
+
+    def heal() -> None:
+        disk.failing = False
+
+    return heal
+
+
+# ------------------------------------------------------------------------------------------------------------- schedulers
+
+
+@fault("freeze-scheduler", "a scheduler stands still with claims under way, and wakes", 15, 18, swarms=False, where=Where.NODES)
+def freeze_scheduler(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    victim = living(lots, hand.processes("scheduler", one.where))
+    return None if victim is None else freezing(victim)
+
+
+@fault("unanswered", "what a scheduler asks arrives, and no answer comes back", 1, 3, swarms=False, where=Where.NODES)
+def unanswered(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    able = hand.processes("scheduler", one.where)
+    if not able:
+        return None
+    victim = lots.choice(able).name
+    scope = victim.split("-")[1]
+    return cutting(hand, [(server.name, victim) for server in hand.processes("server", scope)])
+
+
+@fault("plugin-fails", "a filter that others wrote for schedulers fails", 26, swarms=False, plugin=True)
+def plugin_fails(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    hand.break_plugin(True)
+    return lambda: hand.break_plugin(False)
