@@ -315,11 +315,11 @@ class Cycle:
         self._given_up = {}
 
     def _tell(self, now_ms: int) -> Iterable[Explain]:
-        for line in [line for line, at_ms in self._retell.items() if at_ms <= now_ms]:
-            del self._retell[line]
-            if line.wait is not None:
-                self._untold.update(dict.fromkeys(cast(Iterable[int], line.members())))
-                self._retell[line] = now_ms + RETELL_MS
+        for long in [long for long, at_ms in self._retell.items() if at_ms <= now_ms]:
+            del self._retell[long]
+            if long.wait is not None:
+                self._untold.update(dict.fromkeys(cast(list[int], long.members())))
+                self._retell[long] = now_ms + RETELL_MS
         lines: dict[Line, list[int]] = {}
         for slot in list(islice(self._untold, TELL_MAX)):
             line = self.backlog.line_of(slot)
