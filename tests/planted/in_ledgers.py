@@ -273,7 +273,7 @@ def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(moving.GUARDED, "attempt", lambda *args: None)
 
 
-@bug(4, 21, scenario="meddlers", expects=("accepted_evidence_was_fresh",))
+@bug(4, 21, scenario="meddlers", seeds=6, expects=("accepted_evidence_was_fresh",))
 def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
     """How long ago it was that a scheduler saw what it decides on is not asked."""
     patch.setattr(placing, "SNAPSHOT_FRESH_MS", 1 << 40)

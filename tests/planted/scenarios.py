@@ -1,4 +1,6 @@
-"""In which worlds are planted bugs looked for? Short and rough ones; each also runs without a bug, and is clean then."""
+"""In which worlds are planted bugs looked for? Short and rough ones, and scenarios that come with Remit; each is clean
+without a bug.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from remit.commitment import authority, outcomes
 from remit.simulate.actors import people, policies
 from remit.simulate.runners import Program
-from remit.simulate.scenarios import Scenario, parse
+from remit.simulate.scenarios import Scenario, load, parse
 
 _BUSY: Final = """
 [load]
@@ -32,15 +34,19 @@ meddlers = 1
 """
     + _BUSY,
     "meddlers": """
-summary = "several who ask for what may not be, beside a little work"
+summary = "several who ask for what may not be, beside a little work, and nobody who is quicker than they"
 duration = "4m"
 heal = "0s"
 [cluster]
 nodes = 4
 agents = 2
 meddlers = 4
+schedulers = 0
+guessers = 1
 [load]
 per_minute = 10.0
+[holds]
+liveness = false
 """,
     "one-node": """
 summary = "work that must be apart, one node, and somebody who does not look"
@@ -532,4 +538,4 @@ def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
     if name == "lapsed-grants":
         # Policies would lapse first, and then nothing is placed at all.
         patch.setattr(policies, "TTL_BEATS", 3_600)
-    return parse(name, TEXTS[name])
+    return parse(name, TEXTS[name]) if name in TEXTS else load(name)

@@ -40,14 +40,22 @@ def freeze_scheduler(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return None if victim is None else freezing(victim)
 
 
-@fault("unanswered", "what a scheduler asks arrives, and no answer comes back", 1, 3, swarms=False, where=Where.NODES)
+@fault(
+    "unanswered",
+    "a scheduler's asks arrive unanswered, or do not arrive: it cannot tell",
+    1,
+    3,
+    swarms=False,
+    where=Where.NODES,
+)
 def unanswered(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     able = hand.processes("scheduler", one.where)
     if not able:
         return None
     victim = lots.choice(able).name
     scope = victim.split("-")[1]
-    return cutting(hand, [(server.name, victim) for server in hand.processes("server", scope)])
+    ways = [(server.name, victim) for server in hand.processes("server", scope)]
+    return cutting(hand, ways if lots.random() < 0.5 else [(victim, server) for server, victim in ways])
 
 
 @fault("plugin-fails", "a filter that others wrote for schedulers fails", 26, swarms=False, plugin=True)

@@ -263,7 +263,7 @@ async def test_a_name_that_is_given_again_has_none_of_the_old_ones_ways(m: Mind)
 @minds
 async def test_a_new_shape_while_its_claim_is_under_way__nothing_is_posted_twice(m: Mind) -> None:
     """Somebody comes who shuns it: it is told apart from then on, and was already claimed."""
-    await want(m.scope, "a", 2, labels={"app": "x"})
+    await want(m.scope, "a", 2, cpu="3", labels={"app": "x"})
     await m.see()
     made = m.propose()
     shy = Placement(anti_affinity=(Affinity(label_selector={"app": "x"}, topology_key="node"),))

@@ -12,7 +12,10 @@ import pytest
 
 from remit.law.columns import Columns
 from remit.model.claims import Code
+from remit.observation.hints import Hints
 from remit.proposal import scores as built_in
+from remit.proposal.demand import Demand
+from remit.proposal.fragmentation import Fragmentation
 from remit.proposal.kernel import Kernel
 from remit.proposal.plugins import (
     FILTERS,
@@ -27,7 +30,7 @@ from remit.proposal.plugins import (
     installed_filters,
     installed_scores,
 )
-from remit.proposal.scores import DEFAULT, LEAST
+from remit.proposal.scores import DEFAULT, LEAST, locality
 from tests.unit.proposal.test_kernel import ask, full, kernel, node
 
 THEIRS = "theirs_for_tests"
@@ -125,7 +128,8 @@ def test_the_name_of_a_built_in_filter_is_taken(theirs: ModuleType, rule: Filter
 
 def test_the_names_of_built_in_scores_are_taken(theirs: ModuleType) -> None:
     ours = [one for one in vars(built_in).values() if isinstance(one, Score)]
-    assert sorted(one.name for one in ours) == sorted(SCORE_NAMES)
+    made = [locality(Columns(), Hints()), Fragmentation(Columns(), Demand()).score]
+    assert sorted(one.name for one in (*ours, *made)) == sorted(SCORE_NAMES)
     for name in SCORE_NAMES:
         with pytest.raises(PluginError, match=f"'{name}': this is the name of a built-in score"):
             scores_of(theirs, SCORE._replace(name=name))

@@ -31,6 +31,7 @@ def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...]
         "played": PRETENDED,
         "codes": {},
         "deeds": {},
+        "paths": {},
         "edges": (),
         **more,
     }
