@@ -198,6 +198,10 @@ class History:
         """The last commit, in virtual time and on its authority's clock."""
         self.times: list[tuple[int, int]] = []
         """Every revision, and when it came."""
+        self._begin_decisions()
+
+    def _begin_decisions(self) -> None:
+        """What schedulers say is judged by."""
         self.stands: list[tuple[int, int, Stand]] = []
         """The same, and on whose clock."""
         self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
