@@ -104,7 +104,9 @@ def test_a_module_that_fails_while_it_is_imported_is_named(tmp_path: Any, monkey
         installed_scores([EntryPoint("bad", "breaks_on_import:IT", SCORES)])
 
 
-@pytest.mark.parametrize("found", [passing, SCORE, None, ("theirs", Code.SELECTOR, passing)], ids=["a function", "a score", "nothing", "a tuple"])
+@pytest.mark.parametrize(
+    "found", [passing, SCORE, None, ("theirs", Code.SELECTOR, passing)], ids=["a function", "a score", "nothing", "a tuple"]
+)
 def test_what_is_no_filter_is_refused(theirs: ModuleType, found: object) -> None:
     with pytest.raises(PluginError, match=f"is {type(found).__name__}, not a Filter"):
         filters_of(theirs, found)
