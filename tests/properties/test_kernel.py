@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.law import fit
 from remit.law.columns import Columns, Left
 from remit.law.peers import ColumnPeers
-from remit.proposal.gates import PREFER_WEIGHT, SCALE
+from remit.proposal.fragmentation import RANGE, TARGETS_MAX, Fragmentation
+from remit.proposal.gates import FINE, PREFER_WEIGHT, SCALE
 from remit.proposal.kernel import Kernel
 from remit.proposal.plugins import Score
 from remit.proposal.scores import BALANCED, DEFAULT, LEAST, LIKED, MOST
@@ -19,8 +21,19 @@ from tests.properties.test_fit import ask_of
 from tests.unit.law.draws import GROUPS, nodes_left, scenes, works
 from tests.unit.law.oracle import Scene, Work
 from tests.unit.law.scalar import OneNode, PlainPeers
+from tests.unit.proposal.slow import Slow
 
-PROFILES: dict[str, tuple[Score, ...]] = {"default": DEFAULT, "most": (MOST, LIKED), "balanced": (LEAST, BALANCED), "none": ()}
+FRAGMENTATION = "fragmentation"
+PROFILES: dict[str, tuple[Score, ...]] = {
+    "default": DEFAULT,
+    "most": (MOST, LIKED),
+    "balanced": (LEAST, BALANCED),
+    "none": (),
+    FRAGMENTATION: DEFAULT,
+}
+"""With the last, the score of that name counts too, which is made for the columns."""
+NEAR = 1e-3 / RANGE * SCALE * FINE
+"""Sums in another order differ by less."""
 
 
 class Plain:
@@ -28,25 +41,33 @@ class Plain:
 
     def __init__(self, left: Sequence[Left], standing: Sequence[tuple[fit.Ask, int]], profile: Sequence[Score]) -> None:
         self.left, self.standing, self.profile = list(left), list(standing), profile
+        self.slow: Slow | None = None
+        """Where the fragmentation score counts: then in place of all that is not static."""
 
     def place(self, ask: fit.Ask) -> int:
+        found = self.numbers(ask)
+        return max(found, key=lambda row: (found[row], -row), default=-1)
+
+    def numbers(self, ask: fit.Ask) -> dict[int, int]:
+        """Of the rows where it fits."""
         sites = [OneNode(one) for one in self.left]
         peers = PlainPeers(sites, [(other, self.left[row].node) for other, row in self.standing])
         likes = {bool(ask.dislikes[site.taints]) for site in sites}
-        best, found = -1, -1
+        found: dict[int, int] = {}
         for row, site in enumerate(sites):
             if fit.misfits(ask, site, peers):
                 continue
             total: Any = None
+            fine = 1 if self.slow is None else FINE
             for score in (one for one in self.profile if not one.static):
                 part = float(score.score(ask, _Priced(site))) * float(SCALE * score.weight)
                 total = part if total is None else total + part
+            if self.slow is not None:
+                total = (1 + (self.slow.gain(ask, self.left[row]) - 1) / RANGE) * SCALE * FINE
             number = max(int(total or 0), 0)
             if any(one.static for one in self.profile) and len(likes) > 1:
-                number += 0 if ask.dislikes[site.taints] else LIKED.weight * SCALE
-            number += self._preferred(ask, site, sites, peers)
-            if number > best:
-                best, found = number, row
+                number += 0 if ask.dislikes[site.taints] else LIKED.weight * SCALE * fine
+            found[row] = number + self._preferred(ask, site, sites, peers) * fine
         return found
 
     def _preferred(self, ask: fit.Ask, site: OneNode, sites: Sequence[OneNode], peers: PlainPeers) -> int:
@@ -78,17 +99,42 @@ class _Priced:
     """A node with what a score asks of it beyond the law."""
 
     def __init__(self, site: OneNode) -> None:
-        self.free, self.taints = site.free, site.taints
+        self.free, self.taints = {name: site.free.get(name, 0) for name, _ in site.node.spec.capacity}, site.taints
         self.share = {name: 1 / count for name, count in site.node.spec.capacity if count}
 
 
-def kernel_of(left: Sequence[Left], asks: Sequence[fit.Ask], standing: Sequence[tuple[fit.Ask, int]], profile: str) -> Kernel:
+class Learnt:
+    """A kernel's fragmentation score, which is told what comes, if it counts at all; and the same slowly."""
+
+    def __init__(self, columns: Columns, profile: str) -> None:
+        self.columns = columns
+        self.made = Fragmentation(columns) if profile == FRAGMENTATION else None
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return (self.made.score,) if self.made is not None else ()
+
+    def come(self, ask: fit.Ask, count: int, plain: Plain | None = None) -> None:
+        if self.made is None:
+            return
+        self.made.arrived(ask, count)
+        before = self.made.score.epoch()
+        self.made.renew()
+        if plain is not None and self.columns.whole and (plain.slow is None or self.made.score.epoch() != before):
+            worths = {kind: found.tolist() for kind, found in self.made._worths.items()}
+            plain.slow = Slow(self.made.demand.popular(TARGETS_MAX), worths, plain.left)
+
+
+def kernel_of(
+    left: Sequence[Left], asks: Sequence[fit.Ask], standing: Sequence[tuple[fit.Ask, int]], profile: str
+) -> tuple[Kernel, Learnt]:
     columns = Columns(left)
+    learnt = Learnt(columns, profile)
     peers = PlainPeers([OneNode(one) for one in left], [(ask, left[row].node) for ask, row in standing])
-    kernel = Kernel(columns, ColumnPeers(columns, peers.counted(asks)), scores=PROFILES[profile])
+    kernel = Kernel(columns, ColumnPeers(columns, peers.counted(asks)), scores=(*PROFILES[profile], *learnt.scores))
     for at, ask in enumerate(asks):
         kernel.known(at, ask)
-    return kernel
+    return kernel, learnt
 
 
 def full(left: Left) -> Left:
@@ -101,34 +147,52 @@ loud = st.sampled_from(
 )
 
 
+on_devices = st.sampled_from([frozenset({"devices"} | more) for more in (set[str](), {"resources"}, {"taints"}, {"peers"})])
+Coming = tuple[Scene, list[Work], list[tuple[int, int]], str]
+
+
 @st.composite
-def orders(draw: st.DrawFn) -> tuple[Scene, list[Work], list[tuple[int, int]], str]:
+def orders(draw: st.DrawFn, among: st.SearchStrategy[frozenset[str]] = loud, profile: str = "") -> Coming:
     """A scene, several sorts of work, and how many of which come one after another."""
-    groups = draw(loud)
+    groups = draw(among)
     scene = draw(scenes(most=1, loud=groups))
     left = [draw(nodes_left(row, groups)) for row in range(draw(st.integers(1, 6)))]
     left = [full(one) for one in left] if draw(st.booleans()) else left
     scene = scene._replace(left=left, standing=[(work, row % len(left)) for work, row in scene.standing])
     sorts = [scene.work, *draw(st.lists(works(groups), max_size=2))]
     coming = draw(st.lists(st.tuples(st.integers(0, len(sorts) - 1), st.integers(1, 7)), min_size=1, max_size=4))
-    return scene, sorts, coming, draw(st.sampled_from(sorted(PROFILES)))
+    return scene, sorts, coming, profile or draw(st.sampled_from(sorted(PROFILES)))
 
 
 @settings(max_examples=300)
 @given(orders(), st.booleans())
-def test_one_by_one_the_kernel_places_as_a_plain_loop_does(
-    order: tuple[Scene, list[Work], list[tuple[int, int]], str], freed: bool
-) -> None:
+def test_one_by_one_the_kernel_places_as_a_plain_loop_does(order: Coming, freed: bool) -> None:
+    place_one_by_one(order, freed)
+
+
+@settings(max_examples=500)
+@given(orders(on_devices, FRAGMENTATION), st.booleans())
+def test_where_others_will_ask_for_devices_it_places_as_the_formulas_say(order: Coming, freed: bool) -> None:
+    place_one_by_one(order, freed)
+
+
+def place_one_by_one(order: Coming, freed: bool) -> None:
     scene, sorts, coming, profile = order
     asks = [ask_of(work, scene) for work in sorts]
     standing = [(ask_of(work, scene), row) for work, row in scene.standing]
-    kernel = kernel_of(scene.left, asks, standing, profile)
+    kernel, learnt = kernel_of(scene.left, asks, standing, profile)
     plain = Plain(scene.left, standing, PROFILES[profile])
     for at, count in coming:
+        learnt.come(asks[at], 30 * count, plain)
         for _ in range(count):
             one = kernel.known(at, asks[at])
             row = kernel.place(one)
-            assert row == plain.place(asks[at])
+            if plain.slow is None or row < 0:
+                assert row == plain.place(asks[at])
+            else:
+                numbers = plain.numbers(asks[at])
+                assert numbers[row] == pytest.approx(max(numbers.values()), abs=NEAR)
+                assert int(kernel._regarded(one)[row]) == pytest.approx(numbers[row], abs=NEAR)
             if row < 0:
                 break
             devices = kernel.choose(one, row)
@@ -145,12 +209,24 @@ def test_one_by_one_the_kernel_places_as_a_plain_loop_does(
 
 @settings(max_examples=500)
 @given(orders())
-def test_a_run_places_as_one_by_one_does(order: tuple[Scene, list[Work], list[tuple[int, int]], str]) -> None:
+def test_a_run_places_as_one_by_one_does(order: Coming) -> None:
+    place_a_run(order)
+
+
+@settings(max_examples=500)
+@given(orders(on_devices, FRAGMENTATION))
+def test_where_others_will_ask_for_devices_a_run_places_as_one_by_one_does_too(order: Coming) -> None:
+    place_a_run(order)
+
+
+def place_a_run(order: Coming) -> None:
     scene, sorts, coming, profile = order
     asks = [ask_of(work, scene) for work in sorts]
     standing = [(ask_of(work, scene), row) for work, row in scene.standing]
-    at_once, singly = (kernel_of(scene.left, asks, standing, profile) for _ in range(2))
+    (at_once, learnt), (singly, learnt_too) = (kernel_of(scene.left, asks, standing, profile) for _ in range(2))
     for at, count in coming:
+        for one_of_both in (learnt, learnt_too):
+            one_of_both.come(asks[at], 30 * count)
         found = at_once.run(at_once.known(at, asks[at]), count)
         one = singly.known(at, asks[at])
         expected: list[int] = []

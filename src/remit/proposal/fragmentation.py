@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from remit.law.columns import Bools, Columns, Floats, Ints
+from remit.law.columns import Bools, Columns, Floats, Ints, Rows
 from remit.law.fit import Ask, Devices
 from remit.model.resources import WHOLE
 from remit.proposal.demand import CPU, MEMORY, Demand
@@ -160,12 +160,8 @@ class Fragmentation:
             self._base[some] = self._potential.of(*self._amounts(some), self._room[some], self._worth[some])
 
     def _amounts(self, rows: Ints) -> tuple[Floats, Floats]:
-        return self._free_of(self._columns, CPU)[rows], self._free_of(self._columns, MEMORY)[rows]
-
-    @staticmethod
-    def _free_of(site: Any, name: str) -> Floats:
-        """What is left of it, or nothing if more was taken than there is."""
-        return np.asarray(np.maximum(site.free.get(name, 0), np.zeros(len(site))))
+        site = Rows(self._columns, rows)
+        return _free(site, CPU), _free(site, MEMORY)
 
     def _blocks(self, rows: Ints, lines: int = 1) -> Iterator[Ints]:
         step = max(_BLOCK_CELLS // max(len(self._potential) * lines, 1), 1)
@@ -177,7 +173,7 @@ class Fragmentation:
         self._follow()
         rows = np.arange(len(self._columns)) if site is self._columns else site.rows
         needs = {name: int(count) for name, count in ask.resources}
-        cpu, memory = self._free_of(site, CPU), self._free_of(site, MEMORY)
+        cpu, memory = _free(site, CPU), _free(site, MEMORY)
         anew = site is not self._columns and bool(site.spent)
         found = np.empty(len(rows))
         step = max(_BLOCK_CELLS // max(len(self._potential), 1), 1)
@@ -209,7 +205,8 @@ class Fragmentation:
             level, of = left[lines, at], sort[lines, at]
             after = np.maximum(level - one.amount, 0)
             lost = potential.worths[of, level] - potential.worths[of, after]
-            room += (potential.units[after] - potential.units[level]) * potential.allowed[of]
+            room -= potential.units_of(level, of)
+            room += potential.units_of(after, of)
             worth_[:, potential.kinds.index(one.kind)] -= lost
             spoiled += lost
             free -= one.amount
@@ -217,8 +214,8 @@ class Fragmentation:
             there = self._mask(one)[sort] & (left == WHOLE)
             taken = there & (there.cumsum(axis=1) <= one.amount)
             left[taken] = 0  # so that another part of the ask does not take them again
-            for at in np.flatnonzero(taken.any(axis=0)).tolist():
-                room -= potential.units[WHOLE] * potential.allowed[sort[:, at]] * taken[:, at, None]
+            for of in np.unique(sort[taken]).tolist():
+                room -= potential.units[WHOLE] * potential.allowed[of] * (taken & (sort == of)).sum(axis=1)[:, None]
             count = taken.sum(axis=1)
             worth_[:, potential.kinds.index(one.kind)] -= count
             free -= count * WHOLE
@@ -249,3 +246,8 @@ class Fragmentation:
             return {}
         used = self._columns.used[row]
         return choose_among(ask, node.spec.devices, used, lambda one, left: int(self._rank(one)[left])) or {}
+
+
+def _free(site: Any, name: str) -> Floats:
+    """What is left of it; nothing, where more was taken than there is."""
+    return np.asarray(np.maximum(site.free.get(name, 0), np.zeros(len(site))))

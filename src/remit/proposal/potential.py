@@ -50,7 +50,7 @@ class Potential:
         """How many of each share a device has room for of which so much is left."""
         allowed = [[allows(shape.kind, shape.models, sort) for shape in shapes] for sort in sorts]
         self.allowed = np.array([*allowed, [False] * len(shapes)], dtype=np.float64)
-        self.choosy = not all(all(line) for line in allowed)
+        self._choosy = not all(all(line) for line in allowed)
         """Is there a shape that some sort of device will not do for?"""
         self.worths = np.array([*(worths.get(kind, WHOLE_ONLY) for kind, _ in sorts), np.zeros(WHOLE + 1)])
         """Of one device, by its sort and what is left of it."""
@@ -71,12 +71,16 @@ class Potential:
         whole = np.array([max(devices.get(kind, 0), 1) * WHOLE for kind in self.kinds], dtype=np.float64)
         self._weight = self._size * self._popularity / (capacity / whole[self._kind] + SCARCE_MIN)
 
+    def units_of(self, left: Ints, sort: Ints) -> Floats:
+        """How many shares, or whole devices, of each shape a device has room for of which so much is left."""
+        found: Floats = self.units.take(left, axis=0)
+        if self._choosy:
+            found *= self.allowed.take(sort, axis=0)
+        return found
+
     def room(self, left: Ints, sort: Ints) -> Floats:
-        """How many shares, or whole devices, of each shape these lines of devices have room for."""
-        found = self.units[left]
-        if self.choosy:
-            found *= self.allowed[sort]
-        return np.asarray(found.sum(axis=1))
+        """As `units_of`, of all devices of a line."""
+        return np.asarray(self.units_of(left, sort).sum(axis=1))
 
     def worth(self, left: Ints, sort: Ints) -> Floats:
         """What the devices of each line are worth, by kind."""
