@@ -192,7 +192,7 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
             else:
                 numbers = plain.numbers(asks[at])
                 assert numbers[row] == pytest.approx(max(numbers.values()), abs=NEAR)
-                assert int(kernel._regarded(one)[row]) == pytest.approx(numbers[row], abs=NEAR)
+                assert int(kernel.numbers(one)[row]) == pytest.approx(numbers[row], abs=NEAR)
             if row < 0:
                 break
             devices = kernel.choose(one, row)

@@ -83,7 +83,7 @@ def test_the_steps_and_the_fitting_add_up_and_the_fitting_are_those_that_no_rule
     scene, sorts, _, profile = order
     asks = [ask_of(one, scene) for one in sorts]
     standing = [(ask_of(one, scene), row) for one, row in scene.standing]
-    kernel = kernel_of(scene.left, asks, standing, profile)
+    kernel, _ = kernel_of(scene.left, asks, standing, profile)
     found = funnel(kernel, kernel.known(0, asks[0]))
     assert sum(step.refused for step in found.steps) + found.fits == found.nodes == len(scene.left)
     assert found.fits == sum(not broken(scene, row) for row in range(len(scene.left)))
