@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -216,6 +217,36 @@ def test_a_run_without_devices_comes_to_the_places_of_one_by_one() -> None:
         assert found.rows == rows
     assert at_once.columns.amounts.tolist() == singly.columns.amounts.tolist()
     assert at_once.columns.used == singly.columns.used
+
+
+def test_a_run_many_deep_on_few_nodes_comes_to_the_places_of_one_by_one() -> None:
+    base = Columns([full(node(f"n{at}", *[("gpu", "A")] * (at + 1), cpu=20_000 + 7_000 * at)) for at in range(3)])
+    (at_once, made), (singly, other) = (kernel_on(base.freeze()) for _ in range(2))
+    for one_of_both in (made, other):
+        for count in (1, 2, 3):
+            one_of_both.arrived(ask(gpus(count), cpu=9_000 * count), 40)
+        one_of_both.renew()
+    small = ask(cpu=500, memory=GIB)
+    found = at_once.run(at_once.known("small", small), 150).rows
+    one = singly.known("small", small)
+    rows: list[int] = []
+    while len(rows) < 150 and (row := singly.place(one)) >= 0:
+        singly.post(one, row)
+        rows.append(row)
+    assert found == rows and max(rows.count(row) for row in range(3)) > 40
+    assert sum(before != after for before, after in pairwise(rows)) > 2, "it goes to and fro"
+
+
+def test_two_parts_of_an_ask_do_not_take_the_same_device() -> None:
+    columns = Columns([full(node("a", ("gpu", "A"), ("gpu", "B"))), full(node("b", ("gpu", "A"), ("gpu", "A"), ("gpu", "B")))])
+    _, made = kernel_on(columns)
+    both = ask(gpus(1, "A"), gpus(1, "A", "B"))
+    made.arrived(ask(gpus(1, "B")), 50)
+    made.arrived(both, 10)
+    made.renew()
+    slow = Slow(made.demand.popular(TARGETS_MAX), {}, list(lefts(columns).values()))
+    slow.worths = {kind: found.tolist() for kind, found in made._worths.items()}
+    assert compare(columns, made, slow, (both,)) == 2
 
 
 def test_what_is_kept_is_what_a_new_score_would_find() -> None:
