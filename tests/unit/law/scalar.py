@@ -80,6 +80,6 @@ class PlainPeers:
 
     def counted(self, asks: Sequence[fit.Ask]) -> dict[fit.Index, Counter[str]]:
         """What `columns.ColumnPeers` is built from: everything that these asks, or those that stand, can ask about."""
-        terms = [term.of for ask in asks for term in (*ask.spread, *ask.affinity, *ask.anti)]
+        terms = [term.of for ask in asks for term in (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer)]
         carried = [index for ask in [*asks, *(standing for standing, _ in self.standing)] for index in fit.carried(ask)]
         return {index: self.counts(index) for index in dict.fromkeys(terms + carried)}
