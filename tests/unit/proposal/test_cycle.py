@@ -328,6 +328,29 @@ async def test_two_tenants_gangs_compete_in_turns__nobody_is_lost(m: Mind) -> No
         assert not line.flying, f"{line} has somebody in flight for ever"
 
 
+@pytest.mark.parametrize("limit", [2, 3, 4, 5])
+def test_gangs_are_tried_again_in_turns__those_beyond_the_limit_come_along(limit: int) -> None:
+    """There is room for one gang of two; to find out who comes first they are tried a second time, and whole again."""
+
+    @minds
+    async def tell(m: Mind) -> None:
+        m.limit = limit
+        await want(m.scope, "old", 3)
+        await m.settle()
+        await want(m.scope, "g", 4, gang=3, type_="job")
+        await want(m.scope, "h", 4, gang=3, type_="job", owner="t2")
+        await m.settle()
+        assert sorted((len(m.where("g-")), len(m.where("h-")))) in ([0, 3], [0, 4])
+        for line in m.cycle.backlog.lines():
+            assert not line.flying, f"{line} has somebody in flight for ever"
+        for i in range(3):
+            await move(m.scope, f"replica/t1/old-{i}", "remove", "stop", "stopped")
+        await m.settle()
+        assert len(m.where()) == 8
+
+    tell()
+
+
 @minds
 async def test_a_gang_larger_than_a_batch_is_tried_whole(m: Mind) -> None:
     m.limit = 2
