@@ -27,6 +27,7 @@ scopes = {scopes}
 nodes = 2
 agents = 2
 store = "{store}"
+plugin = true
 [load]
 per_minute = 20
 """
@@ -56,6 +57,8 @@ class Trial:
         for (source, target), way in sim.network._ways.items():
             if way.cuts or way.clogs or abs(way.slow_s) > 1e-9 or way.held:
                 found[f"way {source} > {target}"] = way
+        if sim.cluster.plugin.broken:
+            found["plugin"] = True
         if sim.network.weather != Weather():
             found["weather"] = sim.network.weather
         for scope, store in sim.cluster.stores.items():
