@@ -261,6 +261,10 @@ class Attempts:
             return 0
         return key.gang if self._view.standing(key.generation) < key.gang else 0
 
+    def together(self, line: Line) -> bool:
+        """Must its members be tried at once?"""
+        return _key_of(line).gang > 0
+
     def undo(self, attempt: Attempt) -> None:
         for slot, _, _ in attempt.placed():
             self._view.forget(slot)

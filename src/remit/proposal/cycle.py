@@ -255,13 +255,21 @@ class Cycle:
         lines: dict[Line, list[int]] = {}
         for line, slots in runs:
             lines.setdefault(line, []).extend(slots)
-        tried = [self._attempts.attempt(line, slots, now_ms) for line, slots in lines.items()]
+        tried = [self._attempts.attempt(line, list(slots), now_ms) for line, slots in lines.items()]
         if len(lines) == len(runs) or not any(one.short is Short.ROOM for one in tried):
             return tried
         self._told(Path.REDONE)
         for one in reversed(tried):
             self._attempts.undo(one)
-        return [self._attempts.attempt(line, slots, now_ms) for line, slots in runs]
+            for slot in one.slots[len(lines[one.line]) :]:
+                self.backlog.returned(slot)  # the rest of a gang: it is taken anew
+        turns: list[tuple[Line, list[int]]] = []
+        for line, slots in runs:
+            if not self._attempts.together(line):
+                turns.append((line, slots))
+            elif line in lines:
+                turns.append((line, lines.pop(line)))  # whole, at the first of its turns
+        return [self._attempts.attempt(line, slots, now_ms) for line, slots in turns]
 
     def _claim(self, proposal: Proposal, one: Attempt, now_ms: int) -> None:
         view, keys = self.view, self.view.replicas.keys
