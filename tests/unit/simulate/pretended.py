@@ -32,6 +32,8 @@ def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...]
         "codes": {},
         "deeds": {},
         "edges": (),
+        "paths": {},
+        "reasons": {},
         **more,
     }
     return Run(**fields)  # type: ignore[arg-type]
