@@ -31,7 +31,10 @@ from remit.proposal.steering import Steering
 from remit.proposal.victims import Victims
 
 NOWHERE: Final = Placed([], [])
+SAID_MS: Final = 5_000
+"""For so long the same reason of the same work is not recorded again."""
 _KEYS_MAX: Final = 1 << 17
+_SAID_MAX: Final = 4_096
 ROUNDS_MAX: Final = 8
 """How often in one attempt it is asked who should make room; each time for one more on a node."""
 
@@ -128,6 +131,14 @@ class Attempt(NamedTuple):
         return zip(self.slots[: len(self.found.rows)], self.found.rows, devices, strict=True)
 
 
+class Said(NamedTuple):
+    """What was last recorded of a line that waits: when, why, and of whom."""
+
+    at_ms: int
+    reason: Code
+    slots: dict[int, None]
+
+
 class Attempts:
     def __init__(
         self,
@@ -143,6 +154,7 @@ class Attempts:
         self._view, self._kernel, self._backlog = view, kernel, backlog
         self._victims, self._decisions, self._steering = victims, decisions, steering
         self._keys: dict[tuple[int, str, int], Key] = {}
+        self._said: dict[Line, Said] = {}
 
     # -- lines -------------------------------------------------------------------------------------------------------------
 
@@ -389,7 +401,7 @@ class Attempts:
         if pause_ms:
             self._tell(Path.PACED)
         waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
-        if not waits or not slots:
+        if not waits or not slots or self._is_said(line, reason, slots, now_ms):
             return []
         seen, closest = attempt.left or attempt.seen, None
         if short is Short.ROOM and attempt.one is not None:
@@ -404,6 +416,16 @@ class Attempts:
             near=closest,
             overrides=self._named(key),
         )
+
+    def _is_said(self, line: Line, reason: Code, slots: Sequence[int], now_ms: int) -> bool:
+        """Was the very same recorded of all these a moment ago? Else whatever wakes a line again and again fills the store."""
+        last = self._said.get(line)
+        if last is not None and last.reason is reason and now_ms - last.at_ms < SAID_MS:
+            return all(slot in last.slots for slot in slots)
+        if len(self._said) >= _SAID_MAX:
+            self._said.clear()
+        self._said[line] = Said(now_ms, reason, dict.fromkeys(slots))
+        return False
 
     def _near(self, one: Class) -> Nearest | None:
         try:

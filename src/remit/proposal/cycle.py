@@ -22,7 +22,7 @@ from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, Explain
 from remit.observation.replicas import PENDING, RESERVED
 from remit.observation.view import View
 from remit.proposal.asking import Asked, Held, Proposal
-from remit.proposal.attempts import Attempt, Attempts, Key, Short, words
+from remit.proposal.attempts import SAID_MS, Attempt, Attempts, Key, Short, words
 from remit.proposal.backlog import Backlog
 from remit.proposal.decisions import Decisions
 from remit.proposal.decisions import Verdict as Word
@@ -112,7 +112,7 @@ class Cycle:
         self._untold: dict[int, None] = {}
         """Who stands in a line that waits and was not tried with it: the reason is theirs too, and is to be said."""
         self._retell: dict[Line, int] = {}
-        """Of lines that are longer than a batch, when everybody in them is to be told once more."""
+        """Of lines of which not everybody was told, or not this time: when all in them are to be."""
         self._queued = False
 
     # -- hearing -----------------------------------------------------------------------------------------------------------
@@ -390,10 +390,13 @@ class Cycle:
         for slot in rest:
             self.backlog.returned(slot)
         if rest or (one.line.queued and one.short is not Short.NOTHING and not one.forced):
-            for explain in self._attempts.put_aside(one, rest, now_ms):
+            explains = self._attempts.put_aside(one, rest, now_ms)
+            for explain in explains:
                 proposal.add(explain)
             if one.line.queued > len(rest):
                 self._retell.setdefault(one.line, now_ms)
+            elif not explains:
+                self._retell.setdefault(one.line, now_ms + RETELL_MS - SAID_MS)
 
     def _confirm(self, proposal: Proposal) -> None:
         """Reservations whose victims have gone are bound as they were made."""

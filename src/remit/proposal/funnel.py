@@ -56,8 +56,8 @@ def funnel(kernel: Kernel, one: Class) -> Funnel:
     for filter_ in kernel.all_filters:
         if not applies(filter_, one.ask):
             continue
-        passed = np.broadcast_to(kernel.checked(filter_, one.over, columns), len(left))
-        refused = int((left & ~passed).sum())
+        passed = np.asarray(kernel.checked(filter_, one.over, columns))  # one for each, or one for all
+        refused = int(np.count_nonzero(left & ~passed))
         if refused:
             steps.append(Step(filter_, refused))
             left = left & passed
@@ -82,7 +82,7 @@ def nearest(kernel: Kernel, one: Class) -> Near | None:
     refusals = np.zeros(len(there), dtype=np.int64)
     for filter_ in kernel.all_filters:
         if applies(filter_, one.ask):
-            passed = np.broadcast_to(kernel.checked(filter_, one.over, columns), len(there))
+            passed = kernel.checked(filter_, one.over, columns)
             refusals += np.where(passed, 0, 1 if filter_.check in ROOM else 100)
     short = np.zeros(len(there))
     for name, need in one.ask.resources:

@@ -209,7 +209,7 @@ class Cluster:
                 process.world,
                 name=process.name,
                 lease=self._lease(Role.SCHEDULER, number) or Role.SCHEDULER.value,
-                rhythm=Rhythm(lease_ms=pace.lease_ms, idle_ms=5 * pace.beat_ms, batch=64),
+                rhythm=Rhythm(lease_ms=pace.lease_ms, idle_ms=5 * pace.beat_ms, batch=min(64, self.scenario.cluster.batch)),
                 failed=seat.give_up,
                 view=seat.watched,
                 filters=(self.plugin.filter,) if self.scenario.cluster.plugin else (),

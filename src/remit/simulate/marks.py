@@ -22,7 +22,10 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 }
 """What no run can reach, with the reason. This list only shrinks."""
 
-SEEKERS: Final = ("restored", "repair-in-incident", "reservations", "nominee-deleted", "drained", "mayhem")
+SAID_ONLY: Final = (Code.OVERRIDE,)
+"""Codes that no authority answers with: they are reasons of schedulers."""
+
+SEEKERS: Final = ("restored", "repair-in-incident", "reservations", "nominee-deleted", "drained", "mayhem", "small-batches")
 """Scenarios whose further seeds are tried for what the first seeds of all have missed."""
 SEEK_MAX: Final = 10
 """Up to which seed. What is not reached by then is as good as never tried."""
@@ -77,6 +80,7 @@ def reached(runs: Iterable[Run]) -> set[str]:
         found.update(f"code {code}" for code in run.codes)
         found.update(f"fault {kind}" for kind in run.faults)
         found.update(f"path {path}" for path in run.paths)
+        found.update(f"code {code.value}" for code in SAID_ONLY if code.value in run.reasons)
         edges.update(Edge(*edge) for edge in run.edges)
     return found | {_named(row) for row in TABLE if edge_of(row) in edges}
 

@@ -92,7 +92,7 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     """Have schedulers a filter that others wrote? It refuses nothing, and may fail."""
     batch: int = BATCH_MAX.operations
     """How many operations an authority decides at once; if fewer than it could, it also ends a batch that changed half as many
-    replicas."""
+    replicas. A scheduler tries no more at once."""
 
     @property
     def beat_ms(self) -> int:

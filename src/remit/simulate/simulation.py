@@ -71,6 +71,8 @@ class Run(Struct, frozen=True):
     deeds: dict[str, int]
     edges: tuple[tuple[str | None, str | None, str], ...]
     paths: dict[str, int]
+    reasons: dict[str, int]
+    """Why schedulers said that something waits."""
     story: str = ""
     trace: tuple[str, ...] = ()
 
@@ -189,6 +191,7 @@ class Simulation(Record):
             deeds=dict(sorted(judge.marks.items())),
             edges=tuple(sorted(judge.edges_seen, key=str)),
             paths=dict(sorted(self.cluster.paths.items())),
+            reasons=dict(sorted(judge.reasons_seen.items())),
             story=judge.story(first.scope, first.key) if first is not None and first.key else "",
             trace=tuple(self.lines or ()),
         )

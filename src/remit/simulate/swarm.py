@@ -138,7 +138,9 @@ class Worker:
         violation = Violation(LOST, "crash", "", "", why, 0)
         none: dict[str, int] = {}
         plan = self._task.plan or ()
-        run = Run(scenario.name, seed, "", 0.0, 0, 0, 0, none, none, (violation,), (), plan, scenario, none, none, (), none)
+        run = Run(
+            scenario.name, seed, "", 0.0, 0, 0, 0, none, none, (violation,), (), plan, scenario, none, none, (), none, none
+        )
         return Done(self._task, run, 0.0)
 
     def end(self) -> None:

@@ -33,6 +33,7 @@ def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...]
         "deeds": {},
         "paths": {},
         "edges": (),
+        "reasons": {},
         **more,
     }
     return Run(**fields)  # type: ignore[arg-type]

@@ -246,7 +246,7 @@ def test_a_swarm_draws_a_cluster_and_a_load_for_each_seed_around_those_that_are_
         ("cluster", "servers", 1, 3),
         ("cluster", "agents", 1, 4),
         ("cluster", "nodes", 2, 6),
-        ("cluster", "schedulers", 1, 3),
+        ("cluster", "schedulers", 1, 2),
         ("cluster", "controllers", 1, 2),
         ("cluster", "batch", 1, 256),
         ("load", "standing_max", 10, 30),

@@ -45,6 +45,9 @@ from remit.model.kinds import (
     Node,
     NodeHealth,
     NodeSpec,
+    Override,
+    OverrideScope,
+    OverrideSpec,
     Placement,
     PriorityClass,
     PriorityClassSpec,
@@ -168,6 +171,7 @@ SHAPES: Final[Mapping[str, WorkloadSpec]] = {
     "errand": replace(_shape({}), type="job", rollout=Rollout()),
 }
 """Each breaks one rule wherever it is put, but for `plain`, `shy`, `gpu`, `going` and those after it, which fit at home."""
+PAUSE_TTL: Final = Duration(3_600_000)
 
 
 class Yard:
@@ -253,6 +257,10 @@ class Yard:
             for name in (RANK, MEEK)
         ]
         things += [_node(HOME, region), _node(SHUT, region, unschedulable=True), _node(NEW, region)]
+        # Whoever schedules in earnest is quicker than a meddler, and would leave it nothing to meddle with.
+        own = OverrideScope(tenants=(NAME,))
+        pause = OverrideSpec(effect="pause-expansion", scope=own, ttl=PAUSE_TTL, reason="placed by hand", author=NAME)
+        things.append(Override(metadata=Metadata(name=f"{NAME}-pause"), spec=pause))
         return things + [self.workload(name) for name in SHAPES]
 
     def workload(self, name: str) -> Workload:

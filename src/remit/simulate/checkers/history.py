@@ -83,6 +83,22 @@ class Revisions:
         return last if there else 0
 
 
+class Past:
+    """How things stood at revisions that are past: whoever claims something is judged by what it had seen."""
+
+    def __init__(self) -> None:
+        self.stands: list[tuple[int, int, Stand]] = []
+        """Every revision, when it came, and on whose clock."""
+        self.nodes: list[tuple[int, int]] = []
+        """How many nodes there are from a revision on."""
+        self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        """By tenant and workload: how many of its replicas are to run, or do, from a revision on."""
+        self.explainers: set[str] = set()
+        """Leases of those who write down what they decide."""
+        self.preempted: dict[tuple[str, int, tuple[str, str]], list[tuple[int, int]]] = {}
+        """By lease, epoch, and tenant and workload: at which revision how many were told to make room."""
+
+
 class Step:
     """One commit: what changed from what to what, and what the batch row says of it."""
 
@@ -198,20 +214,7 @@ class History:
         """The last commit, in virtual time and on its authority's clock."""
         self.times: list[tuple[int, int]] = []
         """Every revision, and when it came."""
-        self._begin_decisions()
-
-    def _begin_decisions(self) -> None:
-        """What schedulers say is judged by."""
-        self.stands: list[tuple[int, int, Stand]] = []
-        """The same, and on whose clock."""
-        self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        """By tenant and workload: how many of its replicas are to run, or do, from a revision on."""
-        self.explainers: set[str] = set()
-        """Leases of those who write down what they decide."""
-        self.preempted: dict[tuple[str, int, tuple[str, str]], list[tuple[int, int]]] = {}
-        """By lease, epoch, and tenant and workload: at which revision how many were told to make room."""
-        self.counted: list[tuple[int, int]] = []
-        """How many nodes there are from a revision on."""
+        self.past = Past()
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -249,7 +252,7 @@ class History:
         self.serial += 1
         self.revision = revision
         self.times.append((revision, at_ms))
-        self.stands.append((revision, at_ms, stand))
+        self.past.stands.append((revision, at_ms, stand))
         self.sums.begin()
         step = Step(self, puts, deletes, revision, stand)
         rows = self.rows
@@ -301,8 +304,8 @@ class History:
                     revisions = [content["spec"] for content in there.values()]
                     self.policy = max(revisions, key=lambda spec: int(spec["number"]), default=None)
                     self.open_to.clear()
-        if not self.counted or self.counted[-1][1] != len(self.sites):
-            self.counted.append((step.revision, len(self.sites)))
+        if not self.past.nodes or self.past.nodes[-1][1] != len(self.sites):
+            self.past.nodes.append((step.revision, len(self.sites)))
         self.sums.repost(self.rows, replicas)
 
     def _absorb_replica(self, step: Step, key: str, old: Json, new: Json) -> None:
@@ -396,7 +399,7 @@ class History:
         self._absorb(step)
         self.unheard = set(self.sites)
         runs = [group_of(replica) for replica in self.kind("replica").values() if phase_of(replica) in RUNS]
-        self.running, self.preempted = {group: [(revision, runs.count(group))] for group in runs}, {}
+        self.past.running, self.past.preempted = {group: [(revision, runs.count(group))] for group in runs}, {}
         for key, (at, content) in sorted(self.rows.items()):
             if key.startswith("batch/"):
                 for entry in (Entry(*one) for one in content["entries"]):

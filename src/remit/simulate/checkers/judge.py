@@ -16,7 +16,7 @@ from remit.simulate.checkers.observers import Observers, behind_since_ms
 from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
 from remit.simulate.checkers.rows import phase_of
 from remit.simulate.checkers.runs import Process, Runs
-from remit.simulate.checkers.tries import Tries
+from remit.simulate.checkers.tries import Tries, decisions
 
 __all__ = ["Bounds", "Core", "Judge", "Stand", "Violation"]
 
@@ -39,6 +39,8 @@ class Judge:
         self.histories: dict[str, History] = {}
         self.edges_seen: dict[tuple[str | None, str | None, str], int] = {}
         self.codes_seen: dict[str, int] = {}
+        self.reasons_seen: dict[str, int] = {}
+        """Why schedulers said that something waits."""
         self.marks: dict[str, int] = {}
         """Accepted deeds by name, such as `bind` and `move start`."""
         self.letters = Letters(self.histories)
@@ -91,6 +93,9 @@ class Judge:
             self.codes_seen[code] = self.codes_seen.get(code, 0) + 1
             if entry.did == "abandon":
                 step.history.abandons[entry.id] = entry.subject
+        for _, spec in decisions(step):
+            if reason := spec.get("reason"):
+                self.reasons_seen[reason] = self.reasons_seen.get(reason, 0) + 1
         roles: dict[str, str] = {}
         for entry in step.accepted:
             self.marks[entry.did] = self.marks.get(entry.did, 0) + 1

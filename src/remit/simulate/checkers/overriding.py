@@ -24,7 +24,7 @@ def shown_at(history: History, boot: str, revision: int, at_ms: int | None = Non
     """The least that the clock of this boot can show, when a revision was the last, or at a later moment; None if nobody has
     read it by then.
     """
-    for one in reversed(history.stands[: bisect_right(history.stands, revision, key=lambda one: one[0])]):
+    for one in reversed(history.past.stands[: bisect_right(history.past.stands, revision, key=lambda one: one[0])]):
         at_ms = one[1] if at_ms is None else at_ms
         if one[2].boot == boot:
             return one[2].applied_ms + int((at_ms - one[1]) * (1 - CLOCKS_DRIFT))

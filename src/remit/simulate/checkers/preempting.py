@@ -26,11 +26,11 @@ def preemption_leaves_enough(step: Step) -> Found:
         group = group_of(new if new is not None else old)
         now, was = phase_of(new) in RUNS, phase_of(old) in RUNS
         if now != was:
-            counts = history.running.setdefault(group, [])
+            counts = history.past.running.setdefault(group, [])
             counts.append((step.revision, (counts[-1][1] if counts else 0) + now - was))
-    history.explainers.update(entry.lease for entry in step.accepted if entry.did == "explain" and entry.lease)
+    history.past.explainers.update(entry.lease for entry in step.accepted if entry.did == "explain" and entry.lease)
     for entry in step.accepted:
-        if entry.did != "reserve" or entry.lease not in history.explainers:
+        if entry.did != "reserve" or entry.lease not in history.past.explainers:
             continue
         taken: dict[Group, int] = {}
         for victim in (history.row(entry.subject) or {}).get("status", {}).get("victims", ()):
@@ -42,11 +42,11 @@ def preemption_leaves_enough(step: Step) -> Found:
 
 
 def _enough(history: History, step: Step, entry: Entry, group: Group, count: int) -> Found:
-    mine = history.preempted.setdefault((entry.lease, entry.epoch, group), [])
+    mine = history.past.preempted.setdefault((entry.lease, entry.epoch, group), [])
     unseen = sum(many for at, many in mine if at > entry.seen)
     mine.append((step.revision, count))
     least = _declared(history, group, entry.seen)
-    counts = history.running.get(group, [])
+    counts = history.past.running.get(group, [])
     at = bisect_right(counts, entry.seen, key=lambda one: one[0])
     there = counts[at - 1][1] if at else 0
     if least and there - unseen - count < least:

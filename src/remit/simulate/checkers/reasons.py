@@ -36,8 +36,8 @@ def decisions_add_up(step: Step) -> Found:
 
 
 def _nodes_at(history: History, revision: int) -> int:
-    at = bisect_right(history.counted, revision, key=lambda one: one[0])
-    return history.counted[at - 1][1] if at else 0
+    at = bisect_right(history.past.nodes, revision, key=lambda one: one[0])
+    return history.past.nodes[at - 1][1] if at else 0
 
 
 @promise("S24")
