@@ -119,7 +119,7 @@ def only_those_who_were_tried_are_told(patch: pytest.MonkeyPatch) -> None:
 @bug(24, 38, scenario="preemption-churn", seeds=6, expects=("preemption_leaves_enough",))
 def what_is_to_stay_is_pushed_aside(patch: pytest.MonkeyPatch) -> None:
     """How many replicas a workload may not lose is not asked of who makes room."""
-    patch.setattr(Victims, "limits", lambda self, view: Spare(lambda group: (1_000, 1_000)))
+    patch.setattr(Victims, "limits", lambda self, view: Spare.boundless(10_000))
 
 
 @bug(25, scenario="two-gangs", seeds=2, expects=("gangs_are_bound_together",))

@@ -94,12 +94,9 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
         coming=nothing,
     )
     there, up = Counter(r.group for r in runners), Counter(r.group for r in runners if r.up)
-
-    def allowed(group: int) -> tuple[int, int]:
-        return there[group] - cluster.least[group], up[group] - cluster.least[group]
-
+    spare = Spare(*(np.array([count[group] - least for group, least in enumerate(cluster.least)]) for count in (there, up)))
     rows = np.array(cluster.open_rows)
-    return plan(ask, Columns(left), rows, found, Spare(allowed), count=count, victims_max=victims_max).evictions
+    return plan(ask, Columns(left), rows, found, spare, count=count, victims_max=victims_max).evictions
 
 
 def would_do(cluster: Cluster, row: int, gone: tuple[int, ...]) -> bool:

@@ -46,7 +46,6 @@ from remit.proposal.victims import Pace, Victims
 
 CANDIDATES: Final = 3
 VICTIMS_MAX: Final = 1_000
-_ALL: Final = 1 << 30
 
 
 class Rules(NamedTuple):
@@ -267,7 +266,7 @@ def _preemption(view: View, work: Work) -> Preemption:
     found = victims.candidates(view, trial.one, key.priority)
     if found is None or not open_rows[found.rows].any():
         return Preemption(False, "priority")
-    for spare, why in ((victims.limits(view), ""), (Spare(lambda _: (_ALL, _ALL)), "protected")):
+    for spare, why in ((victims.limits(view), ""), (Spare.boundless(int(found.groups.max()) + 1), "protected")):
         plans = plan(trial.one.ask, trial.columns, open_rows, found, spare, count=1, victims_max=VICTIMS_MAX).evictions
         if plans:
             told = tuple(_victim(view, slot) for slot in plans[0].victims)

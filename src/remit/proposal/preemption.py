@@ -10,7 +10,7 @@ by that over whole columns; only the best are looked at closely, victim by victi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -71,30 +71,37 @@ class Outlook(NamedTuple):
 
 
 class Spare:
-    """How many more of each group may go: in all, and of those that are up. What a plan takes is taken off."""
+    """How many more may go, by group: in all, and of those that are up. What a plan takes is taken off."""
 
-    def __init__(self, allowed: Callable[[int], tuple[int, int]]) -> None:
-        self._allowed = allowed
-        self._left: dict[int, tuple[int, int]] = {}
+    def __init__(self, there: Ints, ups: Ints) -> None:
+        self._there, self._ups = there, ups
+
+    @classmethod
+    def boundless(cls, groups: int) -> Spare:
+        """So many groups that may lose everybody."""
+        return cls(np.full(groups, _FAR), np.full(groups, _FAR))
 
     def left(self, group: int) -> tuple[int, int]:
-        if group not in self._left:
-            self._left[group] = self._allowed(group)
-        return self._left[group]
+        return int(self._there[group]), int(self._ups[group])
 
-    def lets(self, group: int, up: bool) -> bool:
-        """May one more go? Of a group that has too few already nobody may, up or not."""
-        there, ups = self.left(group)
-        return there > 0 and (ups > 0 or not up)
+    def lets(self, groups: Ints, up: Bools) -> Bools:
+        """May one more of each of these go? Of a group that has too few already nobody may, up or not."""
+        return (self._there[groups] > 0) & ((self._ups[groups] > 0) | ~up)
 
-    def take(self, group: int, up: bool) -> None:
-        there, ups = self.left(group)
-        self._left[group] = there - 1, ups - up
+    def lets_all(self, groups: Sequence[int], up: Sequence[bool]) -> bool:
+        """May they all go together?"""
+        left: dict[int, tuple[int, int]] = {}
+        for group, is_up in zip(groups, up, strict=True):
+            there, ups = left.get(group) or self.left(group)
+            if there < 1 or (is_up and ups < 1):
+                return False
+            left[group] = there - 1, ups - is_up
+        return True
 
-    def copy(self) -> Spare:
-        made = Spare(self._allowed)
-        made._left = dict(self._left)
-        return made
+    def take(self, groups: Sequence[int], up: Sequence[bool]) -> None:
+        for group, is_up in zip(groups, up, strict=True):
+            self._there[group] -= 1
+            self._ups[group] -= is_up
 
 
 class _Room(NamedTuple):
@@ -123,31 +130,25 @@ def plan(
         # With what is coming, victims may do that do not yet.
         soon = count > 0 and len(found.coming.rows) > 0 and _ranked(ask, later, open_rows, found, spare) is not None
         return Outlook([], 0, coming or soon)
-    rows, starts, ends, levels, order = ranked
-
-    def look(row: int) -> list[int] | None:
-        return _closely(ask, room, int(rows[row]), found, order[starts[row] : ends[row]], spare)
-
     plans: list[Eviction] = []
     lacking = looked = at = 0
-    while at < len(rows) and len(plans) < count and looked < LOOK_AT:
+    while at < len(ranked.rows) and len(plans) < count and looked < LOOK_AT:
         # Of the rows that cost the same priority, as many as may be looked at; then the fewest victims first.
-        end = min(int(np.searchsorted(levels, levels[at], side="right")), at + LOOK_AT - looked)
-        closely = sorted((len(victims), row) for row in range(at, end) if (victims := look(row)) is not None)
+        end = min(int(np.searchsorted(ranked.levels, ranked.levels[at], side="right")), at + LOOK_AT - looked)
+        closely = sorted((least, nth) for nth in range(at, end) if (least := _least(ask, room, ranked, nth, found, spare)))
         looked, at = looked + end - at, end
-        for victims_at_least, row in closely:
-            victims = look(row) if len(plans) < count else None
+        for least, nth in closely:
+            row, victims = ranked.rows[nth], _looked(ask, room, ranked, nth, found, spare) if len(plans) < count else None
             if not victims:
                 continue  # those before it have used up what may go
-            made = _eviction(ask, room, int(rows[row]), found, victims) if len(victims) <= victims_max else None
+            made = _eviction(ask, room, row, found, victims) if len(victims) <= victims_max else None
             if made is None:
-                lacking = min(lacking or victims_at_least, victims_at_least)
+                lacking = min(lacking or least, least)
             else:
-                for victim in victims:
-                    spare.take(int(found.groups[victim]), bool(found.up[victim]))
+                spare.take(found.groups[victims].tolist(), found.up[victims].tolist())
                 victims_max -= len(victims)
                 plans.append(made)
-                over = _times(ask, room, int(rows[row]), found, victims) - 1
+                over = _times(ask, room, row, found, victims) - 1
                 count, coming = count - over, coming or over > 0
         looked = max(0, looked - 2 * len(plans))
     return Outlook(plans, lacking, coming)
@@ -163,17 +164,21 @@ def _room(ask: Ask, columns: Columns, leaving: Leaving) -> _Room:
     return _Room(columns, free, leaving)
 
 
-def _ranked(
-    ask: Ask, room: _Room, open_rows: Bools, found: Candidates, spare: Spare
-) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
-    """Rows where the room would do, cheapest first, with where the candidates of each begin and end in an order of them all,
-    and the priority that each costs at least.
+class _Ranked(NamedTuple):
+    """Rows where the room would do, cheapest first: the candidates of each, the priority that it costs at least, and how many
+    of the first candidates are the fewest that do; 0, if that takes a closer look.
     """
+
+    rows: list[int]
+    candidates: list[Ints]
+    levels: Ints
+    sure: list[int]
+
+
+def _ranked(ask: Ask, room: _Room, open_rows: Bools, found: Candidates, spare: Spare) -> _Ranked | None:
     there = np.flatnonzero(open_rows[found.rows])
     # Whoever must not go is not counted on: else his rows might be all that is looked at.
-    groups, at = np.unique(found.groups[there], return_inverse=True)
-    lets = np.array([[spare.lets(group, up) for up in (False, True)] for group in groups.tolist()], dtype=np.bool_)
-    there = there[lets[at, found.up[there].astype(np.int64)]] if len(there) else there
+    there = there[spare.lets(found.groups[there], found.up[there])]
     if not len(there):
         return None
     size = np.zeros(len(there))
@@ -183,22 +188,42 @@ def _ranked(
     order = there[np.lexsort((found.slots[there], -size, found.priority[there], found.rows[there]))]
     rows = found.rows[order]
     starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])
+    ends = np.r_[starts[1:], len(order)]
     enough = np.ones(len(order), dtype=np.bool_)
+    least = np.zeros(len(starts), dtype=np.int64)
     for name, need in ask.resources:
-        held = found.amounts[name][order]
+        held, free = found.amounts[name][order], room.free[name][rows]
         freed = np.cumsum(held)
-        before = (freed - held)[starts]
-        freed -= np.repeat(before, np.diff(np.r_[starts, len(order)]))
-        enough &= room.free[name][rows] + freed >= need
+        freed -= np.repeat((freed - held)[starts], ends - starts)
+        enough &= free + freed >= need
+        # With the largest of them as often as it takes, fewer would not do.
+        largest = np.maximum(np.maximum.reduceat(held, starts), 1)
+        np.maximum(least, -((free[starts] - need) // largest), out=least)
     first = np.minimum.reduceat(np.where(enough, np.arange(len(order)), _FAR), starts)
     can = first != _FAR
     if not can.any():
         return None
-    ends = np.r_[starts[1:], len(order)]
-    starts, ends, first = starts[can], ends[can], first[can]
-    levels = found.priority[order][first]
-    cost = np.lexsort((rows[starts], first - starts, levels))
-    return rows[starts][cost], starts[cost], ends[cost], levels[cost], order
+    starts, ends, first, least = starts[can], ends[can], first[can], least[can]
+    levels, many = found.priority[order][first], first - starts + 1
+    cost = np.lexsort((rows[starts], many, levels))
+    sure = np.where((many == least) & (not (ask.whole or ask.shares)), many, 0)[cost]
+    begin_end = zip(starts[cost].tolist(), ends[cost].tolist(), strict=True)
+    return _Ranked(rows[starts][cost].tolist(), [order[a:b] for a, b in begin_end], levels[cost], sure.tolist())
+
+
+def _least(ask: Ask, room: _Room, ranked: _Ranked, nth: int, found: Candidates, spare: Spare) -> int:
+    """How many would have to go there; 0 if it does not do."""
+    return ranked.sure[nth] or len(_looked(ask, room, ranked, nth, found, spare) or ())
+
+
+def _looked(ask: Ask, room: _Room, ranked: _Ranked, nth: int, found: Candidates, spare: Spare) -> list[int] | None:
+    """Who would have to go there, as far as groups may lose them now."""
+    candidates = ranked.candidates[nth]
+    if ranked.sure[nth]:
+        victims: list[int] = candidates[: ranked.sure[nth]].tolist()
+        if spare.lets_all(found.groups[victims].tolist(), found.up[victims].tolist()):
+            return victims
+    return _closely(ask, room, ranked.rows[nth], found, candidates, spare)
 
 
 def _closely(ask: Ask, room: _Room, row: int, found: Candidates, at: Ints, spare: Spare) -> list[int] | None:
@@ -222,11 +247,12 @@ def _closely(ask: Ask, room: _Room, row: int, found: Candidates, at: Ints, spare
 def _enough(ask: Ask, room: _Room, row: int, found: Candidates, at: Sequence[int], spare: Spare) -> list[int] | None:
     """One after another, as far as their groups may lose them, until it fits."""
     taken: list[int] = []
-    left = spare.copy()
+    left: dict[int, tuple[int, int]] = {}
     for one in at:
         group, up = int(found.groups[one]), bool(found.up[one])
-        if left.lets(group, up):
-            left.take(group, up)
+        there, ups = left.get(group) or spare.left(group)
+        if there > 0 and (ups > 0 or not up):
+            left[group] = there - 1, ups - up
             taken.append(one)
             if _fits(ask, room, row, found, taken):
                 return taken

@@ -177,17 +177,13 @@ class Victims:
         running = self._running(view)
         workloads = shapes.column("workload")
         of = workloads[replicas.column("generation")[running]]
-        there = np.bincount(of, minlength=1)
-        up = np.bincount(of[np.isin(replicas.column("phase")[running], UP)], minlength=len(there))
-        least: dict[int, int] = {}
-        for generation in np.flatnonzero(shapes.column("min_available") > 0).tolist():
-            workload = int(workloads[generation])
-            least[workload] = max(least.get(workload, 0), int(shapes.at.min_available[generation]))
-
-        def allowed(group: int) -> tuple[int, int]:
-            return int(there[group]) - least.get(group, 0), int(up[group]) - least.get(group, 0)
-
-        return Spare(allowed)
+        groups = int(workloads.max(initial=-1)) + 1
+        there = np.bincount(of, minlength=groups)
+        up = np.bincount(of[np.isin(replicas.column("phase")[running], UP)], minlength=groups)
+        least = np.zeros(groups, dtype=np.int64)
+        protected = np.flatnonzero(shapes.column("min_available") > 0)
+        np.maximum.at(least, workloads[protected], shapes.column("min_available")[protected])
+        return Spare(there - least, up - least)
 
 
 def _amounts(view: View, generations: npt.NDArray[Any], names: Iterable[str]) -> dict[str, Ints]:
