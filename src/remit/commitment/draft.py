@@ -28,7 +28,7 @@ from remit.commitment.books import (
 )
 from remit.commitment.indexes import Indexes, picks
 from remit.law.fit import Ask, Index, carried
-from remit.law.holding import UNSETTLED, held_by, needs, on_node, same_hold
+from remit.law.holding import UNSETTLED, Pairs, freed_by, held_by, needs, on_node, same_hold
 from remit.law.labels import domain_of
 from remit.law.ledgers import GrantLedger, NodeLedger, burdens, ledgers_of
 from remit.law.lifecycle import HOLDS
@@ -328,17 +328,36 @@ class Draft:
         now = new is not None and new.status.phase in HOLDS
         still = was and now and old is not None and new is not None and same_hold(old, new)
         patron = self.patron(name) if was and not now else None
-        held_back = self.replica(patron) if patron is not None else None
-        if held_back is not None and patron is not None:
-            self._post(patron, held_back[0], -1)
+        owed = self._owed(patron, name) if patron is not None else None
         if was and not still and old is not None:
             self._post(name, old, -1)
         self.replicas[name] = new
         if now and not still and new is not None:
             self._post(name, new, 1)
-        if held_back is not None and patron is not None:
-            self._post(patron, held_back[0], 1)
+        if owed is not None:
+            self._hand_over(*owed)
         self._count(name, old, new)
+
+    def retract(self, name: str, now: Replica, before: Replica) -> None:
+        """Take back what was put of a replica that this draft had not changed before."""
+        self.put_replica(name, now, before)
+        del self.replicas[name]
+
+    def _owed(self, patron: str, victim: str) -> tuple[str, Replica, Pairs, list[Pairs]] | None:
+        """Who gets what this victim holds, and how much of it."""
+        found = self.replica(patron)
+        ask = self.ask(generation_of(found[0])) if found is not None else None
+        if found is None or ask is None:
+            return None
+        return patron, found[0], *freed_by(victim, found[0].status, ask, self._copy)
+
+    def _hand_over(self, name: str, patron: Replica, pairs: Pairs, charges: Sequence[Pairs]) -> None:
+        ledger = self._own_node(patron.status.node) if pairs else None
+        if ledger is not None:
+            ledger.take(pairs)
+        for grant, charge in zip(patron.status.grants, charges, strict=True):
+            if charge:
+                self._charged(name, grant).draw(charge, 1)
 
     def _count(self, name: str, old: Replica | None, new: Replica | None) -> None:
         """Everything that is counted by replica rather than by amount."""

@@ -98,14 +98,16 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
         if isinstance(ruled, Refused):
             return ruled
         leaving[victim] = ruled
-    without = draft.fork()
-    for victim, (before, after) in leaving.items():
-        without.put_replica(victim, before, _moved(after, phase=Phase.RELEASED, devices={}, grants=()))
-    placed = place(without, operation, claim, found, without.ask(generation_of(found)))
+    gone = {victim: _moved(after, phase=Phase.RELEASED, devices={}, grants=()) for victim, (_, after) in leaving.items()}
+    for victim, (before, _) in leaving.items():
+        draft.put_replica(victim, before, gone[victim])
+    placed = place(draft, operation, claim, found, draft.ask(generation_of(found)))
     if isinstance(placed, Refused):
+        for victim, (before, _) in leaving.items():
+            draft.retract(victim, gone[victim], before)
         return placed
-    for victim, (before, after) in leaving.items():
-        draft.put_replica(victim, before, after)
+    for victim, (_, after) in leaving.items():
+        draft.put_replica(victim, gone[victim], after)
     copies = {victim: copy_of(after) for victim, (_, after) in leaving.items()}
     draft.put_replica(claim.replica, found, _moved(placed, phase=Phase.RESERVED, victims=copies))
     return 0
@@ -160,11 +162,24 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
         return refuse(
             Code.STALE_EVIDENCE, f"the snapshot is {operation.evidence.age_ms} ms old, {SNAPSHOT_FRESH_MS} is the limit"
         )
-    if status.phase is Phase.RESERVED:
-        opened = _open_reservation(draft, claim, replica)
-        if isinstance(opened, Refused):
-            return opened
-        draft, replica = opened
+    if status.phase is not Phase.RESERVED:
+        return _placed(draft, operation, claim, replica, ask)
+    wrong = _misses_reservation(draft, claim, replica)
+    if wrong is not None:
+        return wrong
+    # As if the reservation was given up: what it held is there for the binding it was made for.
+    pending = Replica(
+        metadata=replica.metadata, spec=replica.spec, status=ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt)
+    )
+    draft.put_replica(claim.replica, replica, pending)
+    placed = _placed(draft, operation, claim, pending, ask, drawn=True)
+    draft.retract(claim.replica, pending, replica)
+    return placed
+
+
+def _placed(
+    draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Replica, ask: Ask | None, *, drawn: bool = False
+) -> Replica | Refused:
     ledger = draft.node(claim.node)
     if ask is None or ledger is None:
         return refuse(
@@ -183,7 +198,7 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
         wrong = _check_devices(ask, ledger, claim.devices)
         if wrong is not None:
             return wrong
-    charged = charge(draft, operation, ask, claim.grant, drawn=status.phase is Phase.RESERVED)
+    charged = charge(draft, operation, ask, claim.grant, drawn=drawn)
     if isinstance(charged, Refused):
         return charged
     return Replica(
@@ -191,7 +206,7 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
         spec=replica.spec,
         status=ReplicaStatus(
             phase=Phase.BOUND,
-            attempt=status.attempt,
+            attempt=replica.status.attempt,
             node=claim.node,
             devices=dict(claim.devices) if claim.devices else {},
             grants=charged,
@@ -200,8 +215,8 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
     )
 
 
-def _open_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> tuple[Draft, Replica] | Refused:
-    """A draft in which the reservation was given up, so that what it held is there for the binding it was made for."""
+def _misses_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> Refused | None:
+    """Why this is not the binding that the reservation was made for, or not yet."""
     status = replica.status
     if (claim.node, claim.devices, claim.grant) != (status.node, status.devices, status.grants[0]):
         return refuse(Code.INVALID, f"{claim.replica} is reserved on {status.node}; bind it as reserved, or unreserve it first")
@@ -209,12 +224,7 @@ def _open_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> 
         found = draft.replica(victim)
         if found is not None and held_by(found[0], copy):
             return refuse(Code.VICTIMS, f"{victim} is {found[0].status.phase} and has not gone yet")
-    without = draft.fork()
-    pending = Replica(
-        metadata=replica.metadata, spec=replica.spec, status=ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt)
-    )
-    without.put_replica(claim.replica, replica, pending)
-    return without, pending
+    return None
 
 
 def _victim(draft: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:

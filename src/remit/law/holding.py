@@ -77,6 +77,17 @@ def needs(held: Held, ask: Ask, find: Find) -> tuple[Pairs, list[Pairs]]:
     return tuple(wanted.items()), [tuple(charge.items()) for charge in charges]
 
 
+def freed_by(victim: str, held: Held, ask: Ask, find: Find) -> tuple[Pairs, list[Pairs]]:
+    """How much more a reservation posts once this victim of its has gone: on its node, and on each of its grants."""
+    before = needs(held, ask, find)
+    after = needs(held, ask, lambda other, copy: None if other == victim else find(other, copy))
+    return _more(before[0], after[0]), [_more(*charges) for charges in zip(before[1], after[1], strict=True)]
+
+
+def _more(before: Pairs, after: Pairs) -> Pairs:
+    return tuple((name, count - less) for (name, count), (_, less) in zip(after, before, strict=True) if count != less)
+
+
 def lessen(wanted: dict[str, int], by: Pairs) -> None:
     for name, count in by:
         if name in wanted:

@@ -133,8 +133,12 @@ class NodeLedger:
 
     def post(self, pairs: Pairs, sign: int) -> None:
         """Take what one holder needs (`sign` 1), or give it back (-1)."""
-        free = self.free
         self.held += sign
+        self.take(pairs, sign)
+
+    def take(self, pairs: Pairs, sign: int = 1) -> None:
+        """The same, for one who holds something already."""
+        free = self.free
         for name, count in pairs:
             free[name] = free.get(name, 0) - sign * count
 

@@ -332,7 +332,7 @@ class View(Sight):
         kept.write(slot, lean, revision, row)
         if row != NONE and not still:
             self._take(slot, row, lean.status.grants)
-        if self._patrons and key in self._patrons:
+        if self._patrons and not still and key in self._patrons:
             self._unsettled.update(self._patrons[key])
         if before == PENDING:
             news.pending.pop(slot, None)
