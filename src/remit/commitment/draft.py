@@ -28,7 +28,7 @@ from remit.commitment.books import (
 )
 from remit.commitment.indexes import Indexes, picks
 from remit.law.fit import Ask, Index, carried
-from remit.law.holding import UNSETTLED, Pairs, freed_by, held_by, needs, on_node, same_hold
+from remit.law.holding import ACTIVE, UNSETTLED, Pairs, frees, held_by, needs, on_node, same_hold
 from remit.law.labels import domain_of
 from remit.law.ledgers import GrantLedger, NodeLedger, burdens, ledgers_of
 from remit.law.lifecycle import HOLDS
@@ -47,8 +47,8 @@ class Draft:
     """
 
     __slots__ = (
-        "_asked", "_asks", "_carried", "_moved", "_my_grants", "_my_nodes", "active", "books", "born", "fenced", "grants",
-        "heard", "moment", "nodes", "notes", "patrons", "policy", "population", "relabelled", "replicas", "reserved",
+        "_asked", "_asks", "_carried", "_moved", "_my_grants", "_my_nodes", "_read", "active", "books", "born", "fenced",
+        "grants", "heard", "moment", "nodes", "notes", "patrons", "policy", "population", "relabelled", "replicas", "reserved",
         "reshaped", "spots", "takeover", "things",
     )  # fmt: skip
 
@@ -72,6 +72,8 @@ class Draft:
         self.born = 0
         self.fenced: dict[tuple[str, str, str, int], Refused | None] = {}
         """Answers about claimants, as long as no lease changes in this draft."""
+        self._read: dict[str, tuple[Replica, int]] = {}
+        """Replicas of the books, decoded: those of a preemption are looked at again and again."""
         self._my_nodes: set[str] = set()
         self._my_grants: set[str] = set()
         self._asks: dict[GenerationKey, Ask | None] = {}
@@ -82,7 +84,7 @@ class Draft:
     def fork(self) -> Draft:
         """A draft that begins as this one is; what is written there does not show here."""
         trial = Draft(self.books, self.moment, takeover=self.takeover)
-        for name in _COPIED:
+        for name in (*_KEPT, *_COUNTED):
             setattr(trial, name, getattr(self, name).copy())
         trial.spots = {generation: spots.copy() for generation, spots in self.spots.items()}
         trial._carried, trial._asked = self._carried.copy(), self._asked
@@ -126,7 +128,12 @@ class Draft:
             replica = self.replicas[name]
             return None if replica is None else (replica, -1)
         kept = self.books.replicas.get(name)
-        return None if kept is None else (decode_replica(kept[1]), kept[0])
+        if kept is None:
+            return None
+        read = self._read.get(name)
+        if read is None or read[1] != kept[0]:
+            read = self._read[name] = decode_replica(kept[1]), kept[0]
+        return read
 
     def thing(self, name: str) -> tuple[Any, int] | None:
         if name in self.things:
@@ -324,16 +331,16 @@ class Draft:
 
     def put_replica(self, name: str, old: Replica | None, new: Replica | None) -> None:
         """The one place where a replica's postings change."""
-        was = old is not None and old.status.phase in HOLDS
-        now = new is not None and new.status.phase in HOLDS
-        still = was and now and old is not None and new is not None and same_hold(old, new)
-        patron = self.patron(name) if was and not now else None
+        before = old if old is not None and old.status.phase in HOLDS else None
+        after = new if new is not None and new.status.phase in HOLDS else None
+        still = before is not None and after is not None and same_hold(before, after)
+        patron = self.patron(name) if before is not None and after is None else None
         owed = self._owed(patron, name) if patron is not None else None
-        if was and not still and old is not None:
-            self._post(name, old, -1)
+        if before is not None and not still:
+            self._post(name, before, -1)
         self.replicas[name] = new
-        if now and not still and new is not None:
-            self._post(name, new, 1)
+        if after is not None and not still:
+            self._post(name, after, 1)
         if owed is not None:
             self._hand_over(*owed)
         self._count(name, old, new)
@@ -349,7 +356,9 @@ class Draft:
         ask = self.ask(generation_of(found[0])) if found is not None else None
         if found is None or ask is None:
             return None
-        return patron, found[0], *freed_by(victim, found[0].status, ask, self._copy)
+        there = self._victims(found[0].status)
+        gone = there.pop(victim, None)
+        return None if gone is None else (patron, found[0], *frees(found[0].status, ask, gone, list(there.values())))
 
     def _hand_over(self, name: str, patron: Replica, pairs: Pairs, charges: Sequence[Pairs]) -> None:
         ledger = self._own_node(patron.status.node) if pairs else None
@@ -361,20 +370,20 @@ class Draft:
 
     def _count(self, name: str, old: Replica | None, new: Replica | None) -> None:
         """Everything that is counted by replica rather than by amount."""
-        for replica, sign in ((old, -1), (new, 1)):
-            if replica is None:
-                continue
-            if old is None or new is None:
-                generation = generation_of(replica)
-                self.population[generation] = self.population.get(generation, 0) + sign
-            if replica.status.phase is not Phase.RELEASED:
-                group = (replica.metadata.tenant, replica.spec.workload)
-                self.active[group] = self.active.get(group, 0) + sign
-            if replica.status.phase in UNSETTLED:
-                generation = generation_of(replica)
-                self.reserved[generation] = self.reserved.get(generation, 0) + sign
-            if replica.status.phase is Phase.RESERVED:
-                self._count_reserved(name, replica, sign)
+        replica = old if old is not None else new
+        if replica is None:
+            return
+        was, now = None if old is None else old.status.phase, None if new is None else new.status.phase
+        if was is None or now is None:
+            add(self.population, {generation_of(replica): (now is not None) - (was is not None)})
+        if active := (now in ACTIVE) - (was in ACTIVE):
+            add(self.active, {(replica.metadata.tenant, replica.spec.workload): active})
+        if unsettled := (now in UNSETTLED) - (was in UNSETTLED):
+            add(self.reserved, {generation_of(replica): unsettled})
+        if was is Phase.RESERVED and old is not None:
+            self._count_reserved(name, old, -1)
+        if now is Phase.RESERVED and new is not None:
+            self._count_reserved(name, new, 1)
 
     def _count_reserved(self, name: str, replica: Replica, sign: int) -> None:
         for victim, copy in replica.status.victims.items():
@@ -390,7 +399,8 @@ class Draft:
         ledger = self._own_node(replica.status.node)
         if ask is None or ledger is None:
             raise LookupError(f"{name} holds room, but its generation or its node is not in the books")
-        pairs, charges = needs(replica.status, ask, self._copy)
+        victims = list(self._victims(replica.status).values()) if replica.status.victims else ()
+        pairs, charges = needs(replica.status, ask, victims)
         ledger.post(pairs, sign)
         for grant, charge in zip(replica.status.grants, charges, strict=True):
             self._charged(name, grant).draw(charge, sign)
@@ -402,11 +412,15 @@ class Draft:
             raise LookupError(f"{name} is charged to {grant}, which is not in the books")
         return own
 
-    def _copy(self, victim: str, copy: str) -> tuple[ReplicaStatus, Ask] | None:
-        """See `holding.Find`."""
-        found = self.replica(victim)
-        ask = self.ask(generation_of(found[0])) if found is not None and held_by(found[0], copy) else None
-        return None if found is None or ask is None else (found[0].status, ask)
+    def _victims(self, status: ReplicaStatus) -> dict[str, tuple[ReplicaStatus, Ask]]:
+        """Those of a reservation that still hold their room, and what they ask for."""
+        there = {}
+        for victim, copy in status.victims.items():
+            found = self.replica(victim)
+            ask = self.ask(generation_of(found[0])) if found is not None and held_by(found[0], copy) else None
+            if found is not None and ask is not None:
+                there[victim] = found[0].status, ask
+        return there
 
     def _spot(self, ask: Ask, node: str, sign: int) -> None:
         spots = self.spots.get(ask.generation)
@@ -483,6 +497,4 @@ class Draft:
         return ledger
 
 
-_KEPT = ("replicas", "things", "notes", "nodes", "grants", "patrons", "heard")
-_COUNTED = ("population", "reserved", "active")
-_COPIED = _KEPT + _COUNTED
+_KEPT, _COUNTED = ("replicas", "things", "notes", "nodes", "grants", "patrons", "heard"), ("population", "reserved", "active")

@@ -5,7 +5,7 @@ The authority posts by these lines, and so does whoever keeps a copy of its book
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from remit.law.fit import Ask
@@ -17,6 +17,9 @@ Pairs = tuple[tuple[str, int], ...]
 
 UNSETTLED = HOLDS - {Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING}
 """Phases that hold room, but in which a replica is not, or no longer, one that works."""
+
+ACTIVE = frozenset(Phase) - {Phase.RELEASED}
+"""Phases that count toward how many replicas a workload may have."""
 
 
 class Held(Protocol):
@@ -30,10 +33,6 @@ class Held(Protocol):
     def grants(self) -> tuple[str, ...]: ...
     @property
     def victims(self) -> Mapping[str, str]: ...
-
-
-Find = Callable[[str, str], "tuple[Held, Ask] | None"]
-"""A replica, by its key, and what it asks for; None unless this very copy of it still holds its room."""
 
 
 def copy_of(replica: Replica) -> str:
@@ -57,30 +56,28 @@ def on_node(ask: Ask, devices: Mapping[str, int]) -> Pairs:
     return (*ask.resources, *((DEVICE + device, share) for device, share in devices.items())) if devices else ask.resources
 
 
-def needs(held: Held, ask: Ask, find: Find) -> tuple[Pairs, list[Pairs]]:
-    """What a replica that holds room posts: on its node, and on each of its grants. A reservation whose victims still hold
-    posts only what their going will not free.
+def needs(held: Held, ask: Ask, victims: Sequence[tuple[Held, Ask]] = ()) -> tuple[Pairs, list[Pairs]]:
+    """What a replica that holds room posts: on its node, and on each of its grants. A reservation posts only what the going of
+    those `victims` of its that still hold will not free.
     """
     pairs = on_node(ask, held.devices)
-    if held.phase is not Phase.RESERVED or not held.victims:
+    if not victims:
         return pairs, [ask.charge.pairs] * len(held.grants)
-    wanted, charges = dict(pairs), [dict(ask.charge.pairs) for _ in held.grants]
-    for victim, copy in held.victims.items():
-        found = find(victim, copy)
-        if found is None:
-            continue
-        theirs, their_charges = needs(*found, find)
-        lessen(wanted, theirs)
-        for grant, charge in zip(held.grants, charges, strict=True):
-            if grant in found[0].grants:
-                lessen(charge, their_charges[found[0].grants.index(grant)])
-    return tuple(wanted.items()), [tuple(charge.items()) for charge in charges]
+    wanted, charges = dict(pairs), list[Pairs]()
+    for theirs, their_ask in victims:
+        _lessen(wanted, on_node(their_ask, theirs.devices))
+    for grant in held.grants:
+        charge = dict(ask.charge.pairs)
+        for theirs, their_ask in victims:
+            if grant in theirs.grants:
+                _lessen(charge, their_ask.charge.pairs)
+        charges.append(tuple(charge.items()))
+    return tuple(wanted.items()), charges
 
 
-def freed_by(victim: str, held: Held, ask: Ask, find: Find) -> tuple[Pairs, list[Pairs]]:
-    """How much more a reservation posts once this victim of its has gone: on its node, and on each of its grants."""
-    before = needs(held, ask, find)
-    after = needs(held, ask, lambda other, copy: None if other == victim else find(other, copy))
+def frees(held: Held, ask: Ask, gone: tuple[Held, Ask], rest: Sequence[tuple[Held, Ask]]) -> tuple[Pairs, list[Pairs]]:
+    """How much more a reservation posts once this victim has gone as well: on its node, and on each of its grants."""
+    before, after = needs(held, ask, (gone, *rest)), needs(held, ask, rest)
     return _more(before[0], after[0]), [_more(*charges) for charges in zip(before[1], after[1], strict=True)]
 
 
@@ -88,7 +85,8 @@ def _more(before: Pairs, after: Pairs) -> Pairs:
     return tuple((name, count - less) for (name, count), (_, less) in zip(after, before, strict=True) if count != less)
 
 
-def lessen(wanted: dict[str, int], by: Pairs) -> None:
+def _lessen(wanted: dict[str, int], by: Pairs) -> None:
     for name, count in by:
         if name in wanted:
-            wanted[name] = max(0, wanted[name] - count)
+            left = wanted[name] - count
+            wanted[name] = left if left > 0 else 0

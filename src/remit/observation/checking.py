@@ -30,7 +30,8 @@ def recount(view: View) -> Iterator[str]:
     nodes: Sums = defaultdict(lambda: defaultdict(int))
     grants: Sums = defaultdict(lambda: defaultdict(int))
     for row, held, ask in _holders(view):
-        pairs, charges = needs(held, ask, lambda victim, copy: _copy(view, victim, copy))
+        there = (_copy(view, victim, copy) for victim, copy in held.victims.items())
+        pairs, charges = needs(held, ask, [found for found in there if found is not None])
         for name, count in pairs:
             nodes[_node(view, row).metadata.name][name] += count
         for grant, charge in zip(held.grants, charges, strict=True):

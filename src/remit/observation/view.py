@@ -454,18 +454,19 @@ class View(Sight):
         """Post what a reservation needs less what its victims still hold."""
         self._lessen(slot)
         held = self.replicas.held(slot)
-        pairs, charges = needs(held, self.ask(slot), self._copy)
+        there = [found for victim, copy in held.victims.items() if (found := self._copy(victim, copy)) is not None]
+        pairs, charges = needs(held, self.ask(slot), there)
         row = self.replicas.at.node[slot]
-        resources = tuple(pair for pair in pairs if not pair[0].startswith(DEVICE))
-        devices = {name.removeprefix(DEVICE): share for name, share in pairs if name.startswith(DEVICE)}
+        devices = {name.removeprefix(DEVICE): share for name, share in pairs if name.startswith(DEVICE)} if held.devices else {}
+        resources = tuple(pair for pair in pairs if not pair[0].startswith(DEVICE)) if devices else pairs
         self.columns.post(row, resources, devices)
         self.accounts.draw_each(held.grants, charges, 1)
         self._lessened[slot] = Lessened(row, resources, devices, held.grants, charges)
-        if all(self._copy(victim, copy) is None for victim, copy in held.victims.items()):
+        if not there:
             self._news.ready[slot] = None
 
     def _copy(self, victim: str, copy: str) -> tuple[Held, Ask] | None:
-        """See `law.holding.Find`."""
+        """A replica, by its key, and what it asks for; None unless this very copy of it still holds its room."""
         slot = self.replicas.slots.get(victim)
         if slot is None or self.replicas.at.node[slot] == NONE or not self.replicas.is_copy(slot, copy):
             return None
