@@ -37,6 +37,7 @@ AWAITED_NODE = "awaited/node/"
 
 _AWAITED = key_of("Summary", AWAITED_NODE)
 _PEER = key_of("Peer", "")
+_WORKLOAD = "workload/"
 _GENERATION = "generation/"
 _GENERATION_DEPTH = 3
 """Slashes before its number."""
@@ -229,8 +230,10 @@ class Books:
         if draft.policy is not None:
             self.policy = draft.policy
             self.asked = asks_under(draft.policy)
-        if draft.policy is not None or draft.reshaped:
+        if draft.policy is not None:
             self.asks.clear()
+        elif draft.reshaped:
+            self._ask_anew(draft.things)
         if draft.relabelled:
             # Before the spots: they may lie on nodes that are gone by now, and are counted anew when next asked for.
             self._tallies.clear()
@@ -300,6 +303,15 @@ class Books:
                 self.carriers.put(index, count)
             else:
                 self.carriers.drop(index)
+
+    def _ask_anew(self, things: Iterable[str]) -> None:
+        """Of the generations and workloads among these: what was made of their rows no longer holds."""
+        for name in things:
+            if name.startswith(_GENERATION):
+                self.asks.pop(named_generation(name), None)
+            elif name.startswith(_WORKLOAD):
+                for one in self.by_workload.get(_GENERATION + name.removeprefix(_WORKLOAD) + "/", ()):
+                    self.asks.pop(named_generation(one), None)
 
     def _carry_anew(self, things: Iterable[str]) -> None:
         """Of the generations among these, those that have spots: another row may carry something else."""

@@ -30,7 +30,7 @@ from remit.commitment.indexes import Indexes, picks
 from remit.law.fit import Ask, Index, carried
 from remit.law.holding import ACTIVE, UNSETTLED, Pairs, frees, held_by, needs, on_node, same_hold
 from remit.law.labels import domain_of
-from remit.law.ledgers import GrantLedger, NodeLedger, burdens, ledgers_of
+from remit.law.ledgers import GrantLedger, NodeLedger, burdens, deadline_ms, ledgers_of
 from remit.law.lifecycle import HOLDS
 from remit.law.likeness import Asks
 from remit.model.claims import Refused
@@ -68,7 +68,9 @@ class Draft:
         self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
         self.policy: PolicyRevision | None = None
-        self.reshaped = self.relabelled = False
+        self.reshaped: dict[tuple[str, str], None] = {}
+        """By tenant and name: workloads that were changed here, or a generation of which was."""
+        self.relabelled = False
         self.born = 0
         self.fenced: dict[tuple[str, str, str, int], Refused | None] = {}
         """Answers about claimants, as long as no lease changes in this draft."""
@@ -88,8 +90,8 @@ class Draft:
             setattr(trial, name, getattr(self, name).copy())
         trial.spots = {generation: spots.copy() for generation, spots in self.spots.items()}
         trial._carried, trial._asked = self._carried.copy(), self._asked
-        trial.policy, trial.reshaped, trial.relabelled = self.policy, self.reshaped, self.relabelled
-        trial.born = self.born
+        trial.policy, trial.reshaped = self.policy, self.reshaped.copy()
+        trial.relabelled, trial.born = self.relabelled, self.born
         return trial
 
     def absorb(self, trial: Draft) -> None:
@@ -183,7 +185,7 @@ class Draft:
         return {**self.books.nodes, **self.nodes}
 
     def ask(self, generation: GenerationKey) -> Ask | None:
-        if self.policy is None and not self.reshaped:
+        if self.policy is None and (not self.reshaped or generation[:2] not in self.reshaped):
             return self.books.ask(generation)
         if generation not in self._asks:
             self._asks[generation] = compile_ask(self, generation, self._asks_now())
@@ -272,7 +274,7 @@ class Draft:
             case Grant():
                 self._put_grant(thing, before)
             case Generation() | Workload():
-                self._reshape()
+                self._reshape(thing)
             case PolicyRevision():
                 latest = self.in_force()
                 if latest is None or thing.spec.number >= latest.spec.number:
@@ -299,8 +301,8 @@ class Draft:
                     self._burden(opened, -1)
                 for ledger, _, _ in ledgers_of(opened):
                     self.grants[ledger] = None
-            case Generation() | Workload():
-                self._reshape()
+            case Generation() | Workload() as shaping:
+                self._reshape(shaping)
 
     def note(self, thing: AnyObject) -> None:
         """Write something that no decision depends on; the oldest of these go when there are too many."""
@@ -313,8 +315,9 @@ class Draft:
         self.born += 1
         return f"{self.moment.incarnation}-{self.moment.sequence:x}-{self.born:x}"
 
-    def _reshape(self) -> None:
-        self.reshaped = True
+    def _reshape(self, thing: Generation | Workload) -> None:
+        name = thing.spec.workload if isinstance(thing, Generation) else thing.metadata.name
+        self.reshaped[thing.metadata.tenant, name] = None
         self._asks.clear()
 
     def bind(self, name: str, new: Replica, ask: Ask) -> None:
@@ -343,6 +346,11 @@ class Draft:
             self._post(name, after, 1)
         if owed is not None:
             self._hand_over(*owed)
+        self._count(name, old, new)
+
+    def settle(self, name: str, old: Replica, new: Replica) -> None:
+        """`put_replica` for one that goes on holding what is posted for it, to the last."""
+        self.replicas[name] = new
         self._count(name, old, new)
 
     def retract(self, name: str, now: Replica, before: Replica) -> None:
@@ -454,7 +462,7 @@ class Draft:
     def _put_grant(self, grant: Grant, before: Any) -> None:
         if isinstance(before, Grant):
             self._burden(before, -1)
-        deadline = self._deadline(grant)
+        deadline = deadline_ms(grant, self.moment.boot, self.moment.now_ms, anew=self.takeover)
         for ledger, amount, tenant in ledgers_of(grant):
             self._put_ledger(ledger, dict(amount.pairs), grant, tenant, deadline)
         self._burden(grant, 1)
@@ -464,18 +472,6 @@ class Draft:
             ledger = self._own_grant(name)
             if ledger is not None:
                 ledger.lend(pairs, sign)
-
-    def _deadline(self, grant: Grant) -> int | None:
-        """On this authority's clock. At a takeover, what was issued here gets a full new term, as every lease does: nobody
-        could renew it while nobody led. What is held from elsewhere keeps its instant if this is the same boot, and has
-        otherwise lapsed until it is renewed.
-        """
-        deadline = grant.status.deadline
-        if deadline is None:
-            return None
-        if not grant.spec.issuer and self.takeover:
-            return self.moment.now_ms + grant.spec.ttl
-        return deadline.at_ms if deadline.boot == self.moment.boot else 0
 
     def _own_node(self, name: str) -> NodeLedger | None:
         """A ledger that may be posted to: a copy of whatever stands there now."""

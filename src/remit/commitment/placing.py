@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from remit.commitment.books import AWAITED_NODE, decode_replica, generation_of
+from remit.commitment.books import AWAITED_NODE, add, decode_replica, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.recognising import forgetful, lenders
 from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit, static_answer
 from remit.law.fit import devices as fit_devices
-from remit.law.holding import copy_of, held_by
+from remit.law.holding import Pairs, copy_of, held_by
 from remit.law.ledgers import DEVICE, GrantLedger, NodeLedger
 from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
 from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
@@ -49,7 +49,8 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
 
 
 def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
-    """Bind it in one go, if it is as most are: pending, without devices or terms, on its tenant's own quota, and it fits.
+    """Bind it in one go, if it is as most are: without devices or terms, on its tenant's own quota, pending or reserved there,
+    and it fits.
 
     The same conditions as in `place` and the same postings as of any bind, without the way through the rules one by one.
     Whatever is not plain is left to them; so is every refusal.
@@ -58,29 +59,48 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
     kept = books.replicas.get(name)
     if kept is None or kept[0] != claim.at or name in draft.replicas or claim.devices:
         return False
-    if draft.reshaped or draft.policy is not None or books.peers_awaited:
-        return False
     replica = decode_replica(kept[1])
     meta, spec, status = replica.metadata, replica.spec, replica.status
     generation = meta.tenant, spec.workload, spec.generation
     ask = books.asks.get(generation) or books.ask(generation)
-    if ask is None or not (ask.plain and ask.open) or status.phase is not Phase.PENDING or (ask.fenced and books.awaited):
+    ground = _plain_ground(draft, operation, claim, ask)
+    if ask is None or ground is None or status.phase not in PLACED_BY:
         return False
+    reserved = status.phase is Phase.RESERVED
+    if reserved and (status.grants != ask.quota or _misses_reservation(draft, claim, replica) is not None):
+        return False
+    # What is reserved is posted, now that all of its victims have gone.
+    if not _has(ground[0].free, ask.resources, reserved) or not _has(ground[1].left, ask.charge.pairs, reserved):
+        return False
+    bound = ReplicaStatus(phase=Phase.BOUND, attempt=status.attempt, node=claim.node, grants=ask.quota, policy=ask.policy)
+    new = Replica(metadata=meta, spec=spec, status=bound)
+    if reserved:
+        draft.settle(name, replica, new)
+    else:
+        draft.bind(name, new, ask)
+    return True
+
+
+def _plain_ground(
+    draft: Draft, operation: Operation, claim: Bind | Reserve, ask: Ask | None
+) -> tuple[NodeLedger, GrantLedger] | None:
+    """The node and the quota, if it takes no more than a look at what is left of them to decide."""
+    books = draft.books
+    if ask is None or not (ask.plain and ask.open) or (ask.fenced and books.awaited):
+        return None
+    if draft.policy is not None or books.peers_awaited or (draft.reshaped and ask.generation[:2] in draft.reshaped):
+        return None
     ledger, quota = draft.node(claim.node), draft.grant(claim.grant)
     if ledger is None or quota is None or claim.grant != ask.quota[0] or operation.evidence.age_ms > SNAPSHOT_FRESH_MS:
-        return False
-    facts, free, left = ledger.facts, ledger.free, quota.left
+        return None
+    facts = ledger.facts
     if not (facts.ready and facts.open) or static_answer(ask, ledger) is not None or draft.shunners(ask):
-        return False
-    for resource, count in ask.resources:
-        if free.get(resource, 0) < count:
-            return False
-    for resource, count in ask.charge.pairs:
-        if left.get(resource, 0) < count:
-            return False
-    bound = ReplicaStatus(phase=Phase.BOUND, attempt=status.attempt, node=claim.node, grants=ask.quota, policy=ask.policy)
-    draft.bind(name, Replica(metadata=meta, spec=spec, status=bound), ask)
-    return True
+        return None
+    return ledger, quota
+
+
+def _has(left: Mapping[str, int], pairs: Pairs, posted: bool) -> bool:
+    return all([left.get(name, 0) >= (0 if posted else count) for name, count in pairs])  # noqa: C419  (a list is faster here)
 
 
 @ruling(Reserve, SCHEDULERS, Coordination.HARD, "room that victims free belongs to their preemptor; no ledger above its limit")
@@ -98,6 +118,9 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
         if isinstance(ruled, Refused):
             return ruled
         leaving[victim] = ruled
+    copies = {victim: copy_of(after) for victim, (_, after) in leaving.items()}
+    if _plainly_reserved(draft, operation, claim, found, leaving, copies):
+        return 0
     gone = {victim: _moved(after, phase=Phase.RELEASED, devices={}, grants=()) for victim, (_, after) in leaving.items()}
     for victim, (before, _) in leaving.items():
         draft.put_replica(victim, before, gone[victim])
@@ -108,9 +131,45 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
         return placed
     for victim, (_, after) in leaving.items():
         draft.put_replica(victim, gone[victim], after)
-    copies = {victim: copy_of(after) for victim, (_, after) in leaving.items()}
     draft.put_replica(claim.replica, found, _moved(placed, phase=Phase.RESERVED, victims=copies))
     return 0
+
+
+def _plainly_reserved(
+    draft: Draft,
+    operation: Operation,
+    claim: Reserve,
+    found: Replica,
+    leaving: Mapping[str, tuple[Replica, Replica]],
+    copies: dict[str, str],
+) -> bool:
+    """The same for a reservation: what its victims hold is counted as free, and only the sums are looked at."""
+    ask = None if claim.devices else draft.ask(generation_of(found))
+    ground = _plain_ground(draft, operation, claim, ask)
+    if ask is None or ground is None:
+        return False
+    free, left = ground[0].free.copy(), ground[1].left.copy()
+    for before, _ in leaving.values():
+        theirs = draft.ask(generation_of(before))
+        if theirs is None or before.status.devices:
+            return False
+        add(free, dict(theirs.resources))
+        if claim.grant in before.status.grants:
+            add(left, dict(theirs.charge.pairs))
+    if not _has(free, ask.resources, False) or not _has(left, ask.charge.pairs, False):
+        return False
+    for victim, (before, after) in leaving.items():
+        draft.settle(victim, before, after)
+    held = ReplicaStatus(
+        phase=Phase.RESERVED,
+        attempt=found.status.attempt,
+        node=claim.node,
+        grants=ask.quota,
+        policy=ask.policy,
+        victims=copies,
+    )
+    draft.put_replica(claim.replica, found, Replica(metadata=found.metadata, spec=found.spec, status=held))
+    return True
 
 
 @ruling(Ganged, SCHEDULERS, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")

@@ -269,3 +269,16 @@ def burdens(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
     if grant.status.phase is GrantPhase.CLOSED and not due:
         return parent
     return *parent, *((f"tenant/{tenant}/emergency", share.pairs) for tenant, share in grant.spec.shares.items())
+
+
+def deadline_ms(grant: Grant, boot: str, now_ms: int, *, anew: bool) -> int | None:
+    """When a grant ends on this authority's clock. If it takes over `anew`, what was issued here gets a full new term, as every
+    lease does: nobody could renew it while nobody led. What is held from elsewhere keeps its instant if this is the same boot,
+    and has otherwise lapsed until it is renewed.
+    """
+    deadline = grant.status.deadline
+    if deadline is None:
+        return None
+    if not grant.spec.issuer and anew:
+        return now_ms + grant.spec.ttl
+    return deadline.at_ms if deadline.boot == boot else 0

@@ -22,6 +22,9 @@ from remit.proposal.devices import choose_among, fits_devices
 LOOK_AT: Final = 128
 """How many nodes are looked at closely for each that is wanted, before it is given up for now."""
 
+VICTIMS_MAX: Final = 1_024
+"""How many victims one claim may name."""
+
 _FAR: Final = np.iinfo(np.int64).max
 
 
@@ -120,7 +123,7 @@ def plan(
     Where the room will do as soon as those have gone who go already, nobody else has to: so many of the `count` wait for it.
     """
     room, later = _room(ask, columns, found.firm), _room(ask, columns, found.coming)
-    enough = [row for row in np.unique(found.coming.rows).tolist() if open_rows[row] and _fits(ask, later, row, found, ())]
+    enough = [row for row in _with_enough(ask, later, open_rows, found.coming.rows) if _fits(ask, later, row, found, ())]
     count -= sum(_times(ask, later, row, found, ()) for row in enough)
     coming = bool(enough)
     open_rows = open_rows.copy()
@@ -141,7 +144,7 @@ def plan(
             row, victims = ranked.rows[nth], _looked(ask, room, ranked, nth, found, spare) if len(plans) < count else None
             if not victims:
                 continue  # those before it have used up what may go
-            made = _eviction(ask, room, row, found, victims) if len(victims) <= victims_max else None
+            made = _eviction(ask, room, row, found, victims) if len(victims) <= min(victims_max, VICTIMS_MAX) else None
             if made is None:
                 lacking = min(lacking or least, least)
             else:
@@ -162,6 +165,16 @@ def _room(ask: Ask, columns: Columns, leaving: Leaving) -> _Room:
         if len(leaving.rows):
             np.add.at(free[name], leaving.rows, leaving.amounts[name])
     return _Room(columns, free, leaving)
+
+
+def _with_enough(ask: Ask, room: _Room, open_rows: Bools, rows: Ints) -> list[int]:
+    """Those of these rows where the amounts would do."""
+    rows = np.unique(rows)
+    will = open_rows[rows]
+    for name, need in ask.resources:
+        will = will & (room.free[name][rows] >= need)
+    found: list[int] = rows[will].tolist()
+    return found
 
 
 class _Ranked(NamedTuple):

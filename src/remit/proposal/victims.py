@@ -18,7 +18,7 @@ from remit.observation.replicas import NUMBER
 from remit.observation.view import View
 from remit.proposal.classes import Class
 from remit.proposal.kernel import Kernel
-from remit.proposal.preemption import Candidates, Eviction, Leaving, Spare, plan
+from remit.proposal.preemption import VICTIMS_MAX, Candidates, Eviction, Leaving, Spare, plan
 
 MOVABLE: Final = np.array(sorted(NUMBER[row.source] for row in TABLE if row.name == "preempt" and row.source is not None))
 
@@ -28,9 +28,6 @@ UP: Final = np.array(sorted(NUMBER[phase] for phase in (Phase.RUNNING, Phase.REA
 
 GOING: Final = np.array(sorted(NUMBER[phase] for phase in (Phase.DRAINING, Phase.STOPPING)))
 """Those that give their room back in a while, whoever has sent them away."""
-
-MOST: Final = 1_024
-"""How many victims one claim may name."""
 
 
 class Pace(NamedTuple):
@@ -95,8 +92,8 @@ class Victims:
         if found is None:
             return []
         spare = self.limits(view)
-        made = plan(one.ask, kernel.columns, open_rows, found, spare, count=count, victims_max=min(allowed, MOST))
-        self._lacking = max(self._lacking, made.lacking if made.lacking <= MOST else 0)
+        made = plan(one.ask, kernel.columns, open_rows, found, spare, count=count, victims_max=allowed)
+        self._lacking = max(self._lacking, made.lacking if made.lacking <= VICTIMS_MAX else 0)
         self.coming = self.coming or made.coming
         for eviction in made.evictions:
             self._left -= len(eviction.victims)
@@ -188,6 +185,6 @@ class Victims:
 
 def _amounts(view: View, generations: npt.NDArray[Any], names: Iterable[str]) -> dict[str, Ints]:
     """What replicas of these generations hold of each of these resources."""
-    unique, at = np.unique(generations, return_inverse=True)
-    cuts = [dict(view.shapes.cut_of(generation).resources) for generation in unique.tolist()]
+    _, first, at = np.unique(view.shapes.column("cut")[generations], return_index=True, return_inverse=True)
+    cuts = [dict(view.shapes.cut_of(int(generation)).resources) for generation in generations[first]]
     return {name: np.array([cut.get(name, 0) for cut in cuts], dtype=np.int64)[at] for name in names}
