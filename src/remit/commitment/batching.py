@@ -23,7 +23,7 @@ from remit.commitment.queueing import BATCH_MAX
 from remit.commitment.rulings import refuse
 from remit.model.claims import Abandon, Accepted, Code, Operation, Refused, Role, Verdict, window_of
 from remit.model.objects import decode, encode
-from remit.model.records import ReplicaStatus
+from remit.model.records import Replica, ReplicaStatus
 from remit.store import chain
 from remit.store.protocol import Head, Invalid
 
@@ -145,9 +145,11 @@ def written_out(
         for name, thing in changes.items():
             if thing is None:
                 deletes.append(name)
-            else:
-                puts.append((name, encode(thing)))
-    _check_readable(draft)
+                continue
+            row = encode(thing)
+            puts.append((name, row))
+            if not isinstance(thing, Replica) or _tells(thing.status):
+                _check_readable(name, row)
     if draft.notes:
         deletes += _too_old(ground, draft)
     sequence = ground.head.sequence + 1
@@ -176,15 +178,12 @@ def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
             yield name
 
 
-def _check_readable(draft: Draft) -> None:
+def _check_readable(name: str, row: bytes) -> None:
     """Every row must be readable for whoever takes over; a claim that was given by reference was checked by nobody."""
-    told = ((name, one) for name, one in draft.replicas.items() if one is not None and _tells(one.status))
-    for name, thing in (*draft.things.items(), *draft.notes.items(), *told):
-        if thing is not None:
-            try:
-                decode(encode(thing))
-            except (msgspec.MsgspecError, ValueError) as error:
-                raise Invalid(f"{name} would not be readable: {error}") from None
+    try:
+        decode(row)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Invalid(f"{name} would not be readable: {error}") from None
 
 
 def _tells(status: ReplicaStatus) -> bool:
