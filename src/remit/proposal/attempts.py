@@ -18,7 +18,7 @@ from remit.observation.shapes import THERE, Cut
 from remit.observation.view import View
 from remit.proposal.backlog import Backlog
 from remit.proposal.classes import Class
-from remit.proposal.decisions import Decisions, Seen, Verdict, near
+from remit.proposal.decisions import NO_VICTIMS, Decisions, Seen, Verdict, near
 from remit.proposal.funnel import ever
 from remit.proposal.gates import minds_others
 from remit.proposal.kernel import Kernel, Placed
@@ -37,6 +37,9 @@ _KEYS_MAX: Final = 1 << 17
 _SAID_MAX: Final = 4_096
 ROUNDS_MAX: Final = 8
 """How often in one attempt it is asked who should make room; each time for one more on a node."""
+
+FORCED_MAX: Final = 128
+"""How many reservations, or victims of theirs, are told of in one record."""
 
 AGAIN_MS: Final = 1_000
 """After so long it is asked again, if some of a line found room by force and others did not, or if room was coming."""
@@ -118,7 +121,7 @@ class Attempt(NamedTuple):
     why: str = ""
     left: Seen | None = None
     """How things stood when no more of them found room."""
-    forced: dict[int, tuple[Reserve, list[Explain]]] = {}  # noqa: RUF012  (each attempt is given its own)
+    forced: dict[int, Reserve] = {}  # noqa: RUF012  (each attempt is given its own)
     """By slot: who gets room at the cost of others."""
     pause_ms: list[int] = []  # noqa: RUF012
     """After how long it is to be looked again whether room can be made."""
@@ -324,7 +327,9 @@ class Attempts:
         for slot, _, _ in attempt.placed():
             self._view.forget(slot)
 
-    def explain(self, attempt: Attempt, where: Mapping[int, str], word: Verdict) -> list[Explain]:
+    def explain(
+        self, attempt: Attempt, where: Mapping[int, str], word: Verdict, victims: Mapping[str, str] = NO_VICTIMS
+    ) -> list[Explain]:
         line = attempt.line
         return self._decisions.records(
             line.tenant,
@@ -334,6 +339,7 @@ class Attempts:
             purse=attempt.purse,
             seen=attempt.seen,
             overrides=self._named(_key_of(line)),
+            victims=victims,
         )
 
     def _named(self, key: Key) -> tuple[str, ...]:
@@ -369,23 +375,26 @@ class Attempts:
             soon = attempt.forced or victims.coming
             attempt.pause_ms.append(max(victims.again_ms(), AGAIN_MS if soon else 0))
 
-    def _reserve(self, attempt: Attempt, slot: int, plan: Eviction) -> tuple[Reserve, list[Explain]]:
+    def _reserve(self, attempt: Attempt, slot: int, plan: Eviction) -> Reserve:
         view, purse_ = self._view, attempt.purse
         at, keys = view.replicas.at, view.replicas.keys
-        node = self._kernel.name(plan.row)
         victims = {keys[victim]: at.revision[victim] for victim in plan.victims}
-        claim = Reserve(keys[slot], at.revision[slot], node, purse_.name, plan.devices, attempt.policy, victims)
         view.assume(slot, plan.row, plan.devices, (purse_.name,))
-        records = self._decisions.records(
-            attempt.line.tenant,
-            {slot: node},
-            Verdict("reserved", Code.NO_ROOM, f"{len(victims)} of lower priority make room"),
-            attempt=attempt.line.attempts,
-            purse=purse_,
-            seen=attempt.seen,
-            victims=dict.fromkeys(victims, keys[slot]),
-        )
-        return claim, records
+        node = self._kernel.name(plan.row)
+        return Reserve(keys[slot], at.revision[slot], node, purse_.name, plan.devices, attempt.policy, victims)
+
+    def explain_forced(self, attempt: Attempt) -> list[Explain]:
+        """Who makes room for whom; as many in one record as have few victims in all."""
+        made, where, victims = list[Explain](), dict[int, str](), dict[str, str]()
+        last = next(reversed(attempt.forced), None)
+        for slot, claim in attempt.forced.items():
+            where[slot] = claim.node
+            victims.update(dict.fromkeys(claim.victims, claim.replica))
+            if slot == last or max(len(where), len(victims)) >= FORCED_MAX:
+                word = Verdict("reserved", Code.NO_ROOM, f"{len(victims)} of lower priority make room for {len(where)}")
+                made += self.explain(attempt, where, word, victims)
+                where, victims = {}, {}
+        return made
 
     def _cut(self, slot: int) -> Cut:
         return self._view.shapes.cut_of(self._view.replicas.at.generation[slot])

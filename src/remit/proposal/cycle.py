@@ -382,10 +382,10 @@ class Cycle:
             for slot, bind in zip(placed, binds, strict=True):
                 proposal.add(bind, slot)
         where.update({slot: bind.node for slot, bind in zip(placed, binds, strict=True)})
-        for slot, (claim, explains) in one.forced.items():
+        for slot, claim in one.forced.items():
             proposal.add(claim, slot)
-            for explain in explains:
-                proposal.add(explain)
+        for explain in self._attempts.explain_forced(one):
+            proposal.add(explain)
         rest = [slot for slot in one.slots[len(binds) :] if slot not in one.forced]
         for slot in rest:
             self.backlog.returned(slot)

@@ -7,6 +7,7 @@ found once for a class in a while, not for every one placed: so it says at which
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from remit.model.claims import Explain
@@ -23,6 +24,7 @@ MEMBERS_MAX: Final = 256
 FRESH_MS: Final = 2_000
 CANDIDATES: Final = 3
 _PREFIX: Final = "replica/"
+NO_VICTIMS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Seen(NamedTuple):
@@ -71,7 +73,7 @@ class Decisions:
         seen: Seen | None = None,
         near: Nearest | None = None,
         overrides: Sequence[str] = (),
-        victims: Mapping[str, str] | None = None,
+        victims: Mapping[str, str] = NO_VICTIMS,
     ) -> list[Explain]:
         """One or more records of replicas by slot, each with its node if it found one."""
         view = self._view
@@ -106,7 +108,7 @@ class Decisions:
                         detail=verdict.detail,
                         cures=verdict.cures,
                         never=verdict.never,
-                        victims=dict(victims or {}),
+                        victims=dict(victims),
                     ),
                 )
             )

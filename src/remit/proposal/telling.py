@@ -120,7 +120,7 @@ def _chosen(records: Records, name: str, node: str) -> Chosen | None:
                 left=Amount(spec.left),
                 policy=spec.policy,
                 overrides=spec.overrides,
-                victims=tuple(spec.victims),
+                victims=tuple(victim for victim, patron in spec.victims.items() if patron == f"replica/{name}"),
             )
     return None
 
