@@ -207,6 +207,7 @@ def _reclaimable(view: View, asked: _Asked, hard: HardFit) -> ReclaimableFit:
         for plan in plans:
             for slot in plan.victims:
                 without(view, trial, slot)
+            victims.gone(plan.victims)
             trial.kernel.post(trial.one, plan.row, plan.devices)
             rows.append(plan.row)
             gone += len(plan.victims)

@@ -64,6 +64,12 @@ def test_lower_work_is_reclaimable__and_only_as_much_of_it_as_may_go() -> None:
     assert (guarded.reclaimable.room, guarded.reclaimable.victims) == (2, 1)
 
 
+def test_one_after_another_goes_from_the_same_node() -> None:
+    cluster = three().with_(ranked("high", 100)).work(workload("low", "2"), 0, on=("n1", "n1", "n2", "n2", "n3", "n3"))
+    found = asked(cluster, workload("w", "1", priority="high"))
+    assert (found.hard.replicas, found.reclaimable.room, found.reclaimable.victims) == (0, 12, 6)
+
+
 def test_reclaimable_is_within_what_is_left_of_the_quota() -> None:
     cluster = three().with_(ranked("high", 100), poor("12")).work(workload("low", "3"), 0, on=("n1", "n2", "n3"))
     found = asked(cluster, workload("w", "1", priority="high"))
