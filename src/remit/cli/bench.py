@@ -272,7 +272,7 @@ def packing(
 
     \b
     Examples:
-      remit bench packing --trace ../shared/data/gpu_openb --quick
+      remit bench packing --trace DIR --quick
       remit bench packing --trace DIR --workload gpushare100 --workload cpu200 --json
       remit bench packing --trace DIR --policy fgd --policy default --seeds 42-45
     """
