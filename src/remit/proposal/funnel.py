@@ -16,6 +16,9 @@ from remit.proposal.devices import fits_devices
 from remit.proposal.kernel import Kernel
 from remit.proposal.plugins import ROOM, Cure, Filter, applies
 
+_NONE: Ints = np.zeros(1, dtype=np.int64)
+"""Of a device that no node has."""
+
 
 class Step(NamedTuple):
     filter: Filter
@@ -89,6 +92,12 @@ def nearest(kernel: Kernel, one: Class) -> Near | None:
         if need:
             free = columns.free.get(name)
             short += (np.maximum(need - free, 0) if free is not None else need) / need
+    for part in one.ask.whole:
+        count = sum(columns.whole.get((part.kind, model), _NONE) for model in part.models or (fit.ANY,))
+        short += np.maximum(part.amount - count, 0) / max(part.amount, 1)
+    for part in one.ask.shares:
+        most = [columns.room.get((part.kind, model), _NONE) for model in part.models or (fit.ANY,)]
+        short += np.maximum(part.amount - np.maximum.reduce(np.broadcast_arrays(*most)), 0) / max(part.amount, 1)
     refusals = np.where(there, refusals, np.iinfo(np.int64).max)
     row = int(np.lexsort((np.arange(len(there)), short, refusals))[0])
     site = Rows(columns, np.array([row]))

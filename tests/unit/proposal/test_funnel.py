@@ -69,6 +69,15 @@ def test_devices_that_lack_are_named_by_kind() -> None:
     assert not ever(*seen(t, "a"))
 
 
+def test_the_nearest_node_is_the_one_with_most_of_the_devices() -> None:
+    nodes = ready("n1"), ready("n2", gpus=1), ready("n3", gpus=3), ready("n4", gpus=2)
+    for asks in (DeviceAsk(kind="gpu", count=4),), (DeviceAsk(kind="gpu", models=("A10",), count=4),):
+        t = Told(*nodes, tenant("t1"), *work("a", "1", devices=asks))
+        near = nearest(*seen(t, "a"))
+        assert near is not None
+        assert (near.row, near.lacks) == (t.view.columns.rows["n3"], {"gpu": 1})
+
+
 def test_what_would_fit_an_empty_node_may_fit_some_day() -> None:
     t = Told(ready("n1"), tenant("t1"), *work("a", "3"), *work("full", "3"), replica("full", phase="bound", on="n1"))
     assert funnel(*seen(t, "a")).fits == 0
