@@ -20,6 +20,8 @@ class Accounts:
     def __init__(self, boot: str) -> None:
         self.tenants: dict[str, Tenant] = {}
         self.grants: dict[str, Grant] = {}
+        self.slices: dict[str, dict[str, None]] = {}
+        """By tenant: grants of its quota that this scope holds from another."""
         self.ledgers: dict[str, GrantLedger] = {}
         self.freed: dict[str, None] = {}
         self._boot = boot
@@ -75,7 +77,10 @@ class Accounts:
     def _put(self, thing: Tenant | Grant) -> None:
         grant = thing if isinstance(thing, Grant) else None
         if isinstance(thing, Grant):
+            if (before := self.grants.get(thing.metadata.name)) is not None:
+                self._slice(before, there=False)
             self.grants[thing.metadata.name] = thing
+            self._slice(thing, there=True)
         else:
             self.tenants[thing.metadata.name] = thing
         deadline = self._deadline(grant)
@@ -90,9 +95,17 @@ class Accounts:
 
     def _drop(self, thing: Tenant | Grant) -> None:
         kept: dict[str, Tenant] | dict[str, Grant] = self.grants if isinstance(thing, Grant) else self.tenants
-        kept.pop(thing.metadata.name, None)
+        before = kept.pop(thing.metadata.name, None)
+        if isinstance(before, Grant):
+            self._slice(before, there=False)
         for name, _, _ in ledgers_of(thing):
             self.ledgers.pop(name, None)
+
+    def _slice(self, grant: Grant, *, there: bool) -> None:
+        theirs = self.slices.setdefault(grant.spec.tenant, {})
+        theirs.pop(grant.metadata.name, None)
+        if there and grant.spec.issuer and grant.spec.purpose == "quota":
+            theirs[grant.metadata.name] = None
 
     def _burden(self, grant: Grant, sign: int) -> None:
         for name, pairs in burdens(grant):

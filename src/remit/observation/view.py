@@ -93,6 +93,8 @@ class View(Sight):
         self._unsettled: dict[int, None] = {}
         """Reservations of which it must be found out what they post."""
         self._listing: Listing | None = None
+        self._stands: Ints | None = None
+        """How many of each generation are bound, if nothing has changed since."""
         self._news = News(anew=True)
 
     # -- reading ---------------------------------------------------------------------------------------------------------
@@ -159,8 +161,11 @@ class View(Sight):
 
     def standing(self, generation: int) -> int:
         """How many of a generation are bound, or assumed to be; a reservation is not bound yet."""
-        of, phase = self.replicas.column("generation"), self.replicas.column("phase")
-        bound = int(np.count_nonzero((of == generation) & np.isin(phase, BOUND)))
+        stands = self._stands
+        if stands is None:
+            are = np.isin(self.replicas.column("phase"), BOUND)
+            stands = self._stands = np.bincount(self.replicas.column("generation")[are], minlength=1)
+        bound = int(stands[generation]) if generation < len(stands) else 0
         return bound + sum(1 for one in self.assumed.values() if one.generation == generation)
 
     def owed(self) -> Iterator[tuple[int, dict[str, int]]]:
@@ -226,7 +231,7 @@ class View(Sight):
             kept.write(slot, lean, revision, self._row(key, lean))
 
     def end(self) -> None:
-        listing, self._listing = self._listing, None
+        listing, self._listing, self._stands = self._listing, None, None
         if listing is None:
             raise ValueError("no list has begun")
         if listing.compared:
@@ -257,6 +262,7 @@ class View(Sight):
     # -- changes -----------------------------------------------------------------------------------------------------------
 
     def _change(self, changes: Iterable[Change]) -> None:
+        self._stands = None
         replicas, things = list[Change](), list[Change]()
         for change in changes:
             (replicas if change[0].startswith(_REPLICA) else things).append(change)

@@ -37,12 +37,8 @@ class Purse(NamedTuple):
 
 def purse(view: View, tenant: str, now_ms: int) -> Purse:
     """Of several slices the first by name that can be drawn on: one that ran out must not hide the next."""
-    slices = [
-        grant.metadata.name
-        for grant in view.accounts.grants.values()
-        if grant.spec.issuer and grant.spec.purpose == "quota" and grant.spec.tenant == tenant
-    ]
-    found = [_opened(view, name, now_ms) for name in sorted(slices) or (f"tenant/{tenant}",)]
+    slices = sorted(view.accounts.slices.get(tenant, ()))
+    found = [_opened(view, name, now_ms) for name in slices or (f"tenant/{tenant}",)]
     return next((one for one in found if one.dead is None), found[0])
 
 
