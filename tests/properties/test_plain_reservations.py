@@ -1,0 +1,157 @@
+"""Is a plain reservation that is decided in one go the one that the rules would have made, and its binding too?
+
+Two scopes are asked the same, right or wrong, batch by batch; in one of them nothing is taken for plain. Heads carry a digest
+of every row since the beginning: if they are equal, everything is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remit.commitment import placing
+from remit.model.claims import Apply, Bind, Code, Reserve
+from remit.model.kinds import Placement, Taint
+from tests.properties.cached import stale
+from tests.properties.machines import OPERATOR, Scope, furnished, node, run, tenant
+from tests.properties.test_authority_machine import books, summed
+from tests.unit.commitment.desk import T1, bind, move, moving, spawned
+
+NODES = ("n1", "n2")
+SLOWLY: dict[str, Any] = {"_plainly": lambda *_: False, "_plainly_reserved": lambda *_: False}
+COUNTS = ("spots", "population", "reserved", "active", "patrons")
+HERE = Placement(zones=("a",))
+
+DEEDS = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "unreserve", "shrink", "quota")
+STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), *[st.integers(0, 11)] * 3), min_size=1, max_size=4)
+
+
+async def begun(cpu: str) -> Scope:
+    """Two nodes that are full of weak work, and strong work that waits; some of it only fits one zone, or is large."""
+    scope = await furnished(nodes=[node("n1", "4"), node("n2", "4", "b")])
+    weak = await spawned(scope, "weak", 8)
+    for i, key in enumerate(weak):
+        await bind(scope, key, NODES[i % 2])
+    await spawned(scope, "strong", 4, cpu=cpu, priority="top")
+    await spawned(scope, "here", 2, cpu="2", priority="high", placement=HERE)
+    return scope
+
+
+def some(scope: Scope, phase: str, among: list[str], at: int) -> str:
+    """One in this phase, if there is any."""
+    there = [key for key in among if scope.row(key).get("status", {}).get("phase") == phase]
+    return (there or among)[at % len(there or among)]
+
+
+def claim_of(scope: Scope, step: tuple[str, int, int, int]) -> tuple[Any, Any]:
+    """What is asked, by the rows as they are now: most of it makes sense, and some does not."""
+    deed, a, b, c = step
+    strong = [f"replica/t1/strong-{i}" for i in range(4)] + ["replica/t1/here-0", "replica/t1/here-1"]
+    weak = [f"replica/t1/weak-{i}" for i in range(8)]
+    match deed:
+        case "reserve":
+            key = some(scope, "pending", strong, a)
+            on = [one for i, one in enumerate(weak) if i % 2 == b % 2 and scope.phase(one) == "bound"] or weak
+            victims = {one: scope.at(one) for one in on[: c % 5]}
+            return scope.actors["scheduler"], Reserve(key, scope.at(key), NODES[b % 2], T1, victims=victims)
+        case "bind":
+            key = some(scope, "reserved", strong, a)
+            on_ = scope.row(key).get("status", {}).get("node")
+            return scope.actors["scheduler"], Bind(key, scope.at(key), on_ if on_ and c else NODES[b % 2], T1)
+        case "unreserve":
+            return moving(scope, some(scope, "reserved", strong, a), deed)
+        case "shrink":
+            return OPERATOR, Apply(node(NODES[a % 2], str(2 + b % 3), "ab"[a % 2]))
+        case "quota":
+            return OPERATOR, Apply(tenant("t1", cpu=str(6 + b)))
+        case _:
+            return moving(scope, some(scope, {"stop": "draining", "stopped": "stopping"}[deed], weak, a), deed)
+
+
+async def both(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
+    quick, slow = await begun(cpu), await begun(cpu)
+    try:
+        for steps in batches:
+            asked = [claim_of(quick, step) for step in steps]
+            operations = [await quick.operation(*one) for one in asked]
+            found = await quick.send(operations)
+            with mock.patch.multiple(placing, **SLOWLY):
+                expected = await slow.send(operations)
+            assert found == expected
+            assert quick.row("head") == slow.row("head")
+            assert books(quick.books) == books(slow.books) == summed(quick)
+            assert [getattr(quick.books, name) for name in COUNTS] == [getattr(slow.books, name) for name in COUNTS]
+            assert [*stale(quick.books), *stale(slow.books)] == []
+    finally:
+        await quick.close()
+        await slow.close()
+
+
+@settings(max_examples=settings().max_examples // 2 or 1)
+@given(cpu=st.sampled_from(["1", "2", "3"]), batches=st.lists(STEPS, min_size=8, max_size=20))
+def test_a_plain_reservation_is_the_same_reservation(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
+    run(both(cpu, batches))
+
+
+def test_a_reservation_is_made_and_bound_in_one_go() -> None:
+    """Else the property above compares nothing."""
+    taken: list[tuple[str, bool]] = []
+
+    def watched(name: str) -> Any:
+        decide = getattr(placing, name)
+
+        def told(*arguments: Any) -> bool:
+            taken.append((name, decide(*arguments)))
+            return taken[-1][1]
+
+        return told
+
+    async def tell(scope: Scope) -> None:
+        key = await cleared(scope)
+        await scope.must(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
+        assert scope.phase(key) == "bound"
+
+    with mock.patch.multiple(placing, _plainly=watched("_plainly"), _plainly_reserved=watched("_plainly_reserved")):
+        run(told_in("2", tell))
+    assert taken[-2:] == [("_plainly_reserved", True), ("_plainly", True)]
+
+
+async def cleared(scope: Scope) -> str:
+    """A reservation on n1 whose two victims have gone."""
+    key, victims = "replica/t1/strong-0", ("replica/t1/weak-0", "replica/t1/weak-2")
+    claim = Reserve(key, scope.at(key), "n1", T1, victims={one: scope.at(one) for one in victims})
+    await scope.must(scope.actors["scheduler"], claim)
+    for one in victims:
+        await move(scope, one, "stop", "stopped")
+    return key
+
+
+async def told_in(cpu: str, tell: Callable[[Scope], Coroutine[Any, Any, None]]) -> None:
+    scope = await begun(cpu)
+    try:
+        await tell(scope)
+    finally:
+        await scope.close()
+
+
+@pytest.mark.parametrize(
+    ("thing", "code"),
+    [
+        (node("n1", "3"), Code.NO_ROOM),
+        (tenant("t1", cpu="7"), Code.OVER_QUOTA),
+        (node("n1", "4", unschedulable=True), Code.DRAINING),
+        (node("n1", "4", taints=(Taint(key="k", effect="NoSchedule"),)), Code.TAINT),
+    ],
+)
+def test_what_is_reserved_is_not_bound_where_it_no_longer_fits(thing: Any, code: Code) -> None:
+    async def tell(scope: Scope) -> None:
+        key = await cleared(scope)
+        await scope.must(OPERATOR, Apply(thing))
+        assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1)) is code
+
+    run(told_in("2", tell))
