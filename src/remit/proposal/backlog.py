@@ -152,7 +152,8 @@ class Backlog:
             return False
         if line.wait is not None and line.wait.since > since:
             return True  # a later attempt knows better
-        line.failures = 0
+        if not line.flying:
+            line.failures = 0  # else a part of it was placed, and what becomes of that is not known yet
         self._wake(line)
         if self._past.cured(line, cures, since):
             return False

@@ -258,9 +258,10 @@ class Cycle:
 
     def _failed(self, line: Line, refused: str, now_ms: int) -> None:
         """Some of it were refused, however many. Now the view knows what the authority knew; if they differ again, time may
-        help, and nothing else.
+        help, and nothing else. Also where a part of it waits for a cure: what the refused ones gave back may be that cure, and
+        they would be tried, refused and given back without end.
         """
-        if line.failures and line.wait is None:
+        if line.failures and (line.wait is None or line.wait.cures):
             self.backlog.back_off(line, refused, now_ms)
         else:
             line.failures += 1
