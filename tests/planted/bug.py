@@ -14,8 +14,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 class Bug(NamedTuple):
-    """`rows` are those of FAULTS.md section 1 that it belongs to, `expects` the checks of which one must fire, `seed` the one in
-    which it was last seen and is looked for first.
+    """`rows` are those of FAULTS.md section 1 that it belongs to, `expects` the checks of which one must fire, and `seed` is
+    where it was last seen and is looked for first.
     """
 
     name: str
