@@ -23,7 +23,7 @@ from tests.scenarios.standing import standing
 
 ROOT = Path(__file__).parents[2]
 HASH_SEED = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
-BEGINNING_S = 20.0
+BEGINNING_S = 5.0
 
 SCRIPT = """
 import json, sys

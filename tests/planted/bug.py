@@ -14,13 +14,15 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 class Bug(NamedTuple):
-    """`rows` are those of FAULTS.md section 1 that it belongs to, `expects` the checks of which one must fire."""
+    """`rows` are those of FAULTS.md section 1 that it belongs to, `expects` the checks of which one must fire, and `seed` is
+    where it was last seen and is looked for first.
+    """
 
     name: str
     what: str
     rows: tuple[int, ...]
     scenario: str
-    seeds: int
+    seed: int
     expects: tuple[str, ...]
     plant: Plant
 
@@ -34,13 +36,13 @@ def overrule(patch: pytest.MonkeyPatch, claim: type[Claim], decide: Decider) -> 
     patch.setitem(register, claim, RULINGS[claim]._replace(decide=decide))
 
 
-def bug(*rows: int, scenario: str, expects: tuple[str, ...], seeds: int = 1) -> Callable[[Plant], Plant]:
+def bug(*rows: int, scenario: str, expects: tuple[str, ...], seed: int = 1) -> Callable[[Plant], Plant]:
     """Register a function that plants a bug: its name is the bug's, its docstring says what is changed."""
 
     def register(plant: Plant) -> Plant:
         name = plant.__name__.replace("_", "-")
         assert name not in BUGS, name
-        BUGS[name] = Bug(name, (plant.__doc__ or "").strip(), rows, scenario, seeds, expects, plant)
+        BUGS[name] = Bug(name, (plant.__doc__ or "").strip(), rows, scenario, seed, expects, plant)
         return plant
 
     return register

@@ -15,7 +15,7 @@ from remit.model.claims import Verdict
 from remit.model.kinds import Override
 from remit.observation.following import Follower
 from remit.observation.view import View
-from remit.proposal import backlog, steering
+from remit.proposal import attempts, backlog, steering
 from remit.proposal.asking import Proposal
 from remit.proposal.attempts import Attempts
 from remit.proposal.backlog import Backlog
@@ -33,7 +33,7 @@ LEFT = ("eligible_work_is_bound", "one_gang_runs", "pending_work_is_tried", "wai
 PHANTOMS = (*LEFT, "views_show_what_stands")
 
 
-@bug(3, scenario="stale-views", expects=PHANTOMS)
+@bug(3, scenario="stale-views", seed=2, expects=PHANTOMS)
 def an_assumption_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
     """What a scheduler has once claimed it takes for bound, whatever the answer was."""
     patch.setattr(View, "forget", lambda self, slot: False)
@@ -46,7 +46,7 @@ def the_same_room_is_given_twice(patch: pytest.MonkeyPatch) -> None:
     room_is_believed(patch)
 
 
-@bug(1, 3, scenario="bind-unanswered", seeds=3, expects=PHANTOMS)
+@bug(1, 3, scenario="bind-unanswered", expects=PHANTOMS)
 def silence_is_taken_for_a_yes(patch: pytest.MonkeyPatch) -> None:
     """What was asked and not answered is thought to have happened, for ever."""
 
@@ -62,20 +62,21 @@ def silence_is_taken_for_a_yes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(View, "expire", lambda self, now_ms: [])
 
 
-@bug(1, 8, 19, scenario="leader-after-timeout", seeds=6, expects=TOLD)
+@bug(1, 8, 19, scenario="leader-after-timeout", seed=2, expects=TOLD)
 def whoever_leads_next_settles_by_a_read(patch: pytest.MonkeyPatch) -> None:
     """Whether a lost write has happened is read, and not decided."""
     a_lost_commit_is_settled_by_a_read(patch)
 
 
-@bug(15, 18, scenario="deposed-scheduler", seeds=3, expects=FENCED)
+@bug(15, 18, scenario="deposed-scheduler", expects=FENCED)
 def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
     """A scheduler goes on past its term, and nobody asks for its epoch."""
     patch.setattr(Tenure, "may_act", lambda self, now_ms: True)
+    patch.setattr(Tenure, "held_until_ms", property(lambda self: self._held_until_ms + 3_600_000))
     patch.setattr(decide, "claimant", lambda draft, actor: None)
 
 
-@bug(5, 22, scenario="watch-gaps", seeds=3, expects=(*PHANTOMS, "deletion_completes", "unknown_resolves", "desire_is_met"))
+@bug(5, 22, scenario="watch-gaps", expects=(*PHANTOMS, "deletion_completes", "unknown_resolves", "desire_is_met"))
 def a_scheduler_does_not_miss_what_it_missed(patch: pytest.MonkeyPatch) -> None:
     """Whoever follows the store does not check whether an event is lacking."""
     make = Follower.__init__
@@ -116,20 +117,20 @@ def only_those_who_were_tried_are_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cycle, "_tell", first)
 
 
-@bug(24, 38, scenario="preemption-churn", seeds=6, expects=("preemption_leaves_enough",))
+@bug(24, 38, scenario="preemption-churn", expects=("preemption_leaves_enough",))
 def what_is_to_stay_is_pushed_aside(patch: pytest.MonkeyPatch) -> None:
     """How many replicas a workload may not lose is not asked of who makes room."""
     patch.setattr(Victims, "limits", lambda self, view: Spare.boundless(10_000))
 
 
-@bug(25, scenario="two-gangs", seeds=2, expects=("gangs_are_bound_together",))
+@bug(25, scenario="two-gangs", expects=("gangs_are_bound_together",))
 def herds_come_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are claimed one by one, by schedulers that die in between."""
-    patch.setattr(Attempts, "_least", lambda self, key: 0)
+    patch.setattr(attempts, "least_of", lambda view, key: 0)
     patch.setattr(Draft, "held", lambda self, generation: 1_000)
 
 
-@bug(17, scenario="overrides", seeds=2, expects=("ended_overrides_are_not_cited",))
+@bug(17, scenario="overrides", expects=("ended_overrides_are_not_cited",))
 def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
     """A scheduler heeds whatever override there is, past its time."""
 
@@ -140,7 +141,7 @@ def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steering, "in_force", always)
 
 
-@bug(17, 22, scenario="overrides", seeds=3, expects=LEFT)
+@bug(17, 22, scenario="overrides", expects=LEFT)
 def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """Who was paused stays so: nothing is asked anew when a term is over, nor after a while."""
     renew = steering.Steering.renew
@@ -154,6 +155,7 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
         return changed
 
     patch.setattr(steering.Steering, "renew", once)
+    patch.setattr(Effects, "until_ms", None)
     patch.setattr(Attempts, "_named", lambda self, key: ())
     for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
         patch.setattr(backlog, name, 3_600_000)

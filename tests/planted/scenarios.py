@@ -322,8 +322,8 @@ operations = 0
 """,
     "poor": """
 summary = "tenants who want much more than their quota; then nobody wants anything new"
-duration = "1m"
-heal = "2m"
+duration = "30s"
+heal = "95s"
 [cluster]
 nodes = 4
 [load]
@@ -380,8 +380,8 @@ lasts = "3s"
 """,
     "services": """
 summary = "a few services, and nothing goes wrong"
-duration = "1m"
-heal = "2m"
+duration = "30s"
+heal = "95s"
 [cluster]
 nodes = 3
 agents = 3

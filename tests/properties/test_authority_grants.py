@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
@@ -44,6 +43,7 @@ from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.letters import across
 from remit.simulate.checkers.rows import of_kind, outstanding, phase_of
+from tests.properties.effort import tries
 from tests.properties.machines import (
     HOUR,
     OPERATOR,
@@ -424,7 +424,7 @@ def awaited(scope: Scope, peer: str) -> bool:
 
 def test_authority_that_crosses_a_border_is_never_in_two_hands() -> None:
     """F01 F10 F15 F20 F43: letters lost, late, twice; lost answers; takeovers and restores on either side."""
-    run_state_machine_as_test(GrantsMachine, settings=settings())
+    run_state_machine_as_test(GrantsMachine, settings=tries(60, 150))
     REACHED.write()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import Any
 from unittest import mock
 
-from hypothesis import event, settings
+from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
@@ -79,6 +79,7 @@ from remit.simulate.checkers.scratch import ledger_limits, node_limits, sums
 from remit.store.memory import Snapshot
 from remit.store.protocol import StoreError
 from tests.properties.cached import stale
+from tests.properties.effort import tries
 from tests.properties.machines import (
     HOUR,
     LEASES,
@@ -938,13 +939,13 @@ class BusyMachine(AuthorityMachine):
 
 def test_the_authority_keeps_its_promises_whatever_is_asked_and_whatever_fails() -> None:
     """F01 F02 F10 F12 F15 F16 F19 F20 F24 F25 F27 F33 F34 F37 F38"""
-    run_state_machine_as_test(AuthorityMachine, settings=settings())
+    run_state_machine_as_test(AuthorityMachine, settings=tries(60, 150))
     REACHED.write()
 
 
 def test_a_busy_authority_keeps_its_promises() -> None:
     """F01 F02 F12 F15 F16 F19 F20 F24 F25 F33 F34 F37 F38"""
-    run_state_machine_as_test(BusyMachine, settings=settings())
+    run_state_machine_as_test(BusyMachine, settings=tries(60, 150))
     REACHED.write()
 
 

@@ -12,7 +12,6 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
@@ -22,6 +21,7 @@ from remit.proposal.fairness import Shares, Vector
 from remit.proposal.filling import Run
 from remit.proposal.lines import Line, Member, Wait
 from remit.proposal.turns import Ageing
+from tests.properties.effort import tries
 
 AGEING = Ageing(step=1, bound=3)
 CAPACITY = {"cpu": 9, "memory": 18}
@@ -335,4 +335,4 @@ def shown(taken: list[Run]) -> list[tuple[int, Member]]:
 TestBacklog = BacklogMachine.TestCase
 TestForgetful = ForgetfulMachine.TestCase
 # Steps are cheap here, and the rare ones need company.
-TestBacklog.settings = TestForgetful.settings = settings(max_examples=settings().max_examples * 2)
+TestBacklog.settings = TestForgetful.settings = tries(100, 300)

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, event, given
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -19,6 +19,7 @@ from remit.model.judging import judge, written
 from remit.model.manifests import read
 from remit.model.schema import schema
 from tests.properties.declared import manifests
+from tests.properties.effort import tries
 from tests.properties.machines import OPERATOR, furnished, run
 
 BAD = Path(__file__).parents[1] / "bad"
@@ -93,7 +94,7 @@ def test_a_bad_file_is_refused_at_the_door_by_path_and_cure(name: str) -> None:
     run(tell())
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+@tries(150, 400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(manifests((*objects.DECLARED, "Policy", "Workload", "Workload", "Workload")))
 def test_the_door_and_the_reader_agree_on_whatever_decodes(document: dict[str, Any]) -> None:
     thing = decoded(document)
@@ -112,7 +113,7 @@ def test_the_door_and_the_reader_agree_on_whatever_decodes(document: dict[str, A
     assert judge(thing) == refused, "and says it again"
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+@tries(100, 200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(manifests((*objects.DECLARED, "Policy", "Workload", "Workload", "Workload")))
 def test_what_the_reader_refuses_the_door_refuses(document: dict[str, Any]) -> None:
     """Unless all that is wrong is a default that was written out: an object does not remember that."""

@@ -15,6 +15,7 @@ from remit.law.peers import ColumnPeers
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec, Template, WorkloadSpec
 from remit.model.resources import Amount
+from tests.properties.effort import tries
 from tests.unit.law.draws import MODELS, TOPOLOGY_KEYS, amounts, few, nodes_left, one_of, scenes
 from tests.unit.law.oracle import Scene, Work, broken, devices_found
 from tests.unit.law.scalar import OneNode, PlainPeers
@@ -62,7 +63,7 @@ def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[Left, ...]
 
 
 @given(scenes())
-@settings(max_examples=200)
+@tries(100, 200)
 def test_the_mask_over_columns_is_the_answer_node_by_node(scene: Scene) -> None:
     """F26: proposer and authority run one rule."""
     this = asked(scene)
@@ -72,7 +73,7 @@ def test_the_mask_over_columns_is_the_answer_node_by_node(scene: Scene) -> None:
 
 
 @given(scenes())
-@settings(max_examples=200)
+@tries(100, 200)
 def test_every_rule_over_columns_is_the_rule_node_by_node(scene: Scene) -> None:
     this = asked(scene)
     for rule in fit.RULES:
@@ -82,7 +83,7 @@ def test_every_rule_over_columns_is_the_rule_node_by_node(scene: Scene) -> None:
 
 
 @given(scenes() | scenes(loud=frozenset({"peers"})))
-@settings(max_examples=300)
+@tries(150, 300)
 def test_the_law_refuses_exactly_what_the_oracle_refuses__and_for_the_same_reasons(scene: Scene) -> None:
     this = asked(scene)
     for row, site in enumerate(this.sites):
@@ -140,7 +141,7 @@ gpu_asks = st.lists(
 
 
 @given(gpus, gpu_asks)
-@settings(max_examples=400)
+@tries(200, 400)
 def test_halls_condition_finds_devices_exactly_when_a_search_does__also_where_model_sets_overlap(
     models: list[str], asks: list[DeviceAsk]
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.law import fit
@@ -17,6 +17,7 @@ from remit.proposal.gates import FINE, PREFER_WEIGHT, SCALE
 from remit.proposal.kernel import Kernel
 from remit.proposal.plugins import Score
 from remit.proposal.scores import BALANCED, DEFAULT, LEAST, LIKED, MOST
+from tests.properties.effort import tries
 from tests.properties.test_fit import ask_of
 from tests.unit.law.draws import GROUPS, nodes_left, scenes, works
 from tests.unit.law.oracle import Scene, Work
@@ -164,13 +165,13 @@ def orders(draw: st.DrawFn, among: st.SearchStrategy[frozenset[str]] = loud, pro
     return scene, sorts, coming, profile or draw(st.sampled_from(sorted(PROFILES)))
 
 
-@settings(max_examples=300)
+@tries(100, 300)
 @given(orders(), st.booleans())
 def test_one_by_one_the_kernel_places_as_a_plain_loop_does(order: Coming, freed: bool) -> None:
     place_one_by_one(order, freed)
 
 
-@settings(max_examples=500)
+@tries(150, 500)
 @given(orders(on_devices, FRAGMENTATION), st.booleans())
 def test_where_others_will_ask_for_devices_it_places_as_the_formulas_say(order: Coming, freed: bool) -> None:
     place_one_by_one(order, freed)
@@ -207,13 +208,13 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
                 plain.gone(0)
 
 
-@settings(max_examples=500)
+@tries(150, 500)
 @given(orders())
 def test_a_run_places_as_one_by_one_does(order: Coming) -> None:
     place_a_run(order)
 
 
-@settings(max_examples=500)
+@tries(150, 500)
 @given(orders(on_devices, FRAGMENTATION))
 def test_where_others_will_ask_for_devices_a_run_places_as_one_by_one_does_too(order: Coming) -> None:
     place_a_run(order)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from hypothesis import event, settings
+from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec.structs import replace
@@ -46,6 +46,7 @@ from remit.model.kinds import (
 from remit.model.resources import Duration
 from remit.observation.checking import recount
 from remit.proposal.asking import Proposal
+from tests.properties.effort import tries
 from tests.properties.machines import OPERATOR, USER, furnished, node, workload
 from tests.properties.test_views import listed
 from tests.unit.commitment.desk import moving
@@ -468,4 +469,4 @@ class MindMachine(RuleBasedStateMachine):
 
 def test_a_mind_loses_nobody_and_comes_to_rest_where_all_is_right() -> None:
     """S3 S4 S5 S12 S18 S23 L1 L2 L3 L7 F01 F02 F03 F19 F22 F24 F25."""
-    run_state_machine_as_test(MindMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(MindMachine, settings=tries(30, 40, stateful_step_count=30))

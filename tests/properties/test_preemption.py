@@ -17,6 +17,7 @@ from remit.law.columns import Columns, Left
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec
 from remit.proposal.preemption import Candidates, Eviction, Leaving, Spare, plan
+from tests.properties.effort import tries
 from tests.properties.machines import amounts, workload
 from tests.unit.law.oracle import devices_found
 
@@ -138,7 +139,7 @@ def fits_already(cluster: Cluster) -> bool:
     return any(would_do(cluster, row, ()) for row, is_open in enumerate(cluster.open_rows) if is_open)
 
 
-@settings(max_examples=300)
+@tries(150, 300)
 @given(clusters())
 def test_no_victim_could_be_spared_and_none_is_protected(cluster: Cluster) -> None:
     for one in planned(cluster, count=3):
@@ -153,7 +154,7 @@ def test_no_victim_could_be_spared_and_none_is_protected(cluster: Cluster) -> No
     assert lawful(cluster, gone)
 
 
-@settings(max_examples=300)
+@tries(150, 300)
 @given(clusters(rich=False))
 def test_of_all_ways_the_one_with_the_lowest_priorities_and_then_the_fewest_victims(cluster: Cluster) -> None:
     if fits_already(cluster):
@@ -166,7 +167,7 @@ def test_of_all_ways_the_one_with_the_lowest_priorities_and_then_the_fewest_vict
         assert cost == min(costs)
 
 
-@settings(max_examples=300)
+@tries(150, 300)
 @given(clusters(rich=False), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_if_there_is_a_way_past_the_limits_of_disruption_it_is_found(cluster: Cluster, least: list[int]) -> None:
     cluster = cluster._replace(least=least)

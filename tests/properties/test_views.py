@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
@@ -26,6 +25,7 @@ from remit.simulate.checkers.rows import of_kind, phase_of
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import HEAD, Event
+from tests.properties.effort import tries
 from tests.properties.machines import OPERATOR, USER, FakeClock, Scope, workload
 from tests.properties.test_authority_machine import NUMBER, SPREAD, AuthorityMachine
 
@@ -240,4 +240,4 @@ class ViewMachine(AuthorityMachine):
 
 def test_a_view_keeps_the_sums_of_the_books() -> None:
     """S23 F03 F06 F07 F10 F21."""
-    run_state_machine_as_test(ViewMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(ViewMachine, settings=tries(25, 40, stateful_step_count=30))

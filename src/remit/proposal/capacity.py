@@ -25,6 +25,7 @@ from remit.proposal.explaining import Rules, passage, short_of, without
 from remit.proposal.funnel import ever, funnel, nearest
 from remit.proposal.gates import minds_others
 from remit.proposal.kernel import Placed
+from remit.proposal.preemption import Candidates, plan
 from remit.proposal.purses import Purse, purse
 from remit.proposal.trial import MENDED, Setting, Trial
 from remit.proposal.unblocking import NAMED_MAX, options
@@ -194,28 +195,44 @@ def _reclaimable(view: View, asked: _Asked, hard: HardFit) -> ReclaimableFit:
     trial = asked.trial.eased()
     if why or not ever(trial.kernel, trial.one):
         return ReclaimableFit(0, 0, 0, _where(trial, ()), why or "place")
-    victims = Victims(Pace(burst=1 << 30))
-    if victims.candidates(view, trial.one, asked.priority) is None:
+    victims = Victims(Pace())
+    found, spare = victims.candidates(view, trial.one, asked.priority), victims.limits(view)
+    if found is None:
         return ReclaimableFit(0, 0, 0, _where(trial, ()), "priority")
-    rows, gone = list[int](), 0
+    # What those hold who go already comes whoever asks: it is nobody's to reclaim, and keeps nobody else from being counted.
+    found = found._replace(coming=found.firm)
+    rows, gone = list[int](), list[int]()
     # Where they look at each other, one placement changes what the next one may do.
     ask = trial.one.ask
     alone = minds_others(ask) or bool(trial.peers.shunners(ask))
     for _ in range(ROUNDS_MAX):
         wanted = 1 if alone else left - len(rows)
-        plans = victims.plan(view, trial.kernel, trial.one, trial.kernel.roomless(trial.one), asked.priority, wanted)
-        for plan in plans:
-            for slot in plan.victims:
+        open_rows, there = trial.kernel.roomless(trial.one), _but(found, gone)
+        plans = plan(ask, trial.columns, open_rows, there, spare, count=wanted, victims_max=len(there.slots)).evictions
+        for made in plans:
+            for slot in made.victims:
                 without(view, trial, slot)
-            victims.gone(plan.victims)
-            trial.kernel.post(trial.one, plan.row, plan.devices)
-            rows.append(plan.row)
-            gone += len(plan.victims)
+            trial.kernel.post(trial.one, made.row, made.devices)
+            rows.append(made.row)
+            gone += made.victims
         rows += trial.kernel.run(trial.one, left - len(rows)).rows if plans else ()
         if not plans or len(rows) >= left:
             break
     count = asked.within(len(rows), hard.room)
-    return ReclaimableFit(count, len(rows), gone, _where(trial, rows), "" if rows else "protected")
+    return ReclaimableFit(count, len(rows), len(gone), _where(trial, rows), "" if rows else "protected")
+
+
+def _but(found: Candidates, gone: Sequence[int]) -> Candidates:
+    """Without those who are gone in the trial: the room that they held shows there already."""
+    at = ~np.isin(found.slots, gone)
+    return found._replace(
+        slots=found.slots[at],
+        rows=found.rows[at],
+        priority=found.priority[at],
+        groups=found.groups[at],
+        up=found.up[at],
+        amounts={name: held[at] for name, held in found.amounts.items()},
+    )
 
 
 # -- room that nobody should count on ------------------------------------------------------------------------------------------

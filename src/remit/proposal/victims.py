@@ -51,8 +51,6 @@ class Victims:
         self._kept: tuple[int, Ints] | None = None
         self._taken: dict[int, int] = {}
         """By slot: at which revision somebody was taken who is not seen to go yet."""
-        self._gone: list[int] = []
-        """Slots of those whose room shows already, although the view has them there."""
         self._owed: dict[int, tuple[int, dict[str, int]]] = {}
         """By the first victim of a claim under way: on which row, and what of theirs its preemptor is to have."""
 
@@ -79,13 +77,6 @@ class Victims:
             if slot is not None:
                 self._taken.pop(slot, None)
                 self._owed.pop(slot, None)
-
-    def gone(self, slots: Iterable[int]) -> None:
-        """Whoever asks has them out of the way: nobody counts on them, nor on their room, any more."""
-        for slot in slots:
-            self._taken.pop(slot, None)
-            self._owed.pop(slot, None)
-            self._gone.append(slot)
 
     def again_ms(self) -> int:
         """How long until more may be taken, if that is what was lacking."""
@@ -123,8 +114,7 @@ class Victims:
             phases = view.replicas.column("phase")
             self._kept = view.revision, np.flatnonzero(np.isin(phases, MOVABLE))
         slots = self._kept[1]
-        away = [*self._taken, *self._gone]
-        return slots[~np.isin(slots, away)] if away else slots
+        return slots[~np.isin(slots, list(self._taken))] if self._taken else slots
 
     def candidates(self, view: View, one: Class, priority: int) -> Candidates | None:
         """Who runs below this priority and was not taken; None if nobody does."""

@@ -21,20 +21,33 @@ CLUSTER = Path(__file__).with_name("cluster.yaml")
 MORE = Path(__file__).with_name("more.yaml")
 
 
-def scope(data: Path, *words: str, **more: Any) -> subprocess.Popen[str]:
+def scope(data: Path, *words: str, cluster: Path = CLUSTER) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    command = [sys.executable, "-m", "tests.integration.a_scope", str(data), str(CLUSTER), *words]
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, **more)
+    command = [sys.executable, "-m", "tests.integration.a_scope", str(data), str(cluster), *words]
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+
+
+def settled(data: Path, cluster: Path = CLUSTER) -> Path:
+    owner = scope(data, cluster=cluster)
+    out, _ = owner.communicate(timeout=60)
+    assert owner.returncode == 0 and out.startswith("settled at"), out
+    return data
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six of web, of which four found room; a gang that lacks quota and GPUs; a job that is too large."""
-    place = tmp_path_factory.mktemp("scope") / "data"
-    owner = scope(place)
-    out, _ = owner.communicate(timeout=60)
-    assert owner.returncode == 0 and out.startswith("settled at"), out
-    return place
+    return settled(tmp_path_factory.mktemp("scope") / "data")
+
+
+@pytest.fixture(scope="module")
+def deviceless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without the node that has devices."""
+    place = tmp_path_factory.mktemp("deviceless")
+    left = [text for text in CLUSTER.read_text().split("---\n") if "name: gpu-0" not in text]
+    assert len(left) == CLUSTER.read_text().count("---\n")
+    (place / "cluster.yaml").write_text("---\n".join(left))
+    return settled(place / "data", place / "cluster.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +109,7 @@ def test_bound_work_is_told_why_it_is_there_and_why_not_elsewhere(data: Path) ->
     assert "bound on n" in text
     assert "the best of 2 nodes that fit" in text
     assert "nodes 4 -> open 3 -> tolerated 2" in text
-    assert "least-allocated" in text
+    assert "fragmentation" in text and "least-allocated" not in text, "where nodes have devices, what spoils the least is best"
     assert "bind accepted at revision" in text
     assert "it breaks 1 rule there now" in text
     assert "taints: the node has a taint that is not tolerated" in text
@@ -107,6 +120,13 @@ def test_bound_work_is_told_why_it_is_there_and_why_not_elsewhere(data: Path) ->
     assert found["chosen"]["passage"]["fits"] == 2
     assert found["chosen"]["candidates"][0]["score"] == sum(found["chosen"]["candidates"][0]["parts"].values())
     assert found["evidence"]["revision"] >= found["chosen"]["revision"] > found["chosen"]["seen"]
+
+
+def test_where_no_node_has_devices_bound_work_is_where_most_is_left(deviceless: Path) -> None:
+    text = told("explain", "replica/web-0", "--data", str(deviceless), "-v")
+    assert "the best of 2 nodes that fit" in text
+    assert "nodes 3 -> open 2" in text
+    assert "least-allocated" in text and "fragmentation" not in text
 
 
 def test_the_shape_of_the_json_is_stable(data: Path) -> None:
@@ -134,7 +154,7 @@ def test_the_shape_of_the_json_is_stable(data: Path) -> None:
 def test_capacity_of_a_scope(data: Path) -> None:
     text = told("capacity", "-f", str(MORE), "--data", str(data))
     assert "4 fit now: room for 4, quota for 52" in text
-    assert "if 4 lower replicas went" in text
+    assert "12 more within quota, room for 12, if 4 lower replicas went" in text
     assert "16 on cordoned nodes" in text
     assert "stopped by no_room" in text
     told("capacity", "-f", str(MORE), "--data", str(data), "--count", "4")

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from remit.model.fields import Metadata
 from remit.model.kinds import Disruption, NodeHealth, NodePool, NodePoolSpec, Placement, Spread, Workload
+from remit.model.records import Phase, Replica
 from remit.proposal.capacity import Capacity, room_for
 from tests.properties.machines import TAINTED, amounts, workload
 from tests.properties.test_explaining import clusters
@@ -68,6 +69,23 @@ def test_one_after_another_goes_from_the_same_node() -> None:
     cluster = three().with_(ranked("high", 100)).work(workload("low", "2"), 0, on=("n1", "n1", "n2", "n2", "n3", "n3"))
     found = asked(cluster, workload("w", "1", priority="high"))
     assert (found.hard.replicas, found.reclaimable.room, found.reclaimable.victims) == (0, 12, 6)
+
+
+def test_all_lower_work_of_a_node_is_reclaimable__though_one_of_them_would_do_for_some() -> None:
+    nodes = [ready(name, "8") for name in ("n1", "n2")]
+    cluster = Cluster(rich(), *nodes, ranked("high", 100)).work(workload("low", "3"), 0, on=("n1", "n1", "n2", "n2"))
+    found = asked(cluster, workload("w", "1", priority="high")).reclaimable
+    assert (found.room, found.victims, found.where.nodes) == (12, 4, {"n1": 6, "n2": 6})
+    large = asked(cluster, workload("w", "7", priority="high")).reclaimable
+    assert (large.room, large.victims) == (2, 4)
+
+
+def test_those_who_go_already_are_nobody_s_to_reclaim__and_hide_nobody_else() -> None:
+    cluster = Cluster(rich(), ready("n1", "8"), ranked("high", 100)).work(workload("low", "2"), 0, on=("n1", "n1", "n1", "n1"))
+    leaver = next(one for one in cluster.of(Replica) if one.metadata.name == "low-0")
+    cluster = cluster.with_(replace(leaver, status=replace(leaver.status, phase=Phase.DRAINING)))
+    found = asked(cluster, workload("w", "2", priority="high"))
+    assert (found.hard.room, found.reclaimable.room, found.reclaimable.victims) == (0, 3, 3)
 
 
 def test_reclaimable_is_within_what_is_left_of_the_quota() -> None:

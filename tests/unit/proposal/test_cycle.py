@@ -85,6 +85,23 @@ async def test_refusals_of_one_batch_are_one_failure_of_their_line(m: Mind) -> N
 
 
 @minds
+async def test_a_line_of_which_a_part_waits_and_the_rest_is_refused_does_not_spin(m: Mind) -> None:
+    """There is quota for two. They are refused, and what they give back is what the third waits for: it wakes the line."""
+    await quota(m.scope, "t1", cpu="2")
+    await want(m.scope, "a", 3, "1")
+    claims = 0
+    for _ in range(100):
+        await m.see()
+        made = m.propose()
+        claims += len(binds(made))
+        m.learn(made, [Refused(Code.POLICY_LAPSED, "", m.view.revision) for _ in made.claims])
+        m.scope.clock.at_ms += 10
+    assert 4 <= claims <= 10, "in a second: at once, once more, and then with pauses that grow"
+    await m.settle()
+    assert len(m.where("a-")) == 2
+
+
+@minds
 async def test_an_answer_to_a_claim_that_was_overtaken_teaches_nothing(m: Mind) -> None:
     """The row changed while the claim was under way, and the replica was claimed anew: the old refusal is not about that."""
     await want(m.scope, "a", 1)

@@ -68,8 +68,9 @@ def test_the_rarest_are_left_out_of_account() -> None:
 def test_what_came_long_ago_fades(step: int) -> None:
     demand = Demand()
     demand.arrived(ask(share(100)), FADES_AT)
+    later = ask(share(200))
     for _ in range(0, 4 * FADES_AT, step):
-        demand.arrived(ask(share(200)), step)
+        demand.arrived(later, step)
     counts = demand.shares()["gpu"]
     assert sum(counts.values()) <= FADES_AT
     assert counts[100] < counts[200] / 5

@@ -60,11 +60,13 @@ def test_every_code_but_the_one_of_our_own_bugs_has_a_mischief() -> None:
 
 
 def test_every_refusal_is_reached_within_an_hour(play: Play) -> None:
-    play.scene.run(60)
-    unreached = sorted(set(MISCHIEF) - set(play.meddler.reached))
-    print("not reached:", unreached)
+    for _ in range(12):
+        play.scene.run(5)
+        unreached = sorted(set(MISCHIEF) - set(play.meddler.reached))
+        untried = sorted(name for name in TRESPASSES if not play.meddler.tried.get(name))
+        if not unreached and not untried:
+            break
     assert not unreached
-    untried = sorted(name for name in TRESPASSES if not play.meddler.tried.get(name))
     assert not untried
     assert Code.FAULT not in play.meddler.reached
     assert Code.FAULT.value not in play.scene.listener.codes()

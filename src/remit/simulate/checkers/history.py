@@ -83,12 +83,17 @@ class Revisions:
         return last if there else 0
 
 
+Timed = tuple[int, int, Stand]
+
+
 class Past:
     """How things stood at revisions that are past: whoever claims something is judged by what it had seen."""
 
     def __init__(self) -> None:
-        self.stands: list[tuple[int, int, Stand]] = []
+        self.stands: list[Timed] = []
         """Every revision, when it came, and on whose clock."""
+        self.of_boot: dict[str, list[Timed]] = {}
+        """The same by clock."""
         self.nodes: list[tuple[int, int]] = []
         """How many nodes there are from a revision on."""
         self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -252,7 +257,9 @@ class History:
         self.serial += 1
         self.revision = revision
         self.times.append((revision, at_ms))
-        self.past.stands.append((revision, at_ms, stand))
+        standing = revision, at_ms, stand
+        self.past.stands.append(standing)
+        self.past.of_boot.setdefault(stand.boot, []).append(standing)
         self.sums.begin()
         step = Step(self, puts, deletes, revision, stand)
         rows = self.rows

@@ -74,7 +74,8 @@ class Judge:
         self._count(step)
         self.letters.absorb(history, step.changed)
         for name, (property_, check) in PROMISES.items():
-            self._note(name, property_, scope, check(step))
+            for key, why in check(step):
+                self._tell(name, property_, scope, key, why)
         if step.moves or step.accepted or step.doubting:
             self._note("grants_are_in_one_hand", "S4", scope, self.letters.grants_are_in_one_hand(step))
             self._note(
@@ -251,13 +252,16 @@ class Judge:
 
     def _note(self, check: str, property_: str, scope: str, found: Found) -> None:
         for key, why in found:
-            if why.startswith(UNDECIDED):
-                self._undecided(f"{check} ({property_}) in {scope}: {why.removeprefix(UNDECIDED).strip()}")
-            elif len(self.violations) < VIOLATIONS_MAX:
-                violation = Violation(check, property_, scope, key, why, self.now_ms())
-                self.violations.append(violation)
-                if self.on_violation is not None and len(self.violations) == 1:
-                    self.on_violation(violation)
+            self._tell(check, property_, scope, key, why)
+
+    def _tell(self, check: str, property_: str, scope: str, key: str, why: str) -> None:
+        if why.startswith(UNDECIDED):
+            self._undecided(f"{check} ({property_}) in {scope}: {why.removeprefix(UNDECIDED).strip()}")
+        elif len(self.violations) < VIOLATIONS_MAX:
+            violation = Violation(check, property_, scope, key, why, self.now_ms())
+            self.violations.append(violation)
+            if self.on_violation is not None and len(self.violations) == 1:
+                self.on_violation(violation)
 
     def _undecided(self, why: str) -> None:
         if why not in self.unknown:

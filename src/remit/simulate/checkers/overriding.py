@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from remit.simulate.checkers.history import History
+from remit.simulate.checkers.history import History, Timed
 from remit.simulate.checkers.placement import Site
 from remit.simulate.checkers.rows import Json, Shape
 
@@ -24,11 +24,21 @@ def shown_at(history: History, boot: str, revision: int, at_ms: int | None = Non
     """The least that the clock of this boot can show, when a revision was the last, or at a later moment; None if nobody has
     read it by then.
     """
-    for one in reversed(history.past.stands[: bisect_right(history.past.stands, revision, key=lambda one: one[0])]):
-        at_ms = one[1] if at_ms is None else at_ms
-        if one[2].boot == boot:
-            return one[2].applied_ms + int((at_ms - one[1]) * (1 - CLOCKS_DRIFT))
-    return None
+    past = history.past
+    last, known = _last(past.stands, revision), past.of_boot.get(boot, ())
+    read = _last(known, revision)
+    if read < 0:
+        return None
+    _, read_ms, stand = known[read]
+    at_ms = past.stands[last][1] if at_ms is None else at_ms
+    return stand.applied_ms + int((at_ms - read_ms) * (1 - CLOCKS_DRIFT))
+
+
+def _last(stands: Sequence[Timed], revision: int) -> int:
+    """The index of the last one up to this revision; mostly that is the very last."""
+    if stands and stands[-1][0] <= revision:
+        return len(stands) - 1
+    return bisect_right(stands, revision, key=lambda one: one[0]) - 1
 
 
 def in_force(history: History, now_ms: int) -> Specs:
