@@ -113,6 +113,7 @@ class Simulation(Record):
         self._backups: dict[str, list[int]] = {}
         self._heals: dict[int, Heal] = {}
         self._waiting: dict[str, dict[tuple[str, str], None]] = {}
+        self._once_reserved: dict[str, list[Callable[[], None]]] = {}
         self.cluster = Cluster(scenario, name, self.loop, self.network, self)
 
     # -- one run ---------------------------------------------------------------------------------------------------------
@@ -303,6 +304,11 @@ class Simulation(Record):
     def later(self, delay_s: float, deed: Callable[[], None]) -> None:
         self.loop.call_later(delay_s, deed, context=self.loop.root.context.copy())
 
+    def once_reserved(self, scope: str, deed: Callable[[], None]) -> Heal:
+        waiting = self._once_reserved.setdefault(scope, [])
+        waiting.append(deed)
+        return lambda: waiting.remove(deed) if deed in waiting else None
+
     def weather(self, **changes: float) -> Heal:
         return self.network.worsen(changes)
 
@@ -376,7 +382,10 @@ class Simulation(Record):
         self.decided += len(commit.puts) > 2
         self.loop.note(b"commit %b %d %b" % (scope.encode(), revision, head))
         self._leaders[scope] = decode_head(head).holder
-        self.judge.applied(scope, commit.puts, commit.deletes, revision, self._stand(scope, sent))
+        step = self.judge.applied(scope, commit.puts, commit.deletes, revision, self._stand(scope, sent))
+        if self._once_reserved.get(scope) and any(step.placed("reserved")):
+            for deed in self._once_reserved.pop(scope):
+                deed()
         if self.lines is not None:
             self.tell(f"{scope} commit {revision} by {decode_head(head).holder}: {_keys(commit)}")
 

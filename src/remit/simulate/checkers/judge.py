@@ -67,7 +67,7 @@ class Judge:
 
     def applied(
         self, scope: str, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str], revision: int, stand: Stand
-    ) -> None:
+    ) -> Step:
         """A scope's store applied one commit."""
         history = self.history(scope)
         step = history.apply(puts, deletes, revision, stand, self.now_ms())
@@ -86,6 +86,7 @@ class Judge:
         self.liveness.absorb(step, self.now_ms())
         if history.commits % RECOUNT_EVERY == 0:
             self._recount(history)
+        return step
 
     def _count(self, step: Step) -> None:
         for entry in step.entries:
