@@ -97,6 +97,10 @@ class Past:
         """Leases of those who write down what they decide."""
         self.preempted: dict[tuple[str, int, tuple[str, str]], list[tuple[int, int]]] = {}
         """By lease, epoch, and tenant and workload: at which revision how many were told to make room."""
+        self.policies: list[tuple[int, Json]] = []
+        """Which policy is in force from a revision on."""
+        self.left: dict[str, list[tuple[int, Counted]]] = {}
+        """By node: what is left of it from a revision on."""
 
 
 class Step:
@@ -236,6 +240,10 @@ class History:
         current = self.incarnations and self.incarnations[-1] == incarnation
         return self.revisions if current else self.revisions_before.get(incarnation)
 
+    def left(self, node: str) -> Counted:
+        """What its capacity is, less all that holds room there."""
+        return {name: n - self.sums.nodes.get((node, name), 0) for name, n in self.capacity[node].items()}
+
     def version(self, key: str, revision: int) -> Json:
         """What stood there since that revision; None if that is not remembered."""
         return next((told.content for told in reversed(self.stories.get(key, ())) if told.revision == revision), None)
@@ -304,9 +312,21 @@ class History:
                     revisions = [content["spec"] for content in there.values()]
                     self.policy = max(revisions, key=lambda spec: int(spec["number"]), default=None)
                     self.open_to.clear()
-        if not self.past.nodes or self.past.nodes[-1][1] != len(self.sites):
-            self.past.nodes.append((step.revision, len(self.sites)))
         self.sums.repost(self.rows, replicas)
+        self._remember(step)
+
+    def _remember(self, step: Step) -> None:
+        past = self.past
+        if not past.nodes or past.nodes[-1][1] != len(self.sites):
+            past.nodes.append((step.revision, len(self.sites)))
+        if self.policy is not step.policy_before:
+            past.policies.append((step.revision, self.policy))
+        for name in {**step.nodes_before, **{node: None for node, _ in self.sums.nodes_before}}:
+            if name in self.capacity:
+                known = past.left.setdefault(name, [])
+                known.append((step.revision, self.left(name)))
+                if len(known) > VERSIONS_KEPT:
+                    del known[: VERSIONS_KEPT // 2]
 
     def _absorb_replica(self, step: Step, key: str, old: Json, new: Json) -> None:
         if old is not None and new is not None and old["metadata"]["uid"] != new["metadata"]["uid"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from remit.simulate.checkers import answers, conduct, evidence, leading, preempting, reasons, room
+from remit.simulate.checkers import answers, claiming, conduct, evidence, leading, preempting, reasons, room
 from remit.simulate.checkers.history import History, Stand, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
@@ -153,6 +153,11 @@ class Judge:
         found = evidence.cited_evidence_was_true(history, operation, code, number, payload)
         self._note("cited_evidence_was_true", "S16", scope, found)
         self._late(scope, operation)
+
+    def claimed(self, scope: str, lease: str, seen: int, payload: bytes) -> None:
+        """The holder of a scheduler's lease asked this, on what it had seen at a revision; whatever came of it."""
+        found = claiming.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
+        self._note("claims_fit_what_was_seen", "S26", scope, found)
 
     def gave_up(self, scope: str, operation: str) -> None:
         """The client ended without an answer: whether it happened is for the history to tell."""
