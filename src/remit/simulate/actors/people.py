@@ -278,7 +278,7 @@ class People:
         program = Program(
             None
             if type_ == "service" and kind != "fleeting"
-            else (30_000 if kind == "fleeting" else 3_000) + chance.below(90_000),
+            else (10_000 if kind == "fleeting" else 3_000) + chance.below(90_000),
             0 if chance.below(10) else 1,
             chance.choice((0, 200, 2_000, None)) if kind != "stubborn" else None,
         )
