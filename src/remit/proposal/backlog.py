@@ -152,7 +152,8 @@ class Backlog:
             return False
         if line.wait is not None and line.wait.since > since:
             return True  # a later attempt knows better
-        line.failures = 0
+        if now_ms - line.failed_ms > 2 * BACKOFF_MS_MAX:
+            line.failures = 0  # else what fails and gives back what it had taken wakes itself, and others, without end
         self._wake(line)
         if self._past.cured(line, cures, since):
             return False
@@ -172,10 +173,17 @@ class Backlog:
         if self._lines.get(line.key) is not line:
             return
         pause_ms = min(BACKOFF_MS_MAX, BACKOFF_MS_BASE << min(line.failures, _DOUBLINGS_MAX))
-        line.failures += 1
+        line.failures, line.failed_ms = line.failures + 1, now_ms
         self._wake(line)
         until_ms = now_ms + pause_ms - self._lot(pause_ms // 2)
         self._put_aside(line, Wait(reason, frozenset(), until_ms, now_ms, self.version))
+
+    def failed(self, line: Line, reason: str, now_ms: int) -> None:
+        """As `back_off`, but the first failure in a while costs nothing: it has taught why, so the next attempt may do better."""
+        if line.failures:
+            self.back_off(line, reason, now_ms)
+        else:
+            line.failures, line.failed_ms = 1, now_ms
 
     def happened(self, cure: Cure, version: int, which: Which | None = None) -> int:
         """A cure happened, at this version: how many lines it woke. With `which`, only for the lines that it picks."""

@@ -252,18 +252,11 @@ class Cycle:
                 if line is not None and held.refused:
                     (failed if seen else late)[line] = held.refused
         for line, refused in failed.items():
-            self._failed(line, refused, now_ms)
+            # However many of it were. The view knows now what the authority knew; if they differ again, time may help, and
+            # nothing else: not even the cure that the rest of the line waits for, since what was refused gives back just that.
+            self.backlog.failed(line, refused, now_ms)
         for line, refused in late.items():
             self.backlog.back_off(line, refused, now_ms)
-
-    def _failed(self, line: Line, refused: str, now_ms: int) -> None:
-        """Some of it were refused, however many. Now the view knows what the authority knew; if they differ again, time may
-        help, and nothing else.
-        """
-        if line.failures and line.wait is None:
-            self.backlog.back_off(line, refused, now_ms)
-        else:
-            line.failures += 1
 
     def _return(self, slot: int, now_ms: int) -> Line | None:
         """From flight to its line, or into another if it belongs there by now; None if it was in none."""

@@ -41,7 +41,7 @@ class Line:
 
     __slots__ = (
         *("_flying", "_fresh", "_landed", "_places", "_taken", "_youngest"),
-        *("amount", "attempts", "deadline_ms", "failures", "key", "priority", "serial", "tenant", "told", "wait"),
+        *("amount", "attempts", "deadline_ms", "failed_ms", "failures", "key", "priority", "serial", "tenant", "told", "wait"),
     )
 
     def __init__(self, key: Hashable, tenant: str, priority: int, amount: Vector, deadline_ms: int | None = None) -> None:
@@ -50,8 +50,8 @@ class Line:
         """Given by the backlog: the order in which lines were begun, to break ties."""
         self.wait: Wait | None = None
         self.attempts = 0
-        self.failures = 0
-        """Backoffs since something of it was last placed or had a reason to wait."""
+        self.failures = self.failed_ms = 0
+        """How often it failed since something of it was last placed, or had a reason to wait for long; and when it last did."""
         self.told = ""
         """The last reason that everybody in it was told."""
         self._youngest = [0, 0]
