@@ -179,7 +179,7 @@ class Backlog:
         self._put_aside(line, Wait(reason, frozenset(), until_ms, now_ms, self.version))
 
     def failed(self, line: Line, reason: str, now_ms: int) -> None:
-        """As `back_off`, but the first failure in a while costs nothing: it has taught why, so the next attempt may do better."""
+        """As `back_off`, but the first in a while costs nothing: it has taught why, so the next attempt may do better."""
         if line.failures:
             self.back_off(line, reason, now_ms)
         else:
