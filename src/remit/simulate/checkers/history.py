@@ -174,6 +174,8 @@ class History:
         self.limits: dict[str, Counted] = {}
         self.members: dict[tuple[str, str], dict[str, None]] = {}
         """Replicas by tenant and workload."""
+        self.phases: dict[str, dict[str, Json]] = {}
+        """Replicas by phase: most looks are at a few phases, and most replicas may be in another."""
         self.active: dict[tuple[str, str], int] = {}
         """How many of them are not released."""
         self.policy: Json = None
@@ -228,6 +230,11 @@ class History:
 
     def kind(self, kind: str) -> dict[str, Json]:
         return self.kinds.get(kind, {})
+
+    def replicas(self, *phases: str) -> Iterator[tuple[str, Json]]:
+        """Those in these phases."""
+        for phase in phases:
+            yield from self.phases.get(phase, {}).items()
 
     def shape(self, replica: Json) -> Shape | None:
         key = generation_key(replica)
@@ -333,6 +340,10 @@ class History:
             step.moves += [(key, old, None), (key, None, new)]
         else:
             step.moves.append((key, old, new))
+        if old is not None:
+            self.phases[phase_of(old) or ""].pop(key, None)
+        if new is not None:
+            self.phases.setdefault(phase_of(new) or "", {})[key] = new
         for replica, sign in ((old, -1), (new, 1)):
             if replica is None:
                 continue
@@ -411,7 +422,7 @@ class History:
         self.rows = {key: (at, read(key, value)) for key, value, at in rows}
         self.kinds, self.shapes, self.sites, self.capacity, self.limits = {}, {}, {}, {}, {}
         self.members, self.active, self.open_to, self.policy, self.outcomes = {}, {}, {}, None, {}
-        self.terms = {}
+        self.terms, self.phases = {}, {}
         self.sums = Sums(self.shape)
         nobody = Stand("", 0, 0, 0)
         step = Step(self, (), (), revision, nobody)
