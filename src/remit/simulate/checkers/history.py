@@ -94,7 +94,7 @@ class Past:
         self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
         """By tenant and workload: how many of its replicas are to run, or do, from a revision on."""
         self.explainers: set[str] = set()
-        """Leases of those who write down what they decide."""
+        """Leases of those who write down what they decide, and what came of it."""
         self.preempted: dict[tuple[str, int, tuple[str, str]], list[tuple[int, int]]] = {}
         """By lease, epoch, and tenant and workload: at which revision how many were told to make room."""
         self.policies: list[tuple[int, Json]] = []
@@ -174,8 +174,8 @@ class History:
         self.limits: dict[str, Counted] = {}
         self.members: dict[tuple[str, str], dict[str, None]] = {}
         """Replicas by tenant and workload."""
-        self.phases: dict[str, dict[str, Json]] = {}
-        """Replicas by phase: most looks are at a few phases, and most replicas may be in another."""
+        self.phases: dict[str, dict[str, dict[str, Json]]] = {}
+        """Replicas by phase and generation: most looks are at a few phases, and what is of one generation has one shape."""
         self.active: dict[tuple[str, str], int] = {}
         """How many of them are not released."""
         self.policy: Json = None
@@ -233,8 +233,15 @@ class History:
 
     def replicas(self, *phases: str) -> Iterator[tuple[str, Json]]:
         """Those in these phases."""
-        for phase in phases:
-            yield from self.phases.get(phase, {}).items()
+        for alike in (alike for phase in phases for alike in self.phases.get(phase, {}).values()):
+            yield from alike.items()
+
+    def alike(self, phase: str) -> Iterator[tuple[Shape, dict[str, Json]]]:
+        """Those in a phase, all of one shape together."""
+        for alike in self.phases.get(phase, {}).values():
+            shape = self.shape(next(iter(alike.values())))
+            if shape is not None:
+                yield shape, alike
 
     def shape(self, replica: Json) -> Shape | None:
         key = generation_key(replica)
@@ -341,9 +348,12 @@ class History:
         else:
             step.moves.append((key, old, new))
         if old is not None:
-            self.phases[phase_of(old) or ""].pop(key, None)
+            there, generation = self.phases[str(phase_of(old))], generation_key(old)
+            del there[generation][key]
+            if not there[generation]:
+                del there[generation]
         if new is not None:
-            self.phases.setdefault(phase_of(new) or "", {})[key] = new
+            self.phases.setdefault(str(phase_of(new)), {}).setdefault(generation_key(new), {})[key] = new
         for replica, sign in ((old, -1), (new, 1)):
             if replica is None:
                 continue
@@ -423,6 +433,7 @@ class History:
         self.kinds, self.shapes, self.sites, self.capacity, self.limits = {}, {}, {}, {}, {}
         self.members, self.active, self.open_to, self.policy, self.outcomes = {}, {}, {}, None, {}
         self.terms, self.phases = {}, {}
+        self.past.policies, self.past.left = [], {}
         self.sums = Sums(self.shape)
         nobody = Stand("", 0, 0, 0)
         step = Step(self, (), (), revision, nobody)

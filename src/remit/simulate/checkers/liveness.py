@@ -242,17 +242,15 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
     """
     if "scheduler" not in core.roles:
         return
-    fits: dict[str, str] = {}
     waiting: dict[str, tuple[Shape, str]] = {}
     now, nodes = live.now_ms(), core.nodes.get(history.scope, frozenset())
-    for key, replica in history.replicas("pending"):
-        shape = history.shape(replica)
-        if shape is None or (shape.gang and _stands(history, shape) < shape.gang):
+    for shape, alike in history.alike("pending"):
+        if shape.gang and _stands(history, shape) < shape.gang:
             continue
-        if shape.key not in fits:
-            fits[shape.key] = "" if held_back(history, replica, now) else fits_on(history, shape, nodes, now)
-        if fits[shape.key]:
-            waiting[key] = shape, fits[shape.key]
+        if held_back(history, next(iter(alike.values())), now):
+            continue
+        if node := fits_on(history, shape, nodes, now):
+            waiting |= dict.fromkeys(alike, (shape, node))
     able = all_fit(history, [shape for shape, _ in waiting.values()], nodes, now)
     if history.scope in live.waits:
         live.waits[history.scope].saw(history, waiting if able else (), now)
@@ -267,16 +265,11 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
 def one_gang_runs(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
     if "scheduler" not in core.roles:
         return
-    gangs: dict[str, tuple[Shape, list[str]]] = {}
-    for key, replica in history.replicas("pending"):
-        shape = history.shape(replica)
-        if shape is None or not shape.gang:
-            continue
-        if not held_back(history, replica, live.now_ms()):
-            gangs.setdefault(shape.key, (shape, []))[1].append(key)
     able = []
-    for shape, members in gangs.values():
-        if len(members) < shape.gang or _stands(history, shape) >= shape.gang:
+    for shape, alike in history.alike("pending"):
+        if not shape.gang or len(alike) < shape.gang or _stands(history, shape) >= shape.gang:
+            continue
+        if held_back(history, next(iter(alike.values())), live.now_ms()):
             continue
         if not keeps_to_itself(history, shape):
             live.undecided[f"one_gang_runs in {history.scope}: {shape.key} has terms towards others"] = None

@@ -143,3 +143,27 @@ def test_whoever_explains_nothing_guesses() -> None:
     (a,) = pen.spawn(0)
     claim(pen, a, at="n9")
     assert pen.found == []
+
+
+def test_whoever_says_nothing_of_what_came_of_it_explains_nothing() -> None:
+    """As meddlers do, who hold a scheduler's lease too."""
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    decide(pen, a, verdict="", reason="", cures=[])
+    claim(pen, a, at="n9")
+    assert pen.found == []
+
+
+def test_what_a_policy_forbade_before_a_restore_it_forbids_no_more() -> None:
+    pen, _ = written()
+    backup = dict(pen.rows)
+    rule = {"match": {"tenants": ["t1"]}, "allow": {"zones": ["b"]}, "reason": "x"}
+    spec = {"number": 1, "policies": {"p": {"rules": [rule]}}}
+    pen.commit({"policyrevision/00000001": {"spec": spec}}, [pen.entry("apply", "policyrevision/00000001", "policy")])
+    pen.restore(backup, incarnation="r1-i2")
+    pen.doubt()
+    pen.mark("joining", "n1", "n2")
+    pen.mark("ready", "n1", "n2")
+    (b,) = pen.spawn(1)
+    claim(pen, b)
+    assert pen.found == []
