@@ -174,8 +174,7 @@ class History:
         self.limits: dict[str, Counted] = {}
         self.members: dict[tuple[str, str], dict[str, None]] = {}
         """Replicas by tenant and workload."""
-        self.phases: dict[str, dict[str, dict[str, Json]]] = {}
-        """Replicas by phase and generation: most looks are at a few phases, and what is of one generation has one shape."""
+        self.phases: dict[str, dict[str, dict[str, Json]]] = {}  # replicas by phase and generation
         self.active: dict[tuple[str, str], int] = {}
         """How many of them are not released."""
         self.policy: Json = None
