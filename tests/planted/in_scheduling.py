@@ -18,7 +18,7 @@ from remit.model.objects import key_of
 from remit.model.records import Replica
 from remit.observation.following import Follower
 from remit.observation.view import View
-from remit.proposal import backlog, steering
+from remit.proposal import attempts, backlog, steering
 from remit.proposal.asking import Proposal
 from remit.proposal.attempts import Attempts
 from remit.proposal.backlog import Backlog
@@ -36,6 +36,8 @@ from tests.planted.in_ledgers import ROOM, room_is_believed
 LEFT = ("eligible_work_is_bound", "one_gang_runs", "pending_work_is_tried", "waiting_has_a_reason")
 """What tells that somebody waits of whom nobody thinks any more."""
 PHANTOMS = (*LEFT, "views_show_what_stands")
+UNSEEN = "claims_fit_what_was_seen"
+"""What tells that a scheduler does not know what it says it has seen."""
 
 
 @bug(3, scenario="stale-views", expects=PHANTOMS)
@@ -80,7 +82,13 @@ def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "claimant", lambda draft, actor: None)
 
 
-@bug(5, 22, scenario="watch-gaps", seeds=3, expects=(*PHANTOMS, "deletion_completes", "unknown_resolves", "desire_is_met"))
+@bug(
+    5,
+    22,
+    scenario="watch-gaps",
+    seeds=3,
+    expects=(*PHANTOMS, UNSEEN, "deletion_completes", "unknown_resolves", "desire_is_met"),
+)
 def a_scheduler_does_not_miss_what_it_missed(patch: pytest.MonkeyPatch) -> None:
     """Whoever follows the store does not check whether an event is lacking."""
     make = Follower.__init__
@@ -130,7 +138,7 @@ def what_is_to_stay_is_pushed_aside(patch: pytest.MonkeyPatch) -> None:
 @bug(25, scenario="two-gangs", seeds=2, expects=("gangs_are_bound_together",))
 def herds_come_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are claimed one by one, by schedulers that die in between."""
-    patch.setattr(Attempts, "_least", lambda self, key: 0)
+    patch.setattr(attempts, "least_of", lambda view, key: 0)
     patch.setattr(Draft, "held", lambda self, generation: 1_000)
 
 
@@ -181,13 +189,13 @@ def _where_it_is_warm_is_open(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Kernel, "_restand", wider)
 
 
-@bug(45, scenario="stale-hint", seeds=2, expects=("claims_fit_what_was_seen",))
+@bug(45, scenario="stale-hint", seeds=2, expects=(UNSEEN,))
 def a_hint_opens_every_door(patch: pytest.MonkeyPatch) -> None:
     """Where work is said to be warm a scheduler asks neither for taints nor policies nor whether the node takes any."""
     _where_it_is_warm_is_open(patch)
 
 
-@bug(45, scenario="stale-hint", seeds=2, expects=("claims_fit_what_was_seen",))
+@bug(45, scenario="stale-hint", seeds=2, expects=(UNSEEN,))
 def a_hint_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
     """Where work is said to be warm a scheduler does not ask whether there is room."""
     numbers = Kernel._numbers
