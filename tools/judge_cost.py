@@ -14,6 +14,7 @@ from pathlib import Path
 
 def main() -> None:
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "src")]
+    from remit.simulate.checkers.history import Step
     from remit.simulate.checkers.judge import Stand
     from tests.unit.simulate.checkers.crowd import crowd, lives
 
@@ -21,10 +22,11 @@ def main() -> None:
     judge, inner = pen.world.judge, pen.world.judge.applied
     costs: list[float] = []
 
-    def timed(scope: str, puts: object, deletes: object, revision: int, stand: Stand) -> None:
+    def timed(scope: str, puts: object, deletes: object, revision: int, stand: Stand) -> Step:
         began = time.process_time()
-        inner(scope, puts, deletes, revision, stand)  # type: ignore[arg-type]
+        step = inner(scope, puts, deletes, revision, stand)  # type: ignore[arg-type]
         costs.append(1e6 * (time.process_time() - began))
+        return step
 
     judge.applied = timed  # type: ignore[method-assign]
     gc.collect()

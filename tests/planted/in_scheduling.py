@@ -8,18 +8,23 @@ import pytest
 
 from remit.client.client import NoAnswer
 from remit.client.tenure import Tenure
-from remit.commitment import decide
+from remit.commitment import decide, placing
 from remit.commitment.draft import Draft
+from remit.law.fit import misfit
 from remit.law.overrides import Effects
 from remit.model.claims import Verdict
 from remit.model.kinds import Override
+from remit.model.objects import key_of
+from remit.model.records import Replica
 from remit.observation.following import Follower
 from remit.observation.view import View
 from remit.proposal import attempts, backlog, steering
 from remit.proposal.asking import Proposal
 from remit.proposal.attempts import Attempts
 from remit.proposal.backlog import Backlog
+from remit.proposal.classes import Class
 from remit.proposal.cycle import Cycle
+from remit.proposal.kernel import Kernel
 from remit.proposal.preemption import Spare
 from remit.proposal.scheduler import Asking
 from remit.proposal.victims import Victims
@@ -31,6 +36,8 @@ from tests.planted.in_ledgers import ROOM, room_is_believed
 LEFT = ("eligible_work_is_bound", "one_gang_runs", "pending_work_is_tried", "waiting_has_a_reason")
 """What tells that somebody waits of whom nobody thinks any more."""
 PHANTOMS = (*LEFT, "views_show_what_stands")
+UNSEEN = "claims_fit_what_was_seen"
+"""What tells that a scheduler does not know what it says it has seen."""
 
 
 @bug(3, scenario="stale-views", seed=2, expects=PHANTOMS)
@@ -76,7 +83,7 @@ def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "claimant", lambda draft, actor: None)
 
 
-@bug(5, 22, scenario="watch-gaps", expects=(*PHANTOMS, "deletion_completes", "unknown_resolves", "desire_is_met"))
+@bug(5, 22, scenario="watch-gaps", expects=(*PHANTOMS, UNSEEN, "deletion_completes", "unknown_resolves", "desire_is_met"))
 def a_scheduler_does_not_miss_what_it_missed(patch: pytest.MonkeyPatch) -> None:
     """Whoever follows the store does not check whether an event is lacking."""
     make = Follower.__init__
@@ -159,3 +166,72 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Attempts, "_named", lambda self, key: ())
     for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
         patch.setattr(backlog, name, 3_600_000)
+
+
+def _warm(kernel: Kernel, one: Class) -> Any:
+    """By row: is it said to be warm for such work?"""
+    score = next(score for score in kernel.scores if score.name == "locality")
+    return score.score(one.ask, kernel.columns) > 0
+
+
+def _where_it_is_warm_is_open(patch: pytest.MonkeyPatch) -> None:
+    restand = Kernel._restand
+
+    def wider(self: Kernel, one: Class, rows: int) -> None:
+        restand(self, one, rows)
+        if one.ask.hinted:
+            one.closed &= ~_warm(self, one)
+
+    patch.setattr(Kernel, "_restand", wider)
+
+
+@bug(45, scenario="stale-hint", expects=(UNSEEN,))
+def a_hint_opens_every_door(patch: pytest.MonkeyPatch) -> None:
+    """Where work is said to be warm a scheduler asks neither for taints nor policies nor whether the node takes any."""
+    _where_it_is_warm_is_open(patch)
+
+
+@bug(45, scenario="stale-hint", expects=(UNSEEN,))
+def a_hint_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
+    """Where work is said to be warm a scheduler does not ask whether there is room."""
+    numbers = Kernel._numbers
+
+    def roomier(self: Kernel, one: Class, rows: Any, *spent: Any) -> Any:
+        found = numbers(self, one, rows, *spent)
+        if one.ask.hinted and not (one.ask.whole or one.ask.shares):
+            found[_warm(self, one)[rows] & ~one.closed[rows]] = 1_000
+        return found
+
+    patch.setattr(Kernel, "_numbers", roomier)
+
+
+@bug(45, scenario="stale-hint", expects=("hard_constraints_hold_at_the_bind",))
+def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
+    """Schedulers ask for what is said to be warm, and the authority believes it too."""
+    _where_it_is_warm_is_open(patch)
+    place = placing.place
+    said: list[bool] = [False]
+
+    def believing(draft: Draft, operation: Any, claim: Any, replica: Replica, ask: Any) -> Any:
+        summary = draft.thing(key_of("Summary", f"warm/{claim.node}"))
+        counts = {} if summary is None else summary[0].spec.counts
+        said[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
+        return place(draft, operation, claim, replica, ask)
+
+    patch.setattr(placing, "place", believing)
+    patch.setattr(placing, "misfit", lambda *args: None if said[0] else misfit(*args))
+    patch.setattr(placing, "_plainly", lambda *args: False)
+
+
+@bug(22, 45, scenario="stale-hint", expects=("work_is_bound_soon", *LEFT))
+def work_waits_for_where_it_is_warm(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is said to be warm somewhere goes there, or nowhere."""
+    numbers = Kernel._numbers
+
+    def choosy(self: Kernel, one: Class, rows: Any, *spent: Any) -> Any:
+        found = numbers(self, one, rows, *spent)
+        if one.ask.hinted and (warm := _warm(self, one)).any():
+            found[~warm[rows]] = -1
+        return found
+
+    patch.setattr(Kernel, "_numbers", choosy)

@@ -9,7 +9,7 @@ from remit.simulate.scenarios import load, names
 from tests.scenarios.standing import standing
 
 CPU_S_MAX = 10.0
-ROWS = range(1, 45)
+ROWS = range(1, 46)
 
 
 @pytest.mark.parametrize("name", names())

@@ -19,6 +19,7 @@ from remit.proposal.victims import Pace as VictimsPace
 from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
 from remit.simulate.actors.budgets import Budgets
 from remit.simulate.actors.controllers import Beats, Endpoints, Nodes, Repair, Rollouts, Workloads
+from remit.simulate.actors.gossip import Gossip, tell_warmth
 from remit.simulate.actors.guesser import Guesser
 from remit.simulate.actors.meddler import Meddler
 from remit.simulate.actors.people import CPU_EACH, People
@@ -245,6 +246,8 @@ class Cluster:
                 group.create_task(beat(seat, agents, listeners), name="beats")
                 for agent in agents:
                     group.create_task(agent.play(), name=f"agent of {agent.name}")
+                if self.scenario.cluster.gossips:
+                    group.create_task(tell_warmth(seat, agents), name="warmth")
 
         return main
 
@@ -266,6 +269,8 @@ class Cluster:
                     group.create_task(upper.view.follow(), name="view above")
                 for _ in range(0 if below else cluster.meddlers):
                     group.create_task(Meddler(seat, upper).play(), name="meddler")
+                for _ in range(0 if below else cluster.gossips):
+                    group.create_task(Gossip(people).play(), name="gossip")
 
         return main
 

@@ -25,7 +25,16 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 SAID_ONLY: Final = (Code.OVERRIDE,)
 """Codes that no authority answers with: they are reasons of schedulers."""
 
-SEEKERS: Final = ("restored", "repair-in-incident", "reservations", "nominee-deleted", "drained", "mayhem", "small-batches")
+SEEKERS: Final = (
+    "restored",
+    "repair-in-incident",
+    "reservations",
+    "orphaned",
+    "nominee-deleted",
+    "drained",
+    "mayhem",
+    "small-batches",
+)
 """Scenarios whose further seeds are tried for what the first seeds of all have missed."""
 SEEK_MAX: Final = 10
 """Up to which seed. What is not reached by then is as good as never tried."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from remit.simulate.faults import Hand, Heal, Where, cutting, fault, freezing, living
 from remit.simulate.lots import Lots
+from remit.simulate.processes import Process
 from remit.simulate.scenarios import Injection
 
 # ------------------------------------------------------------------------------------------------------------------ disks
@@ -38,6 +39,37 @@ def disk_failing(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 def freeze_scheduler(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     victim = living(lots, hand.processes("scheduler", one.where))
     return None if victim is None else freezing(victim)
+
+
+@fault(
+    "kill-reserving",
+    "a scope's schedulers are killed the moment one of them has a reservation",
+    19,
+    swarms=False,
+    where=Where.NODES,
+)
+def kill_reserving(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+    """Whoever waits for that moment in vain has done no harm, and still struck: when it comes is for the schedulers to say."""
+    able = hand.processes("scheduler", one.where)
+    if not able:
+        return None
+    victims = hand.processes("scheduler", lots.choice(able).name.split("-")[1])
+    killed: list[Process] = []
+
+    def kill() -> None:
+        for victim in victims:
+            if victim.alive:
+                victim.kill()
+                killed.append(victim)
+
+    spare = hand.once_reserved(victims[0].name.split("-")[1], kill)
+
+    def heal() -> None:
+        spare()
+        for victim in killed:
+            victim.start()
+
+    return heal
 
 
 @fault(

@@ -24,7 +24,7 @@ FOLDER: Final = "files"
 
 BEAT_MS_MIN: Final = 100
 EVERY_MS_MIN: Final = 100
-COVERS_MAX: Final = 44
+COVERS_MAX: Final = 45
 """The last row of the table of faults."""
 SIZE_MAX: Final = 1_000_000
 SCOPE_MAX: Final = 32
@@ -55,6 +55,7 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "cluster.controllers": (1, 100),
     "cluster.people": (1, 100),
     "cluster.meddlers": (0, 100),
+    "cluster.gossips": (0, 100),
     "load.per_minute": (0, 100_000),
     "load.standing_max": (0, 1_000_000),
     "load.size": (1, 10_000),
@@ -88,6 +89,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     store: str = STORES[0]
     """Where truth is kept: in memory, or in real files on a disk that tears when the power goes."""
     meddlers: int = 0
+    gossips: int = 0
+    """Those who say of nodes that they are warm for work, most of it wrong. If there are any, agents say so too, truly."""
     plugin: bool = False
     """Have schedulers a filter that others wrote? It refuses nothing, and may fail."""
     batch: int = BATCH_MAX.operations

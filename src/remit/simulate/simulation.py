@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from remit.model.claims import Accepted, Code, Operation, Role, Verdict, payload
+from remit.model.claims import Accepted, Code, Operation, Refused, Role, Verdict, payload
 from remit.observation.checking import recount
 from remit.simulate.actors.watched import SEEN, Watched
 from remit.simulate.checkers.history import Stand
@@ -113,6 +113,7 @@ class Simulation(Record):
         self._backups: dict[str, list[int]] = {}
         self._heals: dict[int, Heal] = {}
         self._waiting: dict[str, dict[tuple[str, str], None]] = {}
+        self._once_reserved: dict[str, list[Callable[[], None]]] = {}
         self.cluster = Cluster(scenario, name, self.loop, self.network, self)
 
     # -- one run ---------------------------------------------------------------------------------------------------------
@@ -303,6 +304,11 @@ class Simulation(Record):
     def later(self, delay_s: float, deed: Callable[[], None]) -> None:
         self.loop.call_later(delay_s, deed, context=self.loop.root.context.copy())
 
+    def once_reserved(self, scope: str, deed: Callable[[], None]) -> Heal:
+        waiting = self._once_reserved.setdefault(scope, [])
+        waiting.append(deed)
+        return lambda: waiting.remove(deed) if deed in waiting else None
+
     def weather(self, **changes: float) -> Heal:
         return self.network.worsen(changes)
 
@@ -376,7 +382,10 @@ class Simulation(Record):
         self.decided += len(commit.puts) > 2
         self.loop.note(b"commit %b %d %b" % (scope.encode(), revision, head))
         self._leaders[scope] = decode_head(head).holder
-        self.judge.applied(scope, commit.puts, commit.deletes, revision, self._stand(scope, sent))
+        step = self.judge.applied(scope, commit.puts, commit.deletes, revision, self._stand(scope, sent))
+        if self._once_reserved.get(scope) and any(step.placed("reserved")):
+            for deed in self._once_reserved.pop(scope):
+                deed()
         if self.lines is not None:
             self.tell(f"{scope} commit {revision} by {decode_head(head).holder}: {_keys(commit)}")
 
@@ -402,14 +411,13 @@ class Simulation(Record):
 
     def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self._waiting.get(asker, {}).pop((scope, operation.id), None)
-        seen = operation.evidence.revision
-        if isinstance(verdict, Accepted):
-            asked = payload(operation)
-            said = operation.id, "", verdict.number, verdict.revision
-            self.judge.answered(scope, *said, _taken(asked), asked, seen)
-        else:
-            taken = "" if verdict.code is Code.INVALID else _taken(payload(operation))
-            self.judge.answered(scope, operation.id, verdict.code.value, 0, verdict.revision, taken, seen=seen)
+        said, seen = verdict.code.value if isinstance(verdict, Refused) else "", operation.evidence.revision
+        asked = b"" if said == Code.INVALID else payload(operation)
+        if operation.actor.role is Role.SCHEDULER and asked:
+            self.judge.claimed(scope, operation.actor.lease, seen, asked)
+        number = verdict.number if isinstance(verdict, Accepted) else 0
+        taken = asked and blake2b(asked, digest_size=8).hexdigest()  # who asked what, as it must stand beside the id
+        self.judge.answered(scope, operation.id, said, number, verdict.revision, taken or "", asked, seen)
 
     def gave_up(self, asker: str, scope: str, operation: str) -> None:
         self._waiting.get(asker, {}).pop((scope, operation), None)
@@ -466,11 +474,6 @@ class Simulation(Record):
 def _bounds(scenario: Scenario) -> Bounds:
     beat_ms = scenario.cluster.beat_ms
     return Bounds(pace=max(1.0, beat_ms / 2_000), beat_ms=beat_ms)
-
-
-def _taken(asked: bytes) -> str:
-    """The digest of who asked what, as it must stand beside the id."""
-    return blake2b(asked, digest_size=8).hexdigest()
 
 
 def _keys(commit: Commit) -> str:

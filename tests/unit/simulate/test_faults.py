@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from remit.simulate.checkers.rows import phase_of
 from remit.simulate.faults import KINDS
 from remit.simulate.lots import stream
 from remit.simulate.network import Weather
@@ -57,6 +58,8 @@ class Trial:
         for (source, target), way in sim.network._ways.items():
             if way.cuts or way.clogs or abs(way.slow_s) > 1e-9 or way.held:
                 found[f"way {source} > {target}"] = way
+        if any(sim._once_reserved.values()):
+            found["somebody waits for a reservation"] = True
         if sim.cluster.plugin.broken:
             found["plugin"] = True
         if sim.network.weather != Weather():
@@ -234,6 +237,24 @@ def test_a_process_that_stands_still_for_two_faults_wakes_with_the_longer(ended:
     for at_s, still in ((14.0, True), (15.9, True), (16.1, False)):
         trial.run(at_s)
         assert (victim in trial.traces()) is still, at_s
+
+
+def test_schedulers_die_with_the_next_reservation__and_no_sooner(ended: list[Trial]) -> None:
+    trial = Trial(Injection(0, 12.0, "kill-reserving", 1_000.0))
+    ended.append(trial)
+    history = trial.sim.judge.history("local")
+    for tick in range(120, 2_000):
+        trial.run(tick / 10)
+        reserved = any(phase_of(one) == "reserved" for one in history.kind("replica").values())
+        dead = "scheduler-local-1" in trial.traces()
+        assert dead is reserved
+        if dead:
+            break
+    else:
+        pytest.fail("nobody reserved anything")
+    assert "somebody waits for a reservation" not in trial.traces()
+    trial.sim._heal_all()
+    assert trial.traces() == {}
 
 
 def test_a_scope_whose_name_begins_like_another_is_another(ended: list[Trial]) -> None:

@@ -237,10 +237,15 @@ class People:
 
     # -- work ------------------------------------------------------------------------------------------------------------
 
+    def named(self, kind: str, ahead: int = 0) -> str:
+        """What the work is called that was submitted last, or will be by so many more, if it is of that kind."""
+        number = self.submitted + ahead
+        return f"{kind}-{number}" if self._mark == "1" else f"{kind}-{self._mark}-{number}"
+
     def _workload(self) -> Workload:
         self.submitted += 1
         chance, kind = self.chance, self.chance.choice(self.load.kinds)
-        name = f"{kind}-{self.submitted}" if self._mark == "1" else f"{kind}-{self._mark}-{self.submitted}"
+        name = self.named(kind)
         tenant = chance.choice(TENANTS)
         many = 1 + chance.below(2 * self.load.size)
         placement, gang, rank = Placement(), None, ""
@@ -273,7 +278,7 @@ class People:
         program = Program(
             None
             if type_ == "service" and kind != "fleeting"
-            else (30_000 if kind == "fleeting" else 3_000) + chance.below(90_000),
+            else (10_000 if kind == "fleeting" else 3_000) + chance.below(90_000),
             0 if chance.below(10) else 1,
             chance.choice((0, 200, 2_000, None)) if kind != "stubborn" else None,
         )

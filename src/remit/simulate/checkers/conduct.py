@@ -44,6 +44,9 @@ NAMED: Final = ("replica/", "workload/", "node/", "grant/", "tenant/")
 
 LEASE_TTL: Final = "15s"
 
+MEDDLED: Final = "node/meddler-"
+"""How the nodes of a meddler begin: no agent is there."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -351,11 +354,13 @@ def lost_only_after_its_fence(step: Step) -> Found:
 
 @promise("S17")
 def evictions_cease_at_mass_silence(step: Step) -> Found:
-    """While most nodes are silent, what they run is given up nowhere: so much does not fail at once, but the way to it does."""
+    """While most nodes are silent, what they run is given up nowhere: so much does not fail at once, but the way to it does.
+    Nodes that nobody beats for count neither way: they are what a meddler says they are.
+    """
     given_up = [key for key, old, new in step.moves if (phase_of(old), phase_of(new)) == ("unknown", "failed")]
     if not given_up:
         return
-    nodes = step.history.kind("node")
+    nodes = {key: node for key, node in step.history.kind("node").items() if not key.startswith(MEDDLED)}
     silent = sorted(key for key, node in nodes.items() if health_of(node) in SILENT)
     if len(nodes) > 2 and len(silent) >= MASS_SILENCE * len(nodes):
         yield given_up[0], f"{given_up} were given up, and {silent} of {len(nodes)} nodes are silent"

@@ -66,8 +66,8 @@ def fits_on(history: History, shape: Shape, nodes: Collection[str], now_ms: int)
     for name in sorted(nodes):
         if not _takes(history, shape, name, now_ms):
             continue
-        site = history.sites[name]
-        if room_for(history, shape, name, left(history, name)) and not towards_others(history, shape, site, counted=False):
+        site, row = history.sites[name], history.row(f"node/{name}")
+        if room_for(shape, row, history.left(name)) and not towards_others(history, shape, site, counted=False):
             return name
     return ""
 
@@ -80,18 +80,14 @@ def _takes(history: History, shape: Shape, node: str, now_ms: int) -> bool:
     return not kept_off(in_force(history, now_ms), shape, site)
 
 
-def left(history: History, node: str) -> Counted:
-    return {name: n - history.sums.nodes.get((node, name), 0) for name, n in history.capacity[node].items()}
-
-
-def room_for(history: History, shape: Shape, node: str, free: Counted, *, take: bool = False) -> bool:
+def room_for(shape: Shape, node: Json, free: Counted, *, take: bool = False) -> bool:
     """Is there room, and are there devices of the kinds and models asked for? With `take` they are gone from `free` after."""
     if any(free.get(name, 0) < n for name, n in shape.resources.items()):
         return False
     taken = dict(shape.resources)
     for ask in shape.asks:
         whole, share = ask.get("count", 0), shape.charge[f"devices/{ask['kind']}"]
-        for device in history.row(f"node/{node}")["spec"].get("devices", ()):
+        for device in node["spec"].get("devices", ()):
             name, models = f"@{device['name']}", ask.get("models")
             if device["kind"] != ask["kind"] or (models and device.get("model", "") not in models):
                 continue
@@ -118,7 +114,7 @@ def all_fit(history: History, shapes: Sequence[Shape], nodes: Collection[str], n
     tenants = [shape.tenant for shape, _ in counts.values()]
     if any(not purse(history, shape, now_ms, count * tenants.count(shape.tenant)) for shape, count in counts.values()):
         return False
-    free = {name: left(history, name) for name in sorted(nodes) if name in history.capacity}
+    free = {name: history.left(name) for name in sorted(nodes) if name in history.capacity}
     largest = sorted(shapes, key=lambda shape: sorted(shape.resources.items()), reverse=True)
     specs = in_force(history, now_ms)
 
@@ -127,7 +123,10 @@ def all_fit(history: History, shapes: Sequence[Shape], nodes: Collection[str], n
         return not barred(shape, site, history.policy) and not kept_off(specs, shape, site)
 
     return all(
-        any(takes(shape, name) and room_for(history, shape, name, there, take=True) for name, there in free.items())
+        any(
+            takes(shape, name) and room_for(shape, history.row(f"node/{name}"), there, take=True)
+            for name, there in free.items()
+        )
         for shape in largest
     )
 
@@ -139,8 +138,8 @@ def gang_fits(history: History, shape: Shape, members: int, nodes: Collection[st
     for name in sorted(nodes):
         if not _takes(history, shape, name, now_ms):
             continue
-        free = left(history, name)
-        while members and room_for(history, shape, name, free, take=True):
+        free = history.left(name)
+        while members and room_for(shape, history.row(f"node/{name}"), free, take=True):
             members -= 1
     return not members
 

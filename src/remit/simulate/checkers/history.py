@@ -99,9 +99,13 @@ class Past:
         self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
         """By tenant and workload: how many of its replicas are to run, or do, from a revision on."""
         self.explainers: set[str] = set()
-        """Leases of those who write down what they decide."""
+        """Leases of those who write down what they decide, and what came of it."""
         self.preempted: dict[tuple[str, int, tuple[str, str]], list[tuple[int, int]]] = {}
         """By lease, epoch, and tenant and workload: at which revision how many were told to make room."""
+        self.policies: list[tuple[int, Json]] = []
+        """Which policy is in force from a revision on."""
+        self.left: dict[str, list[tuple[int, Counted]]] = {}
+        """By node: what is left of it from a revision on."""
 
 
 class Step:
@@ -175,6 +179,7 @@ class History:
         self.limits: dict[str, Counted] = {}
         self.members: dict[tuple[str, str], dict[str, None]] = {}
         """Replicas by tenant and workload."""
+        self.phases: dict[str, dict[str, dict[str, Json]]] = {}  # replicas by phase and generation
         self.active: dict[tuple[str, str], int] = {}
         """How many of them are not released."""
         self.policy: Json = None
@@ -230,6 +235,18 @@ class History:
     def kind(self, kind: str) -> dict[str, Json]:
         return self.kinds.get(kind, {})
 
+    def replicas(self, *phases: str) -> Iterator[tuple[str, Json]]:
+        """Those in these phases."""
+        for alike in (alike for phase in phases for alike in self.phases.get(phase, {}).values()):
+            yield from alike.items()
+
+    def alike(self, phase: str) -> Iterator[tuple[Shape, dict[str, Json]]]:
+        """Those in a phase, all of one shape together."""
+        for alike in self.phases.get(phase, {}).values():
+            shape = self.shape(next(iter(alike.values())))
+            if shape is not None:
+                yield shape, alike
+
     def shape(self, replica: Json) -> Shape | None:
         key = generation_key(replica)
         shape = self.shapes.get(key)
@@ -240,6 +257,10 @@ class History:
     def revisions_in(self, incarnation: str) -> Revisions | None:
         current = self.incarnations and self.incarnations[-1] == incarnation
         return self.revisions if current else self.revisions_before.get(incarnation)
+
+    def left(self, node: str) -> Counted:
+        """What its capacity is, less all that holds room there."""
+        return {name: n - self.sums.nodes.get((node, name), 0) for name, n in self.capacity[node].items()}
 
     def version(self, key: str, revision: int) -> Json:
         """What stood there since that revision; None if that is not remembered."""
@@ -311,15 +332,34 @@ class History:
                     revisions = [content["spec"] for content in there.values()]
                     self.policy = max(revisions, key=lambda spec: int(spec["number"]), default=None)
                     self.open_to.clear()
-        if not self.past.nodes or self.past.nodes[-1][1] != len(self.sites):
-            self.past.nodes.append((step.revision, len(self.sites)))
         self.sums.repost(self.rows, replicas)
+        self._remember(step)
+
+    def _remember(self, step: Step) -> None:
+        past = self.past
+        if not past.nodes or past.nodes[-1][1] != len(self.sites):
+            past.nodes.append((step.revision, len(self.sites)))
+        if self.policy is not step.policy_before:
+            past.policies.append((step.revision, self.policy))
+        for name in {**step.nodes_before, **{node: None for node, _ in self.sums.nodes_before}}:
+            if name in self.capacity:
+                known = past.left.setdefault(name, [])
+                known.append((step.revision, self.left(name)))
+                if len(known) > VERSIONS_KEPT:
+                    del known[: VERSIONS_KEPT // 2]
 
     def _absorb_replica(self, step: Step, key: str, old: Json, new: Json) -> None:
         if old is not None and new is not None and old["metadata"]["uid"] != new["metadata"]["uid"]:
             step.moves += [(key, old, None), (key, None, new)]
         else:
             step.moves.append((key, old, new))
+        if old is not None:
+            there, generation = self.phases[str(phase_of(old))], generation_key(old)
+            del there[generation][key]
+            if not there[generation]:
+                del there[generation]
+        if new is not None:
+            self.phases.setdefault(str(phase_of(new)), {}).setdefault(generation_key(new), {})[key] = new
         for replica, sign in ((old, -1), (new, 1)):
             if replica is None:
                 continue
@@ -398,7 +438,8 @@ class History:
         self.rows = {key: (at, read(key, value)) for key, value, at in rows}
         self.kinds, self.shapes, self.sites, self.capacity, self.limits = {}, {}, {}, {}, {}
         self.members, self.active, self.open_to, self.policy, self.outcomes = {}, {}, {}, None, {}
-        self.terms = {}
+        self.terms, self.phases = {}, {}
+        self.past.policies, self.past.left = [], {}
         self.sums = Sums(self.shape)
         nobody = Stand("", 0, 0, 0)
         step = Step(self, (), (), revision, nobody)

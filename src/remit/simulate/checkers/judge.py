@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from remit.simulate.checkers import answers, conduct, evidence, leading, preempting, reasons, room
+from remit.simulate.checkers import answers, claiming, conduct, evidence, leading, preempting, reasons, room
 from remit.simulate.checkers.history import History, Stand, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
@@ -67,7 +67,7 @@ class Judge:
 
     def applied(
         self, scope: str, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str], revision: int, stand: Stand
-    ) -> None:
+    ) -> Step:
         """A scope's store applied one commit."""
         history = self.history(scope)
         step = history.apply(puts, deletes, revision, stand, self.now_ms())
@@ -87,6 +87,7 @@ class Judge:
         self.liveness.absorb(step, self.now_ms())
         if history.commits % RECOUNT_EVERY == 0:
             self._recount(history)
+        return step
 
     def _count(self, step: Step) -> None:
         for entry in step.entries:
@@ -153,6 +154,11 @@ class Judge:
         found = evidence.cited_evidence_was_true(history, operation, code, number, payload)
         self._note("cited_evidence_was_true", "S16", scope, found)
         self._late(scope, operation)
+
+    def claimed(self, scope: str, lease: str, seen: int, payload: bytes) -> None:
+        """The holder of a scheduler's lease asked this, on what it had seen at a revision; whatever came of it."""
+        found = claiming.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
+        self._note("claims_fit_what_was_seen", "S26", scope, found)
 
     def gave_up(self, scope: str, operation: str) -> None:
         """The client ended without an answer: whether it happened is for the history to tell."""

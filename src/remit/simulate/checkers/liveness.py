@@ -242,17 +242,15 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
     """
     if "scheduler" not in core.roles:
         return
-    fits: dict[str, str] = {}
     waiting: dict[str, tuple[Shape, str]] = {}
     now, nodes = live.now_ms(), core.nodes.get(history.scope, frozenset())
-    for key, replica in history.kind("replica").items():
-        shape = history.shape(replica) if phase_of(replica) == "pending" else None
-        if shape is None or (shape.gang and _stands(history, shape) < shape.gang):
+    for shape, alike in history.alike("pending"):
+        if shape.gang and _stands(history, shape) < shape.gang:
             continue
-        if shape.key not in fits:
-            fits[shape.key] = "" if held_back(history, replica, now) else fits_on(history, shape, nodes, now)
-        if fits[shape.key]:
-            waiting[key] = shape, fits[shape.key]
+        if held_back(history, next(iter(alike.values())), now):
+            continue
+        if node := fits_on(history, shape, nodes, now):
+            waiting |= dict.fromkeys(alike, (shape, node))
     able = all_fit(history, [shape for shape, _ in waiting.values()], nodes, now)
     if history.scope in live.waits:
         live.waits[history.scope].saw(history, waiting if able else (), now)
@@ -267,16 +265,11 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
 def one_gang_runs(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
     if "scheduler" not in core.roles:
         return
-    gangs: dict[str, tuple[Shape, list[str]]] = {}
-    for key, replica in history.kind("replica").items():
-        shape = history.shape(replica)
-        if shape is None or not shape.gang or phase_of(replica) != "pending":
-            continue
-        if not held_back(history, replica, live.now_ms()):
-            gangs.setdefault(shape.key, (shape, []))[1].append(key)
     able = []
-    for shape, members in gangs.values():
-        if len(members) < shape.gang or _stands(history, shape) >= shape.gang:
+    for shape, alike in history.alike("pending"):
+        if not shape.gang or len(alike) < shape.gang or _stands(history, shape) >= shape.gang:
+            continue
+        if held_back(history, next(iter(alike.values())), live.now_ms()):
             continue
         if not keeps_to_itself(history, shape):
             live.undecided[f"one_gang_runs in {history.scope}: {shape.key} has terms towards others"] = None
@@ -295,8 +288,8 @@ def _stands(history: History, shape: Shape) -> int:
 @look("L3")
 def reservations_do_not_leak(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
     """A reservation whose victims are gone is bound, or given back."""
-    for key, replica in history.kind("replica").items():
-        if phase_of(replica) == "reserved" and not victims_left(history.rows, replica) and "repair" in core.roles:
+    for key, replica in history.replicas("reserved"):
+        if not victims_left(history.rows, replica) and "repair" in core.roles:
             yield Waiting(history.scope, key, live.bounds.reservation_ms, f"it is reserved on {replica['status']['node']}")
 
 
@@ -338,9 +331,9 @@ def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waitin
 def what_is_said_to_run_runs(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
     """Rows and runner agree, on healthy nodes, before long."""
     nodes = core.nodes.get(history.scope, frozenset())
-    for key, replica in history.kind("replica").items():
+    for key, replica in history.replicas("running", "ready", "serving"):
         status = replica.get("status", {})
-        if phase_of(replica) not in ("running", "ready", "serving") or status.get("node") not in nodes:
+        if status.get("node") not in nodes:
             continue
         copies = live.runs.copies.get((history.scope, key, replica["metadata"]["uid"]), {})
         if not any(p.run[2] == attempt_of(replica) and p.node == status["node"] for p in copies.values()):
@@ -375,9 +368,7 @@ def unknown_resolves(live: Liveness, history: History, core: Core) -> Iterator[W
     if "node-lifecycle" not in core.roles:
         return
     well, silent = core.nodes.get(history.scope, frozenset()), core.silent.get(history.scope, frozenset())
-    for key, replica in history.kind("replica").items():
-        if phase_of(replica) != "unknown":
-            continue
+    for key, replica in history.replicas("unknown"):
         node, shape = replica["status"].get("node", ""), history.shape(replica)
         if node in silent and live.mass_silence(history.scope, core):
             live.undecided[f"unknown_resolves in {history.scope}: {key} is held by mass silence"] = None
@@ -461,8 +452,8 @@ def what_is_ready_is_served(live: Liveness, history: History, core: Core) -> Ite
     if "endpoints" not in core.roles:
         return
     may, well = live.bounds.serving_ms * live.bounds.pace, core.nodes.get(history.scope, frozenset())
-    for key, replica in history.kind("replica").items():
-        if phase_of(replica) != "ready" or replica["status"]["node"] not in well:
+    for key, replica in history.replicas("ready"):
+        if replica["status"]["node"] not in well:
             continue
         workload = history.row(owner_of(replica))
         if workload is not None and workload["spec"]["type"] == "service" and replica["metadata"]["tenant"] != MEDDLER:

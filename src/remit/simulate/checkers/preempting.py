@@ -12,6 +12,7 @@ from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.lifecycle import RUNS
 from remit.simulate.checkers.promise import Found, promise
 from remit.simulate.checkers.rows import Entry, group_of, phase_of
+from remit.simulate.checkers.tries import decisions
 
 Group = tuple[str, str]
 
@@ -28,7 +29,8 @@ def preemption_leaves_enough(step: Step) -> Found:
         if now != was:
             counts = history.past.running.setdefault(group, [])
             counts.append((step.revision, (counts[-1][1] if counts else 0) + now - was))
-    history.past.explainers.update(entry.lease for entry in step.accepted if entry.did == "explain" and entry.lease)
+    by = {entry.subject: entry.lease for entry in step.accepted if entry.did == "explain"}
+    history.past.explainers.update(by[key.rpartition("/")[2]] for key, spec in decisions(step) if spec.get("verdict"))
     for entry in step.accepted:
         if entry.did != "reserve" or entry.lease not in history.past.explainers:
             continue

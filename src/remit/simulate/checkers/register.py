@@ -23,6 +23,7 @@ BESIDE: Final[dict[str, str]] = {
     "what_is_ordered_is_not_stopped": "S20",
     "what_was_seen_is_on_record": "S22",
     "views_show_what_stands": "S23",
+    "claims_fit_what_was_seen": "S26",
     "work_is_bound_soon": "L1",
     "writes_cease": "L10",
     "refusals_back_off": "L10",

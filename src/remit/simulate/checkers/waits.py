@@ -49,8 +49,8 @@ class Waits:
 
     def saw(self, history: History, able: Collection[str], now_ms: int) -> None:
         """Of all that is pending these could be placed now, all of them at once."""
-        for key, replica in history.kind("replica").items():
-            if phase_of(replica) == "pending" and key not in able and key in self.since:
+        for key, _ in history.replicas("pending"):
+            if key not in able and key in self.since:
                 self.since[key] = now_ms
 
     def close(self, now_ms: int, may_ms: float) -> None:

@@ -440,6 +440,22 @@ def given_up_while_most_nodes_are_silent(pen: Pen) -> None:
     pen.move(a, "failed", "node-lifecycle", result="lost")
 
 
+def test_nodes_that_nobody_beats_for_make_no_mass_silence() -> None:
+    """One of three is silent, and two more that a meddler has made up and calls so."""
+    pen = Pen().furnish()
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    for name in ("n3", "meddler-new", "meddler-old"):
+        pen.commit({f"node/{name}": node(name, "c")}, [pen.entry("apply", f"node/{name}", "operator")])
+        pen.mark("ready", name)
+    for health in ("suspect", "unknown"):
+        pen.mark(health, "n1", "meddler-new", "meddler-old")
+    pen.move(a, "unknown", "node-lifecycle", before="running")
+    pen.world.now_ms += 3_600_000
+    pen.move(a, "failed", "node-lifecycle", result="lost")
+    assert pen.found == []
+
+
 @breaks("no_more_replicas_than_desired")
 def one_too_many(pen: Pen) -> None:
     pen.spawn(0, 1, 2, 3)
