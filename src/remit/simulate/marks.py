@@ -34,6 +34,10 @@ SEEKERS: Final = (
     "drained",
     "mayhem",
     "small-batches",
+    "restored-draining",
+    "bind-unanswered",
+    "stale-views",
+    "region-lost",
 )
 """Scenarios whose further seeds are tried for what the first seeds of all have missed."""
 SEEK_MAX: Final = 10
