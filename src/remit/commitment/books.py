@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -305,13 +306,19 @@ class Books:
                 self.carriers.drop(index)
 
     def _ask_anew(self, things: Iterable[str]) -> None:
-        """Of the generations and workloads among these: what was made of their rows no longer holds."""
+        """Of the generations and workloads among these: what was made of their rows no longer holds. Of a generation that was
+        written it is made at once, while the row is at hand: most are asked about before long.
+        """
         for name in things:
-            if name.startswith(_GENERATION):
-                self.asks.pop(named_generation(name), None)
-            elif name.startswith(_WORKLOAD):
+            if name.startswith(_WORKLOAD):
                 for one in self.by_workload.get(_GENERATION + name.removeprefix(_WORKLOAD) + "/", ()):
                     self.asks.pop(named_generation(one), None)
+        for name in things:
+            if name.startswith(_GENERATION):
+                generation = named_generation(name)
+                self.asks.pop(generation, None)
+                with suppress(ValueError):  # it cannot be met, which whoever asks for it is told then
+                    self.ask(generation)
 
     def _carry_anew(self, things: Iterable[str]) -> None:
         """Of the generations among these, those that have spots: another row may carry something else."""

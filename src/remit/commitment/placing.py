@@ -13,7 +13,7 @@ from remit.commitment.recognising import forgetful, lenders
 from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit, static_answer
 from remit.law.fit import devices as fit_devices
-from remit.law.holding import Pairs, copy_of, held_by
+from remit.law.holding import copy_of, held_by
 from remit.law.ledgers import DEVICE, GrantLedger, NodeLedger
 from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
 from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
@@ -70,8 +70,13 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
     if reserved and (status.grants != ask.quota or _misses_reservation(draft, claim, replica) is not None):
         return False
     # What is reserved is posted, now that all of its victims have gone.
-    if not _has(ground[0].free, ask.resources, reserved) or not _has(ground[1].left, ask.charge.pairs, reserved):
-        return False
+    free, left = ground[0].free, ground[1].left
+    for resource, count in ask.resources:
+        if free.get(resource, 0) < (0 if reserved else count):
+            return False
+    for resource, count in ask.charge.pairs:
+        if left.get(resource, 0) < (0 if reserved else count):
+            return False
     bound = ReplicaStatus(phase=Phase.BOUND, attempt=status.attempt, node=claim.node, grants=ask.quota, policy=ask.policy)
     new = Replica(metadata=meta, spec=spec, status=bound)
     if reserved:
@@ -97,10 +102,6 @@ def _plain_ground(
     if not (facts.ready and facts.open) or static_answer(ask, ledger) is not None or draft.shunners(ask):
         return None
     return ledger, quota
-
-
-def _has(left: Mapping[str, int], pairs: Pairs, posted: bool) -> bool:
-    return all([left.get(name, 0) >= (0 if posted else count) for name, count in pairs])  # noqa: C419  (a list is faster here)
 
 
 @ruling(Reserve, SCHEDULERS, Coordination.HARD, "room that victims free belongs to their preemptor; no ledger above its limit")
@@ -156,7 +157,8 @@ def _plainly_reserved(
         add(free, dict(theirs.resources))
         if claim.grant in before.status.grants:
             add(left, dict(theirs.charge.pairs))
-    if not _has(free, ask.resources, False) or not _has(left, ask.charge.pairs, False):
+    short = [name for name, count in ask.resources if free.get(name, 0) < count]
+    if short or any(left.get(name, 0) < count for name, count in ask.charge.pairs):
         return False
     for victim, (before, after) in leaving.items():
         draft.settle(victim, before, after)
