@@ -21,7 +21,7 @@ from remit.model.kinds import PRIORITY_MAX, Node, NodeHealth, NodePool, NodeSpec
 from remit.model.resources import Amount
 from remit.observation.view import View
 from remit.proposal.explained import Change, Nearest, Passage, Unblock
-from remit.proposal.explaining import Rules, passage, short_of, without
+from remit.proposal.explaining import Rules, meaning_of, passage, short_of, without
 from remit.proposal.funnel import ever, funnel, nearest
 from remit.proposal.gates import minds_others
 from remit.proposal.kernel import Placed
@@ -306,7 +306,7 @@ def _stop(asked: _Asked, hard: HardFit, free: Placed) -> Stop | None:
     near = nearest(trial.kernel, trial.one) if not seen.fits else None
     closest = near and Nearest(trial.kernel.name(near.row), tuple(one.name for one in near.refused), short_of(trial, near.row))
     unblocks = () if asked.paused else tuple(_unblocks(trial, from_, drawn + 1))
-    return Stop(code.value, REFUSALS[code].meaning, REFUSALS[code].cure, detail, passage(seen), closest, unblocks)
+    return Stop(code.value, meaning_of(code, seen), REFUSALS[code].cure, detail, passage(seen), closest, unblocks)
 
 
 def _unblocks(trial: Trial, from_: Purse, wanted: int) -> Iterable[Unblock]:
