@@ -299,9 +299,7 @@ def answer_for(trial: Trial, node: str) -> NodeAnswer | None:
     row = trial.columns.rows.get(node)
     if row is None:
         return None
-    broken = [
-        Broken(one.name, one.code.value, words_of(one), REFUSALS[one.code].cure) for one in trial.refusing(row)
-    ]
+    broken = [Broken(one.name, one.code.value, words_of(one), REFUSALS[one.code].cure) for one in trial.refusing(row)]
     score = next((one for one in trial.kernel.best(trial.one, len(trial.columns)) if one[0] == row), None)
     if broken or score is None:
         return NodeAnswer(node, False, tuple(broken), short_of(trial, row))
