@@ -142,7 +142,7 @@ def _reason(view: View, work: Work, seen: Funnel) -> tuple[Code | None, str, boo
         if step is not None
         else "there are no nodes"
     )
-    return seen.reason, detail, never
+    return seen.reason, f"{detail}, and none could take it if it were empty" if never and seen.nodes else detail, never
 
 
 def _lapsed(ask: Ask, now: Instant) -> bool:

@@ -251,10 +251,10 @@ def test_what_is_suggested(case: str, kinds: list[list[str]]) -> None:
 @pytest.mark.parametrize("code", [Code.OVER_QUOTA, Code.GANG_SHORT, Code.OVERRIDE])
 def test_what_no_node_could_take_is_never__whatever_stands_before_it(code: Code) -> None:
     hold = override("hold", "pause-expansion", workloads=("t1/w",))
-    before = {Code.OVER_QUOTA: [poor("4")], Code.GANG_SHORT: [], Code.OVERRIDE: [hold]}[code]
+    first: dict[Code, list[Tenant | Override]] = {Code.OVER_QUOTA: [poor("4")], Code.OVERRIDE: [hold]}
     for cpu, verdict in (("5", "never"), ("1" if code is not Code.OVER_QUOTA else "3", "not-now")):
         made = workload("w", cpu, gang=2) if code is Code.GANG_SHORT else workload("w", cpu)
-        cluster = three().with_(*before).work(workload("other", "2"), 0, on=("n1",)).work(made)
+        cluster = three().with_(*first.get(code, ())).work(workload("other", "2"), 0, on=("n1",)).work(made)
         told = cluster.explained()
         assert (told.reason, told.verdict) == (code.value, verdict)
 
