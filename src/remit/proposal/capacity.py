@@ -27,7 +27,7 @@ from remit.proposal.gates import minds_others
 from remit.proposal.kernel import Placed
 from remit.proposal.preemption import Candidates, plan
 from remit.proposal.purses import Purse, purse
-from remit.proposal.trial import MENDED, Setting, Trial
+from remit.proposal.trial import MENDED, ONE_A_NODE, Setting, Trial
 from remit.proposal.unblocking import NAMED_MAX, options
 from remit.proposal.victims import Pace, Victims
 
@@ -168,7 +168,7 @@ def _asked(view: View, workload: Workload, rules: Rules, most: int) -> _Asked:
         rank is None or rank.spec.preempts,
         effects.paused(meta.tenant, meta.name),
         purse(view, meta.tenant, rules.now[1]),
-        Trial.of(view, Setting(ask, pins, effects, rules.filters, rules.scores)),
+        Trial.of(view, Setting(ask, pins, effects, rules.filters, rules.scores, ONE_A_NODE if spec.type == "daemon" else ())),
         most,
     )
 

@@ -40,7 +40,7 @@ from remit.proposal.plugins import Cure, Filter, Score
 from remit.proposal.preemption import Spare, plan
 from remit.proposal.purses import Purse, purse
 from remit.proposal.scores import DEFAULT
-from remit.proposal.trial import Setting, Trial
+from remit.proposal.trial import ONE_A_NODE, Setting, Trial
 from remit.proposal.unblocking import options
 from remit.proposal.victims import Pace, Victims
 
@@ -82,7 +82,8 @@ def work_of(view: View, generation: int, priority: int, rules: Rules) -> Work:
     ask = view.shapes.ask(key.shape)
     of, phase = view.replicas.column("generation"), view.replicas.column("phase")
     waiting = int(np.count_nonzero((of == generation) & (phase == PENDING)))
-    trial = Trial.of(view, Setting(ask, key.pins, effects, rules.filters, rules.scores))
+    fixed = ONE_A_NODE if view.shapes.cut_of(generation).spec.type == "daemon" else ()
+    trial = Trial.of(view, Setting(ask, key.pins, effects, rules.filters, rules.scores, fixed))
     return Work(key, ask, generation, waiting, least_of(view, key), purse(view, key.tenant, rules.now[1]), trial)
 
 
