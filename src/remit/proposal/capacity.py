@@ -247,7 +247,7 @@ def _soft(asked: _Asked, hard: HardFit, pools: Sequence[NodePool]) -> SoftFit:
     causes |= {node.metadata.name: f"pool {node.spec.pool} may grow" for node in brought}
     rows = trial.kernel.run(trial.one, asked.most - hard.room).rows
     found = Counter(causes.get(trial.kernel.name(row), "freed by those") for row in rows)
-    why = "" if rows else "place" if causes else "none"
+    why = "" if rows else "most" if hard.room >= asked.most else "place" if causes else "none"
     by_cause = dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
     return SoftFit(asked.within(len(rows), hard.room), len(rows), by_cause, _where(trial, rows), why)
 
@@ -313,11 +313,17 @@ def _unblocks(trial: Trial, from_: Purse, wanted: int) -> Iterable[Unblock]:
     """What would let in one more, the `wanted`th: more quota, or room, or both."""
     if from_.ledger is None or from_.dead is not None:
         return
-    lacking = (trial.setting.ask.charge * wanted).over(Amount(from_.ledger.left))
-    first = (Change("quota", from_.name, lacking),) if lacking else ()
+    left, charge = Amount(from_.ledger.left), trial.setting.ask.charge
+
+    def quota(less: Amount) -> tuple[Change, ...]:
+        """What is lacking, if each asks for so much less."""
+        lacking = ((charge - less) * wanted).over(left)
+        return (Change("quota", from_.name, lacking),) if lacking else ()
+
     if trial.places(1):
         rows = np.flatnonzero(trial.fits()).tolist()
-        yield Unblock(first, len(rows), tuple(trial.kernel.name(row) for row in rows[:NAMED_MAX]))
+        yield Unblock(quota(Amount()), len(rows), tuple(trial.kernel.name(row) for row in rows[:NAMED_MAX]))
         return
     for one in options(trial, 1):
-        yield Unblock((*first, *one.changes), one.fits, one.nodes)
+        less = sum((change.amount for change in one.changes if change.kind == "shrink"), Amount())
+        yield Unblock((*quota(less), *one.changes), one.fits, one.nodes)

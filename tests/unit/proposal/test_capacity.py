@@ -46,6 +46,20 @@ def test_no_more_are_looked_for_than_asked_for() -> None:
     assert (found.hard.replicas, found.capped, found.stop) == (5, True, None)
 
 
+def test_where_no_more_were_looked_for_that_is_why_nothing_is_soft() -> None:
+    closed = ready("n4")
+    cluster = three().with_(replace(closed, spec=replace(closed.spec, unschedulable=True)))
+    assert asked(cluster, workload("w"), most=5).soft.why == "most"
+    assert asked(cluster, workload("w", "9")).soft.why == "place"
+
+
+def test_to_ask_for_less_takes_no_more_quota_than_the_lesser_ones_do() -> None:
+    found = asked(three().with_(poor("8")), workload("w", "10"))
+    assert found.stop is not None
+    kinds = [[change.kind for change in one.changes] for one in found.stop.unblocks]
+    assert kinds == [["quota", "grow"], ["shrink"]]
+
+
 def test_the_three_never_add() -> None:
     found = asked(three(), workload("w"))
     parts: list[Any] = [found.hard, found.reclaimable, found.soft]
