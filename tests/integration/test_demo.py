@@ -87,6 +87,13 @@ def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("part", ["place", "race"])
+def test_a_directory_that_cannot_be_made_is_said_in_a_line(part: str) -> None:
+    result = CliRunner().invoke(demo, [part, "--data", "/dev/null/here"])
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert "The demo failed: " in result.output and "/dev/null/here cannot be used" in result.output
+
+
 def test_missing_manifests_are_told_with_a_cure(tmp_path: Path) -> None:
     code, said = shown("--examples", str(tmp_path))
     assert code == 2

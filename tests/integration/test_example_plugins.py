@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from remit.law.asks import make_ask
 from remit.law.columns import Columns, Left
@@ -18,9 +20,13 @@ from remit.model.claims import Code
 from remit.model.fields import Metadata
 from remit.model.kinds import Node, NodeHealth, NodeSpec, NodeStatus, Template, WorkloadSpec
 from remit.model.resources import Amount
+from remit.proposal.explaining import explain_waiting
 from remit.proposal.kernel import Kernel
 from remit.proposal.plugins import Cure, installed_filters, installed_scores
 from remit.proposal.scores import DEFAULT
+from tests.properties.machines import workload
+from tests.unit.observation.rows import ready
+from tests.unit.proposal.clusters import RULES, Cluster, rich
 
 PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "plugins"
 NODES = {
@@ -52,14 +58,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[
 
 
 def node(name: str, labels: dict[str, str]) -> Left:
-    spec = NodeSpec(region="eu", zone="eu-a", capacity=Amount({"cpu": 4_000}))
+    spec = NodeSpec(region="eu", zone="eu-a", capacity=Amount({"cpu": 16_000}))
     one = Node(metadata=Metadata(name=name, labels=labels), spec=spec, status=NodeStatus(health=NodeHealth.READY))
-    return Left(one, {"cpu": 4_000}, {})
+    return Left(one, {"cpu": 16_000}, {})
 
 
-def ask(name: str, **labels: str) -> Ask:
-    spec = WorkloadSpec(type="service", template=Template(command=("serve",), resources=Amount({"cpu": 1_000})))
-    return make_ask("acme", name, {key.replace("_", "-"): value for key, value in labels.items()}, spec, ())
+def ask(name: str, cpu: int) -> Ask:
+    spec = WorkloadSpec(type="service", template=Template(command=("serve",), resources=Amount({"cpu": cpu * 1_000})))
+    return make_ask("acme", name, {}, spec, ())
 
 
 def kernel() -> Kernel:
@@ -86,19 +92,42 @@ def test_the_package_is_found_by_its_entry_points(installed: dict[str, Any]) -> 
 
 def test_work_that_needs_power_goes_where_it_is__and_the_better_tier_first(installed: dict[str, Any]) -> None:
     told = kernel()
-    assert places(told, ask("hungry", needs_power="400"), 20) == ["strong-silver"] * 4 + ["strong"] * 4
-    assert places(told, ask("hungrier", needs_power="900"), 1) == []
-    assert places(told, ask("modest"), 20) == ["weak-gold", "odd-gold"] * 4 + ["bare"] * 4
-    assert places(told, ask("late"), 1) == []
+    assert places(told, ask("hungry", 4), 20) == ["strong-silver"] * 4 + ["strong"] * 4
+    assert places(told, ask("hungrier", 9), 1) == []
+    assert places(told, ask("modest", 2), 40) == ["weak-gold", "odd-gold"] * 8 + ["bare"] * 8
+    assert places(told, ask("late", 1), 1) == []
 
 
-def test_a_label_that_is_no_number_asks_for_nothing(installed: dict[str, Any]) -> None:
-    assert places(kernel(), ask("vague", needs_power="much"), 1) == ["weak-gold"]
+def test_it_holds_for_each_workload_of_a_scope__and_explain_says_it_in_its_words(installed: dict[str, Any]) -> None:
+    """Where workloads that need the same share one ask, whoever of them came first must not answer for the rest."""
+    weak = ready("n1", "16")
+    weak = replace(weak, metadata=replace(weak.metadata, labels={"rack-power": "300"}))
+    cluster = Cluster(rich(), weak).work(workload("light", "1")).work(workload("hot", "4", labels={"app": "hot"}))
+    rules = RULES._replace(filters=installed_filters(), scores=(*DEFAULT, *installed_scores()))
+    view = cluster.view()
+    told = {}
+    for name in ("light", "hot"):
+        generation = view.shapes.find("t1", name, 1)
+        assert generation is not None
+        told[name] = explain_waiting(view, generation, 0, rules)
+    assert told["light"].verdict == "now"
+    assert (told["hot"].verdict, told["hot"].reason) == ("never", "selector")
+    assert told["hot"].meaning == "the rack has less power than the workload needs"
+    assert told["hot"].unblocks[0].changes[0].what == "rack-power"
+
+
+def test_it_goes_by_nothing_that_work_of_one_shape_may_differ_in(installed: dict[str, Any]) -> None:
+    told = kernel()
+    hot = ask("hungry", 4)
+    other = hot._replace(labels={"app": "other", "rack-power": "1"}, generation=("acme", "other", 7))
+    for filter_ in installed_filters():
+        answers = [np.asarray(filter_.check(one, told.columns, told.peers)).tolist() for one in (hot, other)]
+        assert answers[0] == answers[1] and filter_.applies(hot) is filter_.applies(other) is True
 
 
 def test_a_node_that_gets_more_power_or_another_tier_is_seen(installed: dict[str, Any]) -> None:
     told = kernel()
-    hungry = ask("hungry", needs_power="900")
+    hungry = ask("hungry", 9)
     one = told.known("hungry", hungry)
     assert told.place(one) == -1
     told.columns.put(node("bare", {"rack-power": "1000"}).node)

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from remit import __version__
+from remit.model.problems import escaped
 
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 CHANGED: Final = "+changes"
@@ -186,6 +187,8 @@ def place(quick: bool, as_json: bool, plot: Path | None) -> None:
     """
     from remit.cli.bench_place import measure
 
+    if plot is not None and not plot.parent.is_dir():  # said now: after minutes of measuring, what was measured would be lost
+        raise click.BadParameter(f"there is no directory {escaped(str(plot.parent))} to write in", param_hint="'--plot'")
     finish(measure(quick, plot), as_json)
 
 

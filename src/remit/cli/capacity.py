@@ -82,7 +82,9 @@ def capacity(manifest: str, data: Path | None, cluster: str | None, count: int |
     with _place(data, cluster) as (view, pools, clock):
         try:
             found = room_for(view, workload, rules_of(clock), most=count or COUNT_MAX, pools=pools)
-        except (ValueError, PluginError) as error:
+        except PluginError as error:
+            raise Unreadable(escaped(str(error))) from error
+        except ValueError as error:
             raise Unreadable(f"{escaped(manifest)}: {escaped(str(error))}") from error
     _print(found, output)
     sys.exit(SHORT if count is not None and found.hard.replicas < count else OK)

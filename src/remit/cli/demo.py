@@ -84,7 +84,8 @@ def place_load(data: Path | None) -> None:
             await world.offload.close()
 
     with _directory(data) as directory:
-        asyncio.run(placed(directory))
+        with _told_failures(told):
+            asyncio.run(placed(directory))
         told.print(f"\nOne of them waits. $ remit explain workload/{WAITING} --data {data or 'DIR'}\n")
         explain.main([f"workload/{WAITING}", "--data", str(directory)], standalone_mode=False)
 
@@ -111,19 +112,28 @@ def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
     """
     from rich.console import Console
 
-    from remit.cli.demo_endpoint import DemoFailed
-    from remit.client.client import NoAnswer
-    from remit.store.protocol import StoreError
-    from remit.world.promises import WorldError
-
     console = Console(highlight=False, emoji=False)
     if console.width > WIDTH_MAX:
         console = Console(highlight=False, emoji=False, width=WIDTH_MAX)
     stage = _stage(_examples(place))
     try:
-        holds = asyncio.run(_show(console, stage, data, rounds, seed))
+        with _told_failures(console):
+            holds = asyncio.run(_show(console, stage, data, rounds, seed))
     except Terminated:
         sys.exit(128 + signal.SIGTERM)
+    sys.exit(0 if holds else 1)
+
+
+@contextmanager
+def _told_failures(console: Console) -> Iterator[None]:
+    """What fails outside is said in a line, and ends the demo."""
+    from remit.cli.demo_endpoint import DemoFailed
+    from remit.client.client import NoAnswer
+    from remit.store.protocol import StoreError
+    from remit.world.promises import WorldError
+
+    try:
+        yield
     except (DemoFailed, NoAnswer, StoreError, WorldError) as error:
         _tell_failure(console, error)
         sys.exit(1)
@@ -133,7 +143,6 @@ def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
             raise
         _tell_failure(console, _first(expected))
         sys.exit(1)
-    sys.exit(0 if holds else 1)
 
 
 def _first(error: BaseException) -> BaseException:
@@ -142,9 +151,9 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _tell_failure(console: Console, error: BaseException) -> None:
-    from rich.markup import escape
+    from rich.text import Text
 
-    console.print(f"\n[bold red]The demo failed:[/] {escape(str(error))}", soft_wrap=True)
+    console.print(Text.assemble("\n", ("The demo failed:", "bold red"), f" {error}"), soft_wrap=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- the manifests

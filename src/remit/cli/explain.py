@@ -68,7 +68,7 @@ def explain(what: str, data: Path, tenant: str, node: str, output: str, verbose:
             raise Unreadable(f"there is no node {shown(node)}; {_near(node, nodes, 'nodes')}") from None
         except PluginError as error:
             raise Unreadable(escaped(str(error))) from error
-        _print(told, output, verbose, scope.clock.wall())
+    _print(told, output, verbose, scope.clock.wall())  # out here: that it cannot be printed is no fault of the data's
 
 
 def _meant(what: str, tenant: str) -> tuple[str, str, str]:

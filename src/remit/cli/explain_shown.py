@@ -238,8 +238,8 @@ def _candidates(console: Console, candidates: Iterable[Candidate], chosen: str) 
 def _funnel(console: Console, passage: Passage) -> None:
     """Every step, and that it adds up."""
     for step in passage.steps:
-        refusal = REFUSALS[Code(step.reason)].meaning if step.reason else ""
-        line(console, "", f"{step.refused:>7,} refused by {step.filter}: {refusal}")
+        why = step.meaning or (REFUSALS[Code(step.reason)].meaning if step.reason else "of a plug-in")
+        line(console, "", f"{step.refused:>7,} refused by {step.filter}: {why}")
     total = sum(step.refused for step in passage.steps)
     line(console, "", f"{passage.fits:>7,} fit; {total:,} + {passage.fits:,} = {passage.nodes:,} nodes")
 

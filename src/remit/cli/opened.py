@@ -24,7 +24,7 @@ from remit.proposal.plugins import installed_filters, installed_scores
 from remit.proposal.scores import DEFAULT
 from remit.proposal.telling import Records
 from remit.store.glimpse import Glimpse
-from remit.store.protocol import Row, StoreError
+from remit.store.protocol import Corrupt, Row, StoreError
 from remit.world.clock import BootClock
 from remit.world.promises import Clock
 
@@ -93,13 +93,16 @@ def _answers(row: Row, subjects: set[str]) -> Iterator[Told]:
 
 @contextmanager
 def opened(directory: Path) -> Iterator[Scope]:
-    clock = BootClock()
+    clock, scratch = BootClock(), ""
     try:
         with tempfile.TemporaryDirectory(prefix="remit-look-") as scratch, Glimpse(directory, Path(scratch)) as glimpse:
             head = glimpse.head()
             if head is None:
                 raise Unreadable(f"{escaped(str(directory))} is the directory of a scope in which nothing was ever written")
             yield Scope(still(clock, head, glimpse.revision, glimpse.pages), glimpse, clock)
+    except Corrupt as error:
+        # Damage that is found in the copy is in what was copied, and the copy is gone.
+        raise Unreadable(escaped(str(error).replace(scratch or str(directory), str(directory)))) from error
     except StoreError as error:
         raise Unreadable(escaped(str(error))) from error
     except msgspec.MsgspecError as error:

@@ -21,13 +21,13 @@ from remit.model.kinds import PRIORITY_MAX, Node, NodeHealth, NodePool, NodeSpec
 from remit.model.resources import Amount
 from remit.observation.view import View
 from remit.proposal.explained import Change, Nearest, Passage, Unblock
-from remit.proposal.explaining import Rules, passage, short_of, without
+from remit.proposal.explaining import Rules, meaning_of, passage, short_of, without
 from remit.proposal.funnel import ever, funnel, nearest
 from remit.proposal.gates import minds_others
 from remit.proposal.kernel import Placed
 from remit.proposal.preemption import Candidates, plan
 from remit.proposal.purses import Purse, purse
-from remit.proposal.trial import MENDED, Setting, Trial
+from remit.proposal.trial import MENDED, ONE_A_NODE, Setting, Trial
 from remit.proposal.unblocking import NAMED_MAX, options
 from remit.proposal.victims import Pace, Victims
 
@@ -168,7 +168,7 @@ def _asked(view: View, workload: Workload, rules: Rules, most: int) -> _Asked:
         rank is None or rank.spec.preempts,
         effects.paused(meta.tenant, meta.name),
         purse(view, meta.tenant, rules.now[1]),
-        Trial.of(view, Setting(ask, pins, effects, rules.filters, rules.scores)),
+        Trial.of(view, Setting(ask, pins, effects, rules.filters, rules.scores, ONE_A_NODE if spec.type == "daemon" else ())),
         most,
     )
 
@@ -247,7 +247,7 @@ def _soft(asked: _Asked, hard: HardFit, pools: Sequence[NodePool]) -> SoftFit:
     causes |= {node.metadata.name: f"pool {node.spec.pool} may grow" for node in brought}
     rows = trial.kernel.run(trial.one, asked.most - hard.room).rows
     found = Counter(causes.get(trial.kernel.name(row), "freed by those") for row in rows)
-    why = "" if rows else "place" if causes else "none"
+    why = "" if rows else "most" if hard.room >= asked.most else "place" if causes else "none"
     by_cause = dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
     return SoftFit(asked.within(len(rows), hard.room), len(rows), by_cause, _where(trial, rows), why)
 
@@ -306,18 +306,24 @@ def _stop(asked: _Asked, hard: HardFit, free: Placed) -> Stop | None:
     near = nearest(trial.kernel, trial.one) if not seen.fits else None
     closest = near and Nearest(trial.kernel.name(near.row), tuple(one.name for one in near.refused), short_of(trial, near.row))
     unblocks = () if asked.paused else tuple(_unblocks(trial, from_, drawn + 1))
-    return Stop(code.value, REFUSALS[code].meaning, REFUSALS[code].cure, detail, passage(seen), closest, unblocks)
+    return Stop(code.value, meaning_of(code, seen), REFUSALS[code].cure, detail, passage(seen), closest, unblocks)
 
 
 def _unblocks(trial: Trial, from_: Purse, wanted: int) -> Iterable[Unblock]:
     """What would let in one more, the `wanted`th: more quota, or room, or both."""
     if from_.ledger is None or from_.dead is not None:
         return
-    lacking = (trial.setting.ask.charge * wanted).over(Amount(from_.ledger.left))
-    first = (Change("quota", from_.name, lacking),) if lacking else ()
+    left, charge = Amount(from_.ledger.left), trial.setting.ask.charge
+
+    def quota(less: Amount) -> tuple[Change, ...]:
+        """What is lacking, if each asks for so much less."""
+        lacking = ((charge - less) * wanted).over(left)
+        return (Change("quota", from_.name, lacking),) if lacking else ()
+
     if trial.places(1):
         rows = np.flatnonzero(trial.fits()).tolist()
-        yield Unblock(first, len(rows), tuple(trial.kernel.name(row) for row in rows[:NAMED_MAX]))
+        yield Unblock(quota(Amount()), len(rows), tuple(trial.kernel.name(row) for row in rows[:NAMED_MAX]))
         return
     for one in options(trial, 1):
-        yield Unblock((*first, *one.changes), one.fits, one.nodes)
+        less = sum((change.amount for change in one.changes if change.kind == "shrink"), Amount())
+        yield Unblock((*quota(less), *one.changes), one.fits, one.nodes)

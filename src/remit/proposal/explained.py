@@ -17,6 +17,8 @@ class Step(Struct, frozen=True):
     reason: str
     refused: int
     left: int
+    meaning: str = ""
+    """Why it refuses, in words; nothing, if only its name was recorded."""
 
 
 class Passage(Struct, frozen=True):

@@ -40,7 +40,7 @@ from remit.proposal.plugins import Cure, Filter, Score
 from remit.proposal.preemption import Spare, plan
 from remit.proposal.purses import Purse, purse
 from remit.proposal.scores import DEFAULT
-from remit.proposal.trial import Setting, Trial
+from remit.proposal.trial import ONE_A_NODE, Setting, Trial
 from remit.proposal.unblocking import options
 from remit.proposal.victims import Pace, Victims
 
@@ -82,7 +82,8 @@ def work_of(view: View, generation: int, priority: int, rules: Rules) -> Work:
     ask = view.shapes.ask(key.shape)
     of, phase = view.replicas.column("generation"), view.replicas.column("phase")
     waiting = int(np.count_nonzero((of == generation) & (phase == PENDING)))
-    trial = Trial.of(view, Setting(ask, key.pins, effects, rules.filters, rules.scores))
+    fixed = ONE_A_NODE if view.shapes.cut_of(generation).spec.type == "daemon" else ()
+    trial = Trial.of(view, Setting(ask, key.pins, effects, rules.filters, rules.scores, fixed))
     return Work(key, ask, generation, waiting, least_of(view, key), purse(view, key.tenant, rules.now[1]), trial)
 
 
@@ -102,7 +103,7 @@ def explain_waiting(view: View, generation: int, priority: int, rules: Rules) ->
     return Waits(
         verdict="now" if code is None else "never" if never else "not-now",
         reason="" if code is None else code.value,
-        meaning="" if refusal is None else refusal.meaning,
+        meaning="" if code is None else meaning_of(code, seen),
         cure="" if refusal is None else refusal.cure,
         detail=detail,
         cures=_cures(work, seen, code),
@@ -121,19 +122,19 @@ def explain_waiting(view: View, generation: int, priority: int, rules: Rules) ->
 
 
 def _reason(view: View, work: Work, seen: Funnel) -> tuple[Code | None, str, bool]:
-    """The dominant one, what there is to add, and whether it is for ever."""
+    """The dominant one, what there is to add, and whether it is for ever: what no node could take does not wait for quota."""
     key, from_ = work.key, work.purse
     if not view.shapes.open(work.generation):
         return Code.DELETING, "its workload is gone or going", True
+    never = not ever(work.trial.kernel, work.trial.one)
     if key.paused:
-        return Code.OVERRIDE, f"override {key.paused} pauses it", False
+        return Code.OVERRIDE, f"override {key.paused} pauses it", never
     if work.least > 1 and work.waiting < work.least:
-        return Code.GANG_SHORT, f"{work.waiting} members wait, and {work.least} must be bound at once", False
+        return Code.GANG_SHORT, f"{work.waiting} members wait, and {work.least} must be bound at once", never
     if from_.covers(work.ask.charge.pairs, work.want) < work.want:
-        return from_.reason, _quota_words(from_), False
+        return from_.reason, _quota_words(from_), never
     if work.trial.places(work.want):
         return None, "", False
-    never = not ever(work.trial.kernel, work.trial.one)
     if key.gang and seen.fits:
         return Code.GANG_SHORT, f"{len(work.trial.tried(work.want).rows)} of {work.want} would find a place", never
     step = seen.dominant
@@ -142,7 +143,7 @@ def _reason(view: View, work: Work, seen: Funnel) -> tuple[Code | None, str, boo
         if step is not None
         else "there are no nodes"
     )
-    return seen.reason, detail, never
+    return seen.reason, f"{detail}, and none could take it if it were empty" if never and seen.nodes else detail, never
 
 
 def _lapsed(ask: Ask, now: Instant) -> bool:
@@ -180,8 +181,19 @@ def passage(seen: Funnel) -> Passage:
     left, steps = seen.nodes, []
     for step in seen.steps:
         left -= step.refused
-        steps.append(Step(step.filter.name, step.filter.code.value, step.refused, left))
+        steps.append(Step(step.filter.name, step.filter.code.value, step.refused, left, words_of(step.filter)))
     return Passage(seen.nodes, tuple(steps), seen.fits)
+
+
+def words_of(one: Filter) -> str:
+    """Why it refuses: as whoever wrote it says, or else as its code does."""
+    return one.reason or REFUSALS[one.code].meaning
+
+
+def meaning_of(code: Code, seen: Funnel) -> str:
+    """In words. If it is a filter that the nodes met last, its own ones."""
+    step = seen.dominant
+    return words_of(step.filter) if step is not None and step.filter.code is code else REFUSALS[code].meaning
 
 
 def _quota(work: Work) -> QuotaTold:
@@ -288,9 +300,7 @@ def answer_for(trial: Trial, node: str) -> NodeAnswer | None:
     row = trial.columns.rows.get(node)
     if row is None:
         return None
-    broken = [
-        Broken(one.name, one.code.value, REFUSALS[one.code].meaning, REFUSALS[one.code].cure) for one in trial.refusing(row)
-    ]
+    broken = [Broken(one.name, one.code.value, words_of(one), REFUSALS[one.code].cure) for one in trial.refusing(row)]
     score = next((one for one in trial.kernel.best(trial.one, len(trial.columns)) if one[0] == row), None)
     if broken or score is None:
         return NodeAnswer(node, False, tuple(broken), short_of(trial, row))

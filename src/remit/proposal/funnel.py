@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from remit.proposal.plugins import ROOM, Cure, Filter, applies
 
 _NONE: Ints = np.zeros(1, dtype=np.int64)
 """Of a device that no node has."""
+_DECLARED: Final = frozenset((Cure.NODE, Cure.POLICY, Cure.WORKLOAD))
+"""Cures that are done by people: nothing that ends by itself is among them."""
 
 
 class Step(NamedTuple):
@@ -128,12 +130,16 @@ def lacks(kernel: Kernel, one: Class, row: int) -> dict[str, int]:
 
 
 def ever(kernel: Kernel, one: Class) -> bool:
-    """Would it fit on some node that is there, were that empty, healthy and open? If not, waiting alone helps nothing."""
+    """Would it fit on some node that is there, were that empty, healthy and open? If not, waiting alone helps nothing.
+
+    Others' filters count where a node or the work itself would have to become another, as their cures say: one that passes when
+    room comes back, or with time, is worth waiting for.
+    """
     kernel.refresh(one)
     columns = kernel.columns
     could = one.static.copy()
     for filter_ in kernel.all_filters:
-        if filter_.foreign and applies(filter_, one.ask):
+        if filter_.foreign and _DECLARED.issuperset(filter_.cures) and applies(filter_, one.ask):
             could &= kernel.checked(filter_, one.over, columns)
     for name, need in one.ask.resources:
         at = columns.resources.get(name)

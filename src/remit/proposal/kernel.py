@@ -233,7 +233,7 @@ class Kernel:
             return filter_.check(ask, site, self.peers)
         try:
             found = np.asarray(filter_.check(ask, site, self.peers))
-        except Exception as error:  # whatever others' code does
+        except (Exception, SystemExit) as error:  # whatever others' code does
             raise PluginError(filter_.name, f"it failed: {error!r}") from error
         if found.dtype != np.bool_ or found.shape not in ((), (len(site),)):
             raise PluginError(
@@ -246,7 +246,7 @@ class Kernel:
             return score.score(ask, site)
         try:
             found = np.asarray(score.score(ask, site))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(score.name, f"it failed: {error!r}") from error
         if found.dtype.kind not in "fiub" or found.shape not in ((), (len(site),)):
             raise PluginError(

@@ -167,7 +167,7 @@ def _name(point: EntryPoint) -> str:
 def _load(point: EntryPoint, kind: type[Any]) -> Any:
     try:
         found = point.load()
-    except Exception as error:  # whatever others' code does
+    except (Exception, SystemExit) as error:  # whatever others' code does
         raise PluginError(point.name, f"{point.value} does not load ({error!r})") from error
     if not isinstance(found, kind):
         raise PluginError(point.name, f"{point.value} is {type(found).__name__}, not a {kind.__name__}")
@@ -179,7 +179,7 @@ def applies(one: Filter | Score, ask: Ask) -> bool:
         return one.applies(ask)
     try:
         return bool(one.applies(ask))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(one.name, f"it failed to say whether it applies: {error!r}") from error
 
 
@@ -188,7 +188,7 @@ def epoch_of(score: Score) -> int:
         return score.epoch()
     try:
         return int(score.epoch())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(score.name, f"it failed to name its epoch: {error!r}") from error
 
 

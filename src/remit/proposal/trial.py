@@ -6,13 +6,13 @@ what a node is, is put right on the copy; so the kernel answers as it would if t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from remit.law.columns import Bools, Columns, Rows
+from remit.law.columns import Bools, Columns, Ints, Rows
 from remit.law.fit import Ask, Index, Lookup, carried
 from remit.law.labels import domain_of
 from remit.law.overrides import Effects, PlaceSet
@@ -32,6 +32,9 @@ MENDED: Final = frozenset((NODE_HEALTH, TAKES_WORK))
 SHUNNED: Final = "shunned"
 ANTI_AFFINITY: Final = "anti-affinity"
 OVERRIDES: Final = "overrides"
+
+ONE_A_NODE: Final = (ANTI_AFFINITY, SHUNNED)
+"""What makes a daemon one: there is no antiAffinity in its manifest that could be dropped."""
 
 _ANYWHERE: Final = Lookup(lambda value: True)
 _EASED: Final[Mapping[str, Mapping[str, object]]] = {
@@ -54,6 +57,8 @@ class Setting(NamedTuple):
     effects: Effects = Effects()
     filters: tuple[Filter, ...] = ()
     scores: tuple[Score, ...] = DEFAULT
+    fixed: tuple[str, ...] = ()
+    """Filters that nobody can ease, since what they hold to is what the work is."""
 
 
 Counted = Mapping[Index, Mapping[str, int]]
@@ -70,14 +75,24 @@ class _Peers(ColumnPeers):
         self.own: dict[Index, dict[str, int]] = {index: dict(by_domain) for index, by_domain in own.items()}
         self.eased = eased
 
-    def post(self, ask: Ask, row: int, count: int = 1) -> None:
-        super().post(ask, row, count)
+    def post_in(self, indexes: Iterable[Index], row: int, count: int) -> None:
+        super().post_in(indexes, row, count)
+        self._count_own(indexes, row, count)
+
+    def post_run(self, indexes: Iterable[Index], rows: Ints, counts: Ints) -> None:
+        super().post_run(indexes, rows, counts)
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            self._count_own(indexes, row, count)
+
+    def _count_own(self, indexes: Iterable[Index], row: int, count: int) -> None:
+        """Whatever is placed in a trial is of the one class that it has."""
         node = self._columns.nodes[row]
         if node is None:
             return
-        for index in carried(ask):
-            mine, domain = self.own.setdefault(index, {}), domain_of(node, index.key)
-            mine[domain] = mine.get(domain, 0) + count
+        for index in indexes:
+            if index.carriers:
+                mine, domain = self.own.setdefault(index, {}), domain_of(node, index.key)
+                mine[domain] = mine.get(domain, 0) + count
 
     def indexes(self) -> list[Index]:
         return list(dict.fromkeys((*self._counted, *self._counts)))

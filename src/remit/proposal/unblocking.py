@@ -49,7 +49,10 @@ def _names(trial: Trial) -> list[str]:
     return [
         one.name
         for one in trial.kernel.all_filters
-        if one.check not in ROOM and one.applies(trial.one.ask) and (one.name in refusing or one.check in COUPLED)
+        if one.check not in ROOM
+        and one.name not in trial.setting.fixed
+        and one.applies(trial.one.ask)
+        and (one.name in refusing or one.check in COUPLED)
     ]
 
 

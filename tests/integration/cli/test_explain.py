@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -212,6 +213,26 @@ def test_a_directory_that_is_none_is_said_to_be_none(tmp_path: Path, made: str) 
     for words in (["explain", "workload/web"], ["capacity", "-f", str(MORE)]):
         output = told(*words, "--data", str(place), code=2)
         assert "Error: " in output and "data" in output
+
+
+def test_damage_is_told_of_the_file_that_has_it(data: Path, tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    shutil.copytree(data, place)
+    with (place / FILE_NAME).open("r+b") as file:
+        file.truncate(30_000)
+    for words in (["explain", "workload/web"], ["capacity", "-f", str(MORE)]):
+        output = told(*words, "--data", str(place), code=2)
+        assert f"{place / FILE_NAME}: " in output and "remit-look" not in output
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_output_that_is_full_is_no_fault_of_the_data(data: Path, form: str) -> None:
+    command = [sys.executable, "-m", "remit.cli", "explain", "workload/web", "--data", str(data), "-o", form]
+    with Path("/dev/full").open("w") as full:
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "remit: No space left on device\n"
 
 
 def test_a_bad_manifest_is_judged_as_validate_does(data: Path, tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pyte
     assert ElementTree.parse(plot).getroot().tag == f"{SVG}svg"
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    words = ["bench", "place", "--quick", "--plot", str(tmp_path / "none" / "place.svg")]
+    result = CliRunner().invoke(remit, words, prog_name="remit")
+    assert result.exit_code == 2
+    assert f"there is no directory {tmp_path / 'none'}" in result.output and "built" not in result.output
+
+
 def test_the_aims_are_never_lowered() -> None:
     assert bench_place.AIMS_PER_S == (300_000, 60_000, 18_000)
     assert (bench_place.AIM_NODES, bench_place.GROWN_NODES, bench_place.AIM_GROWN) == (5_000, 50_000, 0.5)

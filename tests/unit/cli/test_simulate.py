@@ -374,7 +374,7 @@ def test_misuse_names_the_field_and_the_cure(arguments: tuple[str, ...], said: s
         ('summary = "x"\nduration = "long"', "duration: not a duration"),
         ('summary = "x"\n[[faults]]\nkind = "meteor"\nat = "1s"', "faults[0].kind: there is no fault 'meteor'"),
         ('summary = "x"\n[cluster]\nnodes = 0', "cluster.nodes"),
-        ('summary = "x"\ncovers = [1, 45]', "covers[1]: there is no fault 45; write numbers from 1 to 44"),
+        ('summary = "x"\ncovers = [1, 46]', "covers[1]: there is no fault 46; write numbers from 1 to 45"),
         ('summary = "x"\ncovers = [0]', "covers[0]: there is no fault 0"),
         ('summary = "x"\nduration = "1m"\n[[faults]]\nkind = "loss"\nat = "60s"', "faults[0].at: 60s is after the end; write"),
         ('summary = "x"\n[[faults]]\nkind = "loss"\nat = "1s"\nsize = 1e300', "faults[0].size: a number, 0 or more"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from remit.model.fields import Metadata
-from remit.model.kinds import Disruption, NodeHealth, NodePool, NodePoolSpec, Placement, Spread, Workload
+from remit.model.kinds import Affinity, Disruption, NodeHealth, NodePool, NodePoolSpec, Placement, Spread, Workload
 from remit.model.records import Phase, Replica
 from remit.proposal.capacity import Capacity, room_for
 from tests.properties.machines import TAINTED, amounts, workload
@@ -44,6 +44,20 @@ def test_what_stops_the_next_one_is_told_with_what_would_let_it_in() -> None:
 def test_no_more_are_looked_for_than_asked_for() -> None:
     found = asked(three(), workload("w"), most=5)
     assert (found.hard.replicas, found.capped, found.stop) == (5, True, None)
+
+
+def test_where_no_more_were_looked_for_that_is_why_nothing_is_soft() -> None:
+    closed = ready("n4")
+    cluster = three().with_(replace(closed, spec=replace(closed.spec, unschedulable=True)))
+    assert asked(cluster, workload("w"), most=5).soft.why == "most"
+    assert asked(cluster, workload("w", "9")).soft.why == "place"
+
+
+def test_to_ask_for_less_takes_no_more_quota_than_the_lesser_ones_do() -> None:
+    found = asked(three().with_(poor("8")), workload("w", "10"))
+    assert found.stop is not None
+    kinds = [[change.kind for change in one.changes] for one in found.stop.unblocks]
+    assert kinds == [["quota", "grow"], ["shrink"]]
 
 
 def test_the_three_never_add() -> None:
@@ -124,6 +138,20 @@ def test_what_a_pool_may_bring_is_soft() -> None:
     found = asked(three(), workload("w", "4"), pools=[pool])
     assert (found.hard.room, found.soft.room, found.soft.causes) == (3, 1, {"pool default may grow": 1})
     assert asked(three(), workload("w", "4")).soft.why == "none"
+
+
+def test_those_that_keep_away_from_their_own_kind_need_drop_only_that() -> None:
+    apart = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="node"),))
+    found = asked(three(), workload("w", placement=apart, labels={"app": "w"}))
+    assert found.hard.room == 3 and found.stop is not None
+    assert [[change.what for change in one.changes] for one in found.stop.unblocks] == [["n1"], ["anti-affinity"]]
+
+
+def test_of_a_daemon_there_is_one_a_node__and_nothing_that_it_could_drop() -> None:
+    made = workload("w")
+    found = asked(three(), replace(made, spec=replace(made.spec, type="daemon")))
+    assert found.hard.room == 3 and found.stop is not None and found.stop.reason == "anti_affinity"
+    assert [[change.kind for change in one.changes] for one in found.stop.unblocks] == [["nodes"]]
 
 
 def test_a_gang_comes_whole_or_not_at_all() -> None:

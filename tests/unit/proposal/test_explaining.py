@@ -32,8 +32,10 @@ from remit.model.kinds import (
 )
 from remit.model.records import Grant, GrantSpec, GrantStatus, PolicyRevision, PolicyRevisionSpec
 from remit.model.resources import Duration
+from remit.proposal.capacity import room_for
 from remit.proposal.explained import Passage, Waits
-from remit.proposal.explaining import answer_for, work_of
+from remit.proposal.explaining import answer_for, explain_waiting, work_of
+from remit.proposal.plugins import Filter
 from tests.properties.machines import TAINTED, amounts, workload
 from tests.unit.observation.rows import ready
 from tests.unit.proposal.clusters import A_GPU, NOW, RULES, Cluster, ranked, rich, smaller
@@ -244,6 +246,33 @@ def test_what_nothing_helps_is_suggested_nothing(case: str) -> None:
 )
 def test_what_is_suggested(case: str, kinds: list[list[str]]) -> None:
     assert [[change.kind for change in one.changes] for one in explained(case)[1].unblocks] == kinds
+
+
+@pytest.mark.parametrize("code", [Code.OVER_QUOTA, Code.GANG_SHORT, Code.OVERRIDE])
+def test_what_no_node_could_take_is_never__whatever_stands_before_it(code: Code) -> None:
+    hold = override("hold", "pause-expansion", workloads=("t1/w",))
+    first: dict[Code, list[Tenant | Override]] = {Code.OVER_QUOTA: [poor("4")], Code.OVERRIDE: [hold]}
+    for cpu, verdict in (("5", "never"), ("1" if code is not Code.OVER_QUOTA else "3", "not-now")):
+        made = workload("w", cpu, gang=2) if code is Code.GANG_SHORT else workload("w", cpu)
+        cluster = three().with_(*first.get(code, ())).work(workload("other", "2"), 0, on=("n1",)).work(made)
+        told = cluster.explained()
+        assert (told.reason, told.verdict) == (code.value, verdict)
+
+
+def test_others_filters_are_told_in_their_own_words() -> None:
+    theirs = Filter("rack", Code.SELECTOR, lambda ask, site, peers: False, reason="the rack is dark", foreign=True)
+    cluster = three().work(workload("w"))
+    view = cluster.view()
+    rules = RULES._replace(filters=(theirs,))
+    generation = view.shapes.find("t1", "w", 1)
+    assert generation is not None
+    told = explain_waiting(view, generation, 0, rules)
+    assert (told.reason, told.meaning) == ("selector", "the rack is dark")
+    assert [(step.filter, step.meaning) for step in told.passage.steps] == [("rack", "the rack is dark")]
+    there = answer_for(work_of(view, generation, 0, rules).trial, "n1")
+    assert there is not None and [one.meaning for one in there.broken] == ["the rack is dark"]
+    stop = room_for(view, workload("w"), rules).stop
+    assert stop is not None and (stop.meaning, stop.passage.steps[0].meaning) == ("the rack is dark", "the rack is dark")
 
 
 def test_the_suggestion_is_counted_in_nodes() -> None:

@@ -84,6 +84,8 @@ def test_what_would_fit_an_empty_node_may_fit_some_day() -> None:
     assert ever(*seen(t, "a"))
     never = Filter("theirs", Code.POLICY, lambda ask, site, peers: False, foreign=True)
     assert not ever(*seen(t, "a", never))
+    for cure in (Cure.ROOM, Cure.PEERS, Cure.OVERRIDE, Cure.QUOTA, Cure.TIME):
+        assert ever(*seen(t, "a", never._replace(cures=(Cure.NODE, cure)))), "what may pass by itself is worth waiting for"
 
 
 @settings(max_examples=100)

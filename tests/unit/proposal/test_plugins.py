@@ -107,6 +107,13 @@ def test_a_module_that_fails_while_it_is_imported_is_named(tmp_path: Any, monkey
         installed_scores([EntryPoint("bad", "breaks_on_import:IT", SCORES)])
 
 
+def test_a_module_that_would_end_the_program_is_named__and_does_not(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaves_on_import.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError, match=r"SystemExit\(0\)"):
+        installed_filters([EntryPoint("bad", "leaves_on_import:IT", FILTERS)])
+
+
 @pytest.mark.parametrize(
     "found", [passing, SCORE, None, ("theirs", Code.SELECTOR, passing)], ids=["a function", "a score", "nothing", "a tuple"]
 )
@@ -179,16 +186,21 @@ def failing(*_: Any) -> Any:
     raise KeyError("rack")
 
 
+def leaving(*_: Any) -> Any:
+    raise SystemExit(0)
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         (failing, r"it failed: KeyError\('rack'\)"),
+        (leaving, r"it failed: SystemExit\(0\)"),
         (lambda ask, site, peers: np.ones(3, dtype=np.bool_), r"bool of shape \(3,\), not a bool for each of 5 nodes"),
         (lambda ask, site, peers: np.ones((5, 1), dtype=np.bool_), r"bool of shape \(5, 1\)"),
         (lambda ask, site, peers: None, "it answered object"),
         (lambda ask, site, peers: np.ones(5), "it answered float64"),
     ],
-    ids=["raises", "too few", "two ways", "forgot to return", "numbers"],
+    ids=["raises", "leaves", "too few", "two ways", "forgot to return", "numbers"],
 )
 def test_a_filter_that_fails_or_gives_no_answer_stops_the_placement(theirs: ModuleType, answer: Any, said: str) -> None:
     with pytest.raises(PluginError, match=said) as caught:
@@ -205,11 +217,12 @@ def test_one_bool_speaks_for_every_node(theirs: ModuleType, answer: Any, row: bo
     ("answer", "said"),
     [
         (failing, r"it failed: KeyError\('rack'\)"),
+        (leaving, r"it failed: SystemExit\(0\)"),
         (lambda ask, site: np.ones(4), r"float64 of shape \(4,\), not a number for each of 5 nodes"),
         (lambda ask, site: None, "it answered object"),
         (lambda ask, site: "best", "it answered <U4"),
     ],
-    ids=["raises", "too few", "forgot to return", "text"],
+    ids=["raises", "leaves", "too few", "forgot to return", "text"],
 )
 @pytest.mark.parametrize("static", [False, True])
 def test_a_score_that_fails_or_gives_no_answer_stops_the_placement(

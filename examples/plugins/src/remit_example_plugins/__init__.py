@@ -1,7 +1,8 @@
 """Is there power enough in the rack, and which tier is better? A filter and a score, to start your own from.
 
 Each is one expression over columns: `site` is all nodes, or those that changed, and the answer is one entry a node, in its
-order. Only the node's own row may matter, for else an answer would be kept after it has become wrong.
+order. Only the node's own row may matter, for else an answer would be kept after it has become wrong. Of the work, only what
+it needs of a node may: all that needs the same shares one ask, whatever its name and labels are.
 """
 
 from __future__ import annotations
@@ -13,22 +14,28 @@ from remit.model.claims import Code
 from remit.model.kinds import NodeExpression
 from remit.proposal.plugins import Cure, Filter, Score
 
-NEEDS: Final = "needs-power"
-"""A label of the workload: how many watts it needs, as a whole number."""
+HOT: Final = 4_000
+"""Work that asks for so many thousandths of a processor runs hot; lesser work needs no power that anybody counts."""
+WATTS: Final = 100
+"""What hot work takes for each processor."""
 HAS: Final = "rack-power"
 """A label of the node: how many watts its rack gives it. A node without it gives none that anybody knows of."""
 TIERS: Final = {"gold": 1.0, "silver": 0.5}
 """The label `tier` of the node, and how good it is; any other is worth nothing."""
 
 
-def needs(ask: Ask) -> bool:
-    return ask.labels.get(NEEDS, "").isdecimal()
+def watts(ask: Ask) -> int:
+    cpu = dict(ask.resources).get("cpu", 0)
+    return -(-cpu * WATTS // 1_000) if cpu >= HOT else 0
+
+
+def is_hot(ask: Ask) -> bool:
+    return watts(ask) > 0
 
 
 def rack_power(ask: Ask, site: Site, peers: Peers) -> Any:
     """At least so many watts: `Gt` compares whole numbers, and a label that is none is no match."""
-    least = int(ask.labels[NEEDS])
-    return site.labelled((NodeExpression(key=HAS, operator="Gt", values=(str(least - 1),)),))
+    return site.labelled((NodeExpression(key=HAS, operator="Gt", values=(str(watts(ask) - 1),)),))
 
 
 def tier(ask: Ask, site: Any) -> Any:
@@ -42,7 +49,7 @@ RACK_POWER: Final = Filter(
     Code.SELECTOR,
     rack_power,
     cures=(Cure.NODE, Cure.WORKLOAD),
-    applies=needs,
+    applies=is_hot,
     reason="the rack has less power than the workload needs",
 )
 TIER: Final = Score("tier", tier, weight=5, static=True)
