@@ -51,8 +51,8 @@ from remit.model.kinds import (
 )
 from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
-from remit.simulate.checkers.history import Stand
 from remit.simulate.checkers.judge import Judge
+from remit.simulate.checkers.past import Stand
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import Commit, Committed, Conflict, Page, Row, Unanswered, Unavailable, Watch
 

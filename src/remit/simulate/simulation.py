@@ -17,9 +17,9 @@ from msgspec import Struct
 from remit.model.claims import Accepted, Code, Operation, Refused, Role, Verdict, payload
 from remit.observation.checking import recount
 from remit.simulate.actors.watched import SEEN, Watched
-from remit.simulate.checkers.history import Stand
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.liveness import Bounds, Core
+from remit.simulate.checkers.past import Stand
 from remit.simulate.checkers.promise import Violation
 from remit.simulate.cluster import Cluster, Record
 from remit.simulate.faults import KINDS, Heal

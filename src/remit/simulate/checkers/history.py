@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from remit.simulate.checkers.lifecycle import HOUSED, RUNS
+from remit.simulate.checkers.past import Past, Stand
 from remit.simulate.checkers.placement import Site
 from remit.simulate.checkers.rows import (
     MARKER,
@@ -36,17 +37,6 @@ NOT_OUTCOMES: Final = ("operation_expired", "operation_mismatch")
 
 Run = tuple[str, str, int]
 """One attempt of one replica: its key, its uid, and the attempt."""
-
-
-class Stand(NamedTuple):
-    """On whose clock a commit was sent: three readings of its authority's own. `decided_ms` is the earliest moment at which it
-    can have been decided, `applied_ms` is when the store applied it.
-    """
-
-    boot: str
-    decided_ms: int
-    sent_ms: int
-    applied_ms: int
 
 
 class Told(NamedTuple):
@@ -81,31 +71,6 @@ class Revisions:
         before = bisect_left(known, (revision,))
         last, there = known[before - 1] if before else (0, False)
         return last if there else 0
-
-
-Timed = tuple[int, int, Stand]
-
-
-class Past:
-    """How things stood at revisions that are past: whoever claims something is judged by what it had seen."""
-
-    def __init__(self) -> None:
-        self.stands: list[Timed] = []
-        """Every revision, when it came, and on whose clock."""
-        self.of_boot: dict[str, list[Timed]] = {}
-        """The same by clock."""
-        self.nodes: list[tuple[int, int]] = []
-        """How many nodes there are from a revision on."""
-        self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        """By tenant and workload: how many of its replicas are to run, or do, from a revision on."""
-        self.explainers: set[str] = set()
-        """Leases of those who write down what they decide, and what came of it."""
-        self.preempted: dict[tuple[str, int, tuple[str, str]], list[tuple[int, int]]] = {}
-        """By lease, epoch, and tenant and workload: at which revision how many were told to make room."""
-        self.policies: list[tuple[int, Json]] = []
-        """Which policy is in force from a revision on."""
-        self.left: dict[str, list[tuple[int, Counted]]] = {}
-        """By node: what is left of it from a revision on."""
 
 
 class Step:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from remit.simulate.checkers import answers, claiming, conduct, evidence, leading, preempting, reasons, room
-from remit.simulate.checkers.history import History, Stand, Step
+from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
 from remit.simulate.checkers.observers import Observers, behind_since_ms
+from remit.simulate.checkers.past import Stand
 from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
 from remit.simulate.checkers.rows import phase_of
 from remit.simulate.checkers.runs import Process, Runs

@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from remit.simulate.checkers.history import History, Timed
+from remit.simulate.checkers.history import History
+from remit.simulate.checkers.past import Timed
 from remit.simulate.checkers.placement import Site
 from remit.simulate.checkers.rows import Json, Shape
 
