@@ -206,7 +206,8 @@ class Kernel:
         if len(one.over.resources) > 1:
             total /= len(one.over.resources)
         total *= _SCALED
-        return total.astype(np.int32), shut
+        # Where it is negative nothing fits; and a number far below zero, of a huge ask, is none that an integer can hold.
+        return np.maximum(total, _ZERO, out=total).astype(np.int32), shut
 
     def _where_open(self, one: Class, rows: Any, spent: Mapping[str, Any], shut: Bools) -> Numbers:
         """Scores may be dear: they are asked only about the rows where the class fits."""

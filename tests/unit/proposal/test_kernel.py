@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -216,3 +218,13 @@ def test_a_class_says_how_much_is_kept_of_it_by_node() -> None:
     told.place(spread)
     assert plain.held_bytes == 6 * NODES
     assert spread.held_bytes > plain.held_bytes
+
+
+def test_a_huge_ask_fits_nowhere_and_upsets_nobody() -> None:
+    lots = np.random.default_rng(3)
+    columns = Columns([full(node(row, lots)) for row in range(4)])
+    kernel = Kernel(columns, ColumnPeers(columns, {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for cpu in (10**6, 10**9, 10**15):
+            assert kernel.run(kernel.known(cpu, ask("plain", cpu)), 1).rows == []
