@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -205,42 +205,10 @@ class Attempts:
         found: list[int] = np.flatnonzero(waits & np.isin(replicas.column("generation"), of)).tolist()
         return found
 
-    def fits_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
-        """Could one of these rows take a member of the line now? For waking those whom freed room may help."""
-        at = np.array(rows, dtype=np.int64)
-        most = {name: int(column[at].max()) for name, column in self._view.columns.free.items()}
-
-        def fits(line: Line) -> bool:
-            key: Key = _key_of(line)
-            if not self._view.shapes.has(key.shape):
-                return True
-            ask = self._view.shapes.ask(key.shape)
-            if any(need > most.get(name, 0) for name, need in ask.resources):
-                return False
-            try:
-                one = self.class_of(key)
-                return bool((self._kernel.refresh(one)[at] >= 0).any())
-            except PluginError:
-                return True
-
-        return fits
-
-    def open_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
-        """Could one of these rows take a member, or be emptied for one, as far as what the node is goes?"""
-        at = np.array(rows, dtype=np.int64)
-
-        def is_open(line: Line) -> bool:
-            key = _key_of(line)
-            if not self._view.shapes.has(key.shape):
-                return True
-            try:
-                one = self.class_of(key)
-                self._kernel.refresh(one)
-            except PluginError:
-                return True
-            return not one.closed[at].all()
-
-        return is_open
+    def class_of_line(self, line: Line) -> Class | None:
+        """The same for a line; None if its shape has gone, so that it is about to."""
+        key = _key_of(line)
+        return self.class_of(key) if self._view.shapes.has(key.shape) else None
 
     def capacity(self) -> dict[str, int]:
         """Of all nodes together, as shares are counted: what an ask may be charged for."""

@@ -36,6 +36,7 @@ from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT, locality
 from remit.proposal.steering import Steering
 from remit.proposal.victims import Pace, Victims
+from remit.proposal.waking import Waking
 
 HELD_MS_MAX: Final = 60_000
 """How long a refused replica is held for the view to catch up; then its line backs off all the same. A view that old is not
@@ -99,6 +100,7 @@ class Cycle:
         scores = (*self._scores, locality(view.columns, view.things.hints), self.fragmentation.score)
         self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=scores)
         self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering, self._told)
+        self._waking = Waking(self.kernel, self._attempts.class_of_line)
         self.victims.forget()
         self._asked: dict[int, Asked] = {}
         """By slot: whose answer is awaited, or was given and is not seen yet."""
@@ -209,9 +211,9 @@ class Cycle:
         room = [int(cure[1]) for cure in cures if cure[0] == "room"]
         nodes = [int(cure[1]) for cure in cures if cure[0] == "node"]
         if room:
-            happened(("room",), version, self._attempts.fits_on(room))
+            happened(("room",), version, self._waking.fits_on(room))
         if nodes:
-            happened(("node",), version, self._attempts.open_on(nodes))
+            happened(("node",), version, self._waking.open_on(nodes))
         closed = [f"{cure[1]}/{cure[2]}" for cure in cures if cure[0] == "workload"]
         if closed:
             self._reline(self._attempts.closed_to(closed), now_ms)
@@ -223,6 +225,8 @@ class Cycle:
                     continue
                 case "priority":
                     self._reline_all(now_ms)
+                case "domains":
+                    happened(("node",), version, self._waking.spreads)
                 case _:
                     happened(cure, version)
 

@@ -115,7 +115,8 @@ BUILT_IN: Final[dict[Callable[..., Truth], tuple[str, tuple[Cure, ...], Callable
     fit.resources: ("resources", _MOVED, lambda ask: bool(ask.resources)),
     fit.devices: ("devices", _MOVED, lambda ask: bool(ask.whole)),
     fit.shares: ("device-shares", _MOVED, lambda ask: bool(ask.shares)),
-    fit.spread: ("spread", _BESIDE, lambda ask: bool(ask.spread)),
+    # Over which domains it could spread is a matter of policy too.
+    fit.spread: ("spread", (*_BESIDE, Cure.POLICY), lambda ask: bool(ask.spread)),
     fit.affinity: ("affinity", _BESIDE, lambda ask: bool(ask.affinity)),
     fit.anti_affinity: ("anti-affinity", _BESIDE, lambda ask: bool(ask.anti)),
     fit.shunned: ("shunned", _BESIDE, lambda ask: True),
