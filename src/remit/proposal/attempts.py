@@ -11,6 +11,7 @@ import numpy as np
 
 from remit.law.overrides import Effects, PlaceSet
 from remit.model.claims import Code, Explain, Reserve
+from remit.model.kinds import PRIORITY_MAX
 from remit.model.records import Nearest
 from remit.model.resources import DEVICES, WHOLE
 from remit.observation.replicas import PENDING
@@ -53,6 +54,7 @@ class Key(NamedTuple):
     tenant: str
     shape: int
     priority: int
+    """0 for a gang: its members must come together, also if their class had another value when the last of them was made."""
     boost: int
     preempts: bool
     generation: int
@@ -68,6 +70,7 @@ def key_for(view: View, effects: Effects, generation: int, priority: int) -> Key
     shapes, at = view.shapes, view.shapes.at
     tenant, workload = shapes.tenant_of(generation), shapes.name(generation)
     rank = view.things.classes.get(shapes.ranks[at.rank[generation]])
+    priority = 0 if at.gang[generation] else priority
     paused = effects.paused(tenant, workload) if effects.overrides else ""
     pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
     path = f"{tenant}/{workload}"
@@ -182,7 +185,8 @@ class Attempts:
         generation = self._view.replicas.at.generation[slot]
         deadline_ms = shapes.at.deadline[generation]
         charge = shapes.cut_of(generation).charge
-        return Line(key, key.tenant, key.priority + key.boost, charge, now_ms + deadline_ms if deadline_ms else None)
+        priority = min(self._view.replicas.at.priority[slot] + key.boost, PRIORITY_MAX)
+        return Line(key, key.tenant, priority, charge, now_ms + deadline_ms if deadline_ms else None)
 
     def forget(self) -> None:
         self._keys.clear()

@@ -13,7 +13,7 @@ from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, Ove
 from remit.model.resources import Duration
 from tests.properties.machines import OPERATOR, Scope, amounts, furnished, node, run, workload
 from tests.unit.commitment.desk import move
-from tests.unit.proposal.mind import Mind, binds, mark, minds, nodes, quota, refused, reserves, want
+from tests.unit.proposal.mind import Mind, binds, mark, minds, nodes, quota, rank, refused, reserves, want
 
 
 async def override(scope: Scope, name: str, effect: Any, ttl_s: int = 60, by: int = 0, **scoped: tuple[str, ...]) -> None:
@@ -317,6 +317,15 @@ async def test_a_gang_waits_for_its_members(m: Mind) -> None:
     await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "g", 1, 2, 1))
     await m.settle()
     assert len(m.where("g-")) == 3
+
+
+@minds
+async def test_members_of_a_gang_were_made_under_two_values_of_its_class__they_come_together(m: Mind) -> None:
+    await want(m.scope, "g", 2, gang=4, type_="job", replicas=4, priority="high")
+    await rank(m.scope, "high", 200)
+    await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "g", 1, 2, 2))
+    await m.settle()
+    assert len(m.where("g-")) == 4
 
 
 @minds
