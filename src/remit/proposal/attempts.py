@@ -247,7 +247,8 @@ class Attempts:
         """Place as many as can be; they are assumed from now on."""
         key, view = _key_of(line), self._view
         since = self._backlog.begin(line)
-        from_ = purse(view, key.tenant, now_ms)
+        cut, least = view.shapes.cut_of(view.replicas.at.generation[slots[0]]), least_of(view, key)
+        from_ = purse(view, key.tenant, now_ms, cut.charge, max(least, 1))
         policy = view.policy.spec.number if view.policy is not None else 0
 
         def ended(short: Short, one: Class | None = None, seen: Seen | None = None, why: str = "") -> Attempt:
@@ -255,9 +256,7 @@ class Attempts:
 
         if key.paused or (key.generation >= 0 and not view.shapes.open(key.generation)):
             return ended(Short.LEAVE)
-        cut = view.shapes.cut_of(view.replicas.at.generation[slots[0]])
         covered = from_.covers(cut.charge, len(slots))
-        least = least_of(self._view, key)
         if least > 1 and len(slots) < least:
             rest = [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
             slots += rest
@@ -376,6 +375,8 @@ class Attempts:
     def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[Explain]:
         """The line waits, with a reason, cures and a deadline; what is recorded of it."""
         line, key, short = attempt.line, _key_of(attempt.line), attempt.short
+        if short is Short.QUOTA and attempt.found.rows and self._has_more(line, now_ms):
+            return []  # the rest of them draw on another slice, at once
         reason, cures, detail, never = self._reason(attempt)
         pause_ms = max(attempt.pause_ms, default=0)
         until_ms = now_ms + pause_ms if pause_ms else None
@@ -397,6 +398,9 @@ class Attempts:
             near=closest,
             overrides=self._named(key),
         )
+
+    def _has_more(self, line: Line, now_ms: int) -> bool:
+        return purse(self._view, line.tenant, now_ms, line.amount).covers(line.amount, 1) > 0
 
     def _is_said(self, line: Line, reason: Code, slots: Sequence[int], now_ms: int) -> bool:
         """Was the very same recorded of all these a moment ago? Else whatever wakes a line again and again fills the store."""

@@ -12,7 +12,7 @@ from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, OverrideSpec, Placement
 from remit.model.resources import Duration
 from tests.properties.machines import OPERATOR, Scope, amounts, furnished, node, run, workload
-from tests.unit.commitment.desk import move
+from tests.unit.commitment.desk import meets, move, offer
 from tests.unit.proposal.mind import Mind, binds, mark, minds, nodes, quota, rank, refused, reserves, want
 
 
@@ -293,6 +293,18 @@ async def test_a_new_shape_while_its_claim_is_under_way__nothing_is_posted_twice
     await m.settle()
     assert len(m.where("a-")) == 2
     assert m.reason("shy-0") == Code.ANTI_AFFINITY
+
+
+@minds
+async def test_work_draws_on_all_the_slices_of_its_tenant(m: Mind) -> None:
+    """L1: what one slice does not cover the next does, at once."""
+    await meets(m.scope, "scope/global")
+    for name, cpu in (("a", "2"), ("b", "3")):
+        claim = offer(m.scope, cpu)
+        await m.scope.must(m.scope.actors["budgets"], replace(claim, name=name))
+    await want(m.scope, "w", 6)
+    await m.settle()
+    assert (len(m.where("w-")), m.reason("w-5")) == (5, "over_quota")
 
 
 # -- gangs -----------------------------------------------------------------------------------------------------------------
