@@ -109,7 +109,7 @@ BUILT_IN: Final[dict[Callable[..., Truth], tuple[str, tuple[Cure, ...], Callable
     fit.ready: ("node-health", (Cure.NODE,), lambda ask: True),
     fit.accepting: ("takes-work", (Cure.NODE,), lambda ask: True),
     fit.place: ("place", (Cure.NODE,), lambda ask: True),
-    fit.policy: ("policy", (Cure.POLICY, Cure.NODE), lambda ask: True),
+    fit.policy: ("policy", (Cure.POLICY, Cure.NODE), lambda ask: bool(ask.policy)),
     fit.taints: ("taints", (Cure.NODE,), lambda ask: True),
     fit.labels: ("labels", (Cure.NODE,), lambda ask: bool(ask.wanted)),
     fit.resources: ("resources", _MOVED, lambda ask: bool(ask.resources)),

@@ -16,7 +16,7 @@ from remit.proposal.cures import Which
 from remit.proposal.funnel import refused_only_by
 from remit.proposal.kernel import Kernel
 from remit.proposal.lines import Line
-from remit.proposal.plugins import PluginError, applies
+from remit.proposal.plugins import COUPLED, PluginError, applies
 
 
 class Waking:
@@ -70,6 +70,9 @@ class Waking:
     def _is_misled(self, line: Line, one: Class, rows: Ints) -> bool:
         """Is one of these rows shut to the line only by what it does not wait for the end of?"""
         waits = {str(cure[0]) for cure in line.wait.cures if isinstance(cure, tuple)} if line.wait is not None else set()
-        theirs = [filter_ for filter_ in self._kernel.all_filters if applies(filter_, one.ask)]
-        others = [filter_ for filter_ in theirs if not waits.issuperset(filter_.cures)]
+        others = [
+            filter_ for filter_ in self._kernel.all_filters if not waits.issuperset(filter_.cures) and applies(filter_, one.ask)
+        ]
+        if not one.alone and all(filter_.check in COUPLED for filter_ in others):
+            return False  # who stands in wider domains is not regarded in a class's numbers: it has shut no row here
         return refused_only_by(self._kernel, one, rows, others)
