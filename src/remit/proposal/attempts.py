@@ -60,6 +60,8 @@ class Key(NamedTuple):
     generation: int
     """-1 if it does not matter."""
     gang: int
+    open: bool
+    """Is its workload there, and not going?"""
     paused: str
     pins: tuple[PlaceSet, ...]
     hinted: str
@@ -75,7 +77,8 @@ def key_for(view: View, effects: Effects, generation: int, priority: int) -> Key
     pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
     path = f"{tenant}/{workload}"
     hinted = path if view.things.hints.about(path) else ""
-    apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not shapes.open(generation))
+    is_open = shapes.open(generation)
+    apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not is_open)
     return Key(
         tenant=tenant,
         shape=at.shape[generation],
@@ -84,6 +87,7 @@ def key_for(view: View, effects: Effects, generation: int, priority: int) -> Key
         preempts=rank is None or rank.spec.preempts,
         generation=generation if apart else -1,
         gang=at.gang[generation],
+        open=is_open,
         paused=paused,
         pins=pins,
         hinted=hinted,

@@ -341,6 +341,17 @@ async def test_members_of_a_gang_were_made_under_two_values_of_its_class__they_c
 
 
 @minds
+async def test_a_gang_whose_workload_goes_says_so_at_once(m: Mind) -> None:
+    await quota(m.scope, "t1", cpu="2")
+    await want(m.scope, "g", 3, gang=3, type_="job")
+    await m.settle()
+    assert m.reason("g-0") == "over_quota"
+    await m.scope.must(OPERATOR, Delete("Workload", "g", "t1"))
+    await m.settle()
+    assert m.reason("g-0") == "deleting"
+
+
+@minds
 async def test_of_two_gangs_with_room_for_one__one_runs(m: Mind) -> None:
     """F25: and none of the other is placed."""
     for name in ("g", "h"):
