@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from remit.law.columns import Rows
 from remit.law.overrides import Effects, PlaceSet
 from remit.model.claims import Code, Explain, Reserve
 from remit.model.kinds import PRIORITY_MAX
@@ -322,6 +323,15 @@ class Attempts:
         effects = self._steering.effects
         avoids = [one.override for one in effects.avoids]
         return tuple(dict.fromkeys((*avoids, *(pin.override for pin in key.pins), *((key.paused,) if key.paused else ()))))
+
+    def forbidden(self, slot: int) -> bool:
+        """Does an override forbid by now what is reserved for this replica?"""
+        if not self._steering.effects.overrides:
+            return False
+        key, row = self.key(slot), np.array([self._view.replicas.at.node[slot]])
+        ask = self._view.ask(slot)._replace(pins=key.pins)
+        allowed = self._steering.filter.check(ask, Rows(self._kernel.columns, row), self._view.peers)
+        return bool(key.paused) or not allowed.all()
 
     # -- room made by force ------------------------------------------------------------------------------------------------
 

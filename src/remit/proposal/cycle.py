@@ -110,7 +110,7 @@ class Cycle:
         self._override_ms: int | None = None
         self._ready: dict[int, None] = {}
         self._given_up: dict[int, None] = {}
-        """Reservations that could not be bound: their replicas are to be placed anew."""
+        """Reservations that could not be bound, or must not be any more: their replicas are to be placed anew."""
         self._untold: dict[int, None] = {}
         """Who stands in a line that waits and was not tried with it: the reason is theirs too, and is to be said."""
         self._retell: dict[Line, int] = {}
@@ -402,6 +402,9 @@ class Cycle:
         ready, self._ready = list(self._ready), {}
         for slot in ready:
             if at.phase[slot] != RESERVED or not view.vacated(slot) or self._is_asked(slot):
+                continue
+            if self._attempts.forbidden(slot):
+                self._given_up[slot] = None
                 continue
             held = view.replicas.held(slot)
             node = self.kernel.name(at.node[slot])

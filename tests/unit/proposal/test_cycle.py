@@ -307,6 +307,35 @@ async def test_work_draws_on_all_the_slices_of_its_tenant(m: Mind) -> None:
     assert (len(m.where("w-")), m.reason("w-5")) == (5, "over_quota")
 
 
+@pytest.mark.parametrize("effect", ["avoid", "pin", "pause-expansion"])
+def test_an_override_comes_while_the_victims_go__nothing_is_bound_against_it(effect: str) -> None:
+    """Nothing new is placed there, or for it: what was reserved before that is given up."""
+
+    @minds
+    async def tell(m: Mind) -> None:
+        await want(m.scope, "low", 2, "4")
+        await m.settle()
+        await want(m.scope, "hi", 1, "4", priority="top")
+        await m.settle()
+        reserved = m.where("hi")["hi-0"]
+        low = next(name for name, at in m.where("low").items() if at == reserved)
+        scoped: dict[str, dict[str, Any]] = {
+            "avoid": {"nodes": (reserved,)},
+            "pin": {"tenants": ("t1",), "nodes": ("n1" if reserved == "n2" else "n2",)},
+            "pause-expansion": {"tenants": ("t1",)},
+        }
+        await override(m.scope, "o", effect, **scoped[effect])
+        await move(m.scope, f"replica/t1/{low}", "stop", "stopped")
+        await m.settle()
+        assert m.where("hi").get("hi-0") != reserved
+        assert m.scope.phase("replica/t1/hi-0") == ("pending" if effect == "pause-expansion" else "reserved")
+        await m.scope.must(OPERATOR, Delete("Override", "o"))
+        await m.settle()
+        assert m.where("hi")
+
+    tell()
+
+
 # -- gangs -----------------------------------------------------------------------------------------------------------------
 
 
