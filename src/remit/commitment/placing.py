@@ -187,9 +187,11 @@ def bind_gang(draft: Draft, operation: Operation, claim: Ganged) -> int | Refuse
         ask = trial.ask(generation_of(found))
         if ask is None or not ask.gang:
             return refuse(Code.INVALID, f"{member.replica} is not of a gang: bind it alone")
-        groups.add((ask.tenant, found.spec.workload))
+        groups.add(ask.generation)  # its minimum is counted by generation: see `bind`
         if len(groups) > 1:
-            return refuse(Code.INVALID, f"{member.replica} is of another gang: one claim binds one gang")
+            return refuse(
+                Code.INVALID, f"{member.replica} is of another gang, or another generation of it: one claim binds one gang"
+            )
         minimum = max(minimum, ask.gang)
         placed = place(trial, operation, member, found, ask)
         if isinstance(placed, Refused):

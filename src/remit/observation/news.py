@@ -4,7 +4,8 @@ from __future__ import annotations
 
 Cure = tuple[str | int, ...]
 """What may end a wait: `("room", row)`, `("node", row)`, `("quota", ledger)`, `("grant", ledger)`, `("policy",)`,
-`("priority",)`, `("peers", tenant)` or `("workload", tenant, name)`."""
+`("priority",)`, `("peers", tenant)`, `("workload", tenant, name)`, or `("domains",)`: a node went or is another, so that there
+may be fewer domains to spread over."""
 
 
 class News:

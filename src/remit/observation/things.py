@@ -107,12 +107,15 @@ class Things:
         if self._gone(change):
             if name in columns.rows:
                 columns.drop(name)
+                news.cures["domains",] = None
             return
         node: Node = self._decode("node", change)
         old = columns.nodes[columns.rows[name]] if name in columns.rows else None
         row = columns.put(node)
         if old is None or _better(old, node):
             news.cures["node", row] = None
+        if old is not None and _stands(old) != _stands(node):
+            news.cures["domains",] = None
 
     def _class(self, change: Change, news: News) -> None:
         name = change.key.partition("/")[2]
@@ -202,3 +205,9 @@ def _better(old: Node, new: Node) -> bool:
         return node.status.health is NodeHealth.READY and not (node.spec.unschedulable or node.spec.draining)
 
     return takes(new) and (not takes(old) or old.spec != new.spec or old.metadata.labels != new.metadata.labels)
+
+
+def _stands(node: Node) -> tuple[object, ...]:
+    """What says who could be placed there at all, and in which domains it is."""
+    spec = node.spec
+    return spec.region, spec.zone, spec.pool, spec.taints, node.metadata.labels

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from remit.law.columns import Rows
 from remit.law.overrides import Effects, PlaceSet
 from remit.model.claims import Code, Explain, Reserve
+from remit.model.kinds import PRIORITY_MAX
 from remit.model.records import Nearest
 from remit.model.resources import DEVICES, WHOLE
 from remit.observation.replicas import PENDING
@@ -53,11 +55,14 @@ class Key(NamedTuple):
     tenant: str
     shape: int
     priority: int
+    """0 for a gang: its members must come together, also if their class had another value when the last of them was made."""
     boost: int
     preempts: bool
     generation: int
     """-1 if it does not matter."""
     gang: int
+    open: bool
+    """Is its workload there, and not going?"""
     paused: str
     pins: tuple[PlaceSet, ...]
     hinted: str
@@ -68,11 +73,13 @@ def key_for(view: View, effects: Effects, generation: int, priority: int) -> Key
     shapes, at = view.shapes, view.shapes.at
     tenant, workload = shapes.tenant_of(generation), shapes.name(generation)
     rank = view.things.classes.get(shapes.ranks[at.rank[generation]])
+    priority = 0 if at.gang[generation] else priority
     paused = effects.paused(tenant, workload) if effects.overrides else ""
     pins = (effects.pinned(tenant, workload) or ()) if effects.overrides else ()
     path = f"{tenant}/{workload}"
     hinted = path if view.things.hints.about(path) else ""
-    apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not shapes.open(generation))
+    is_open = shapes.open(generation)
+    apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not is_open)
     return Key(
         tenant=tenant,
         shape=at.shape[generation],
@@ -81,6 +88,7 @@ def key_for(view: View, effects: Effects, generation: int, priority: int) -> Key
         preempts=rank is None or rank.spec.preempts,
         generation=generation if apart else -1,
         gang=at.gang[generation],
+        open=is_open,
         paused=paused,
         pins=pins,
         hinted=hinted,
@@ -182,7 +190,8 @@ class Attempts:
         generation = self._view.replicas.at.generation[slot]
         deadline_ms = shapes.at.deadline[generation]
         charge = shapes.cut_of(generation).charge
-        return Line(key, key.tenant, key.priority + key.boost, charge, now_ms + deadline_ms if deadline_ms else None)
+        priority = min(self._view.replicas.at.priority[slot] + key.boost, PRIORITY_MAX)
+        return Line(key, key.tenant, priority, charge, now_ms + deadline_ms if deadline_ms else None)
 
     def forget(self) -> None:
         self._keys.clear()
@@ -205,42 +214,10 @@ class Attempts:
         found: list[int] = np.flatnonzero(waits & np.isin(replicas.column("generation"), of)).tolist()
         return found
 
-    def fits_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
-        """Could one of these rows take a member of the line now? For waking those whom freed room may help."""
-        at = np.array(rows, dtype=np.int64)
-        most = {name: int(column[at].max()) for name, column in self._view.columns.free.items()}
-
-        def fits(line: Line) -> bool:
-            key: Key = _key_of(line)
-            if not self._view.shapes.has(key.shape):
-                return True
-            ask = self._view.shapes.ask(key.shape)
-            if any(need > most.get(name, 0) for name, need in ask.resources):
-                return False
-            try:
-                one = self.class_of(key)
-                return bool((self._kernel.refresh(one)[at] >= 0).any())
-            except PluginError:
-                return True
-
-        return fits
-
-    def open_on(self, rows: Sequence[int]) -> Callable[[Line], bool]:
-        """Could one of these rows take a member, or be emptied for one, as far as what the node is goes?"""
-        at = np.array(rows, dtype=np.int64)
-
-        def is_open(line: Line) -> bool:
-            key = _key_of(line)
-            if not self._view.shapes.has(key.shape):
-                return True
-            try:
-                one = self.class_of(key)
-                self._kernel.refresh(one)
-            except PluginError:
-                return True
-            return not one.closed[at].all()
-
-        return is_open
+    def class_of_line(self, line: Line) -> Class | None:
+        """The same for a line; None if its shape has gone, so that it is about to."""
+        key = _key_of(line)
+        return self.class_of(key) if self._view.shapes.has(key.shape) else None
 
     def capacity(self) -> dict[str, int]:
         """Of all nodes together, as shares are counted: what an ask may be charged for."""
@@ -275,7 +252,8 @@ class Attempts:
         """Place as many as can be; they are assumed from now on."""
         key, view = _key_of(line), self._view
         since = self._backlog.begin(line)
-        from_ = purse(view, key.tenant, now_ms)
+        cut, least = view.shapes.cut_of(view.replicas.at.generation[slots[0]]), least_of(view, key)
+        from_ = purse(view, key.tenant, now_ms, cut.charge, max(least, 1))
         policy = view.policy.spec.number if view.policy is not None else 0
 
         def ended(short: Short, one: Class | None = None, seen: Seen | None = None, why: str = "") -> Attempt:
@@ -283,9 +261,7 @@ class Attempts:
 
         if key.paused or (key.generation >= 0 and not view.shapes.open(key.generation)):
             return ended(Short.LEAVE)
-        cut = view.shapes.cut_of(view.replicas.at.generation[slots[0]])
         covered = from_.covers(cut.charge, len(slots))
-        least = least_of(self._view, key)
         if least > 1 and len(slots) < least:
             rest = [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
             slots += rest
@@ -348,6 +324,15 @@ class Attempts:
         avoids = [one.override for one in effects.avoids]
         return tuple(dict.fromkeys((*avoids, *(pin.override for pin in key.pins), *((key.paused,) if key.paused else ()))))
 
+    def forbidden(self, slot: int) -> bool:
+        """Does an override forbid by now what is reserved for this replica?"""
+        if not self._steering.effects.overrides:
+            return False
+        key, row = self.key(slot), np.array([self._view.replicas.at.node[slot]])
+        ask = self._view.ask(slot)._replace(pins=key.pins)
+        allowed = self._steering.filter.check(ask, Rows(self._kernel.columns, row), self._view.peers)
+        return bool(key.paused) or not allowed.all()
+
     # -- room made by force ------------------------------------------------------------------------------------------------
 
     def force(self, attempt: Attempt, slots: Sequence[int]) -> None:
@@ -404,6 +389,8 @@ class Attempts:
     def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[Explain]:
         """The line waits, with a reason, cures and a deadline; what is recorded of it."""
         line, key, short = attempt.line, _key_of(attempt.line), attempt.short
+        if short is Short.QUOTA and attempt.found.rows and self._has_more(line, now_ms):
+            return []  # the rest of them draw on another slice, at once
         reason, cures, detail, never = self._reason(attempt)
         pause_ms = max(attempt.pause_ms, default=0)
         until_ms = now_ms + pause_ms if pause_ms else None
@@ -425,6 +412,9 @@ class Attempts:
             near=closest,
             overrides=self._named(key),
         )
+
+    def _has_more(self, line: Line, now_ms: int) -> bool:
+        return purse(self._view, line.tenant, now_ms, line.amount).covers(line.amount, 1) > 0
 
     def _is_said(self, line: Line, reason: Code, slots: Sequence[int], now_ms: int) -> bool:
         """Was the very same recorded of all these a moment ago? Else whatever wakes a line again and again fills the store."""

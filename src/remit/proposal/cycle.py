@@ -36,6 +36,7 @@ from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT, locality
 from remit.proposal.steering import Steering
 from remit.proposal.victims import Pace, Victims
+from remit.proposal.waking import Waking
 
 HELD_MS_MAX: Final = 60_000
 """How long a refused replica is held for the view to catch up; then its line backs off all the same. A view that old is not
@@ -99,6 +100,7 @@ class Cycle:
         scores = (*self._scores, locality(view.columns, view.things.hints), self.fragmentation.score)
         self.kernel = Kernel(view.columns, view.peers, filters=(self.steering.filter, *self._filters), scores=scores)
         self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.steering, self._told)
+        self._waking = Waking(self.kernel, self._attempts.class_of_line)
         self.victims.forget()
         self._asked: dict[int, Asked] = {}
         """By slot: whose answer is awaited, or was given and is not seen yet."""
@@ -108,7 +110,7 @@ class Cycle:
         self._override_ms: int | None = None
         self._ready: dict[int, None] = {}
         self._given_up: dict[int, None] = {}
-        """Reservations that could not be bound: their replicas are to be placed anew."""
+        """Reservations that could not be bound, or must not be any more: their replicas are to be placed anew."""
         self._untold: dict[int, None] = {}
         """Who stands in a line that waits and was not tried with it: the reason is theirs too, and is to be said."""
         self._retell: dict[Line, int] = {}
@@ -209,9 +211,9 @@ class Cycle:
         room = [int(cure[1]) for cure in cures if cure[0] == "room"]
         nodes = [int(cure[1]) for cure in cures if cure[0] == "node"]
         if room:
-            happened(("room",), version, self._attempts.fits_on(room))
+            happened(("room",), version, self._waking.fits_on(room))
         if nodes:
-            happened(("node",), version, self._attempts.open_on(nodes))
+            happened(("node",), version, self._waking.open_on(nodes))
         closed = [f"{cure[1]}/{cure[2]}" for cure in cures if cure[0] == "workload"]
         if closed:
             self._reline(self._attempts.closed_to(closed), now_ms)
@@ -223,6 +225,8 @@ class Cycle:
                     continue
                 case "priority":
                     self._reline_all(now_ms)
+                case "domains":
+                    happened(("node",), version, self._waking.spreads)
                 case _:
                     happened(cure, version)
 
@@ -398,6 +402,9 @@ class Cycle:
         ready, self._ready = list(self._ready), {}
         for slot in ready:
             if at.phase[slot] != RESERVED or not view.vacated(slot) or self._is_asked(slot):
+                continue
+            if self._attempts.forbidden(slot):
+                self._given_up[slot] = None
                 continue
             held = view.replicas.held(slot)
             node = self.kernel.name(at.node[slot])

@@ -84,7 +84,9 @@ def work_of(view: View, generation: int, priority: int, rules: Rules) -> Work:
     waiting = int(np.count_nonzero((of == generation) & (phase == PENDING)))
     fixed = ONE_A_NODE if view.shapes.cut_of(generation).spec.type == "daemon" else ()
     trial = Trial.of(view, Setting(ask, key.pins, effects, rules.filters, rules.scores, fixed))
-    return Work(key, ask, generation, waiting, least_of(view, key), purse(view, key.tenant, rules.now[1]), trial)
+    least = least_of(view, key)
+    from_ = purse(view, key.tenant, rules.now[1], ask.charge.pairs, max(least, 1))
+    return Work(key, ask, generation, waiting, least, from_, trial)
 
 
 def explain_waiting(view: View, generation: int, priority: int, rules: Rules) -> Waits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -67,6 +67,18 @@ def funnel(kernel: Kernel, one: Class) -> Funnel:
             steps.append(Step(filter_, refused))
             left = left & passed
     return Funnel(nodes, tuple(steps), int(left.sum()))
+
+
+def refused_only_by(kernel: Kernel, one: Class, rows: Ints, some: Sequence[Filter]) -> bool:
+    """Is one of these rows refused by some of these filters, and by no other?"""
+    site = Rows(kernel.columns, rows)
+    refused = np.zeros(len(rows), dtype=np.bool_)
+    for filter_ in some:
+        refused |= np.logical_not(kernel.checked(filter_, one.over, site))
+    for filter_ in kernel.all_filters if refused.any() else ():
+        if filter_ not in some and applies(filter_, one.ask):
+            refused &= kernel.checked(filter_, one.over, site)
+    return bool(refused.any())
 
 
 class Near(NamedTuple):

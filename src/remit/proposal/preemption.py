@@ -22,6 +22,9 @@ from remit.proposal.devices import choose_among, fits_devices
 LOOK_AT: Final = 128
 """How many nodes are looked at closely for each that is wanted, before it is given up for now."""
 
+TURNS_MAX: Final = 32
+"""With how many of a node's candidates it is begun, in turn, if their groups may not lose them all."""
+
 VICTIMS_MAX: Final = 1_024
 """How many victims one claim may name."""
 
@@ -241,11 +244,16 @@ def _looked(ask: Ask, room: _Room, ranked: _Ranked, nth: int, found: Candidates,
 
 def _closely(ask: Ask, room: _Room, row: int, found: Candidates, at: Ints, spare: Spare) -> list[int] | None:
     """Which of these candidates of one row: take until it fits, then spare whoever need not go."""
-    taken = _enough(ask, room, row, found, at.tolist(), spare)
+    lowest: list[int] = at.tolist()
+    taken = _enough(ask, room, row, found, lowest, spare)
     if taken is None:
-        # Of a group that may lose few the lowest went first, and were too small. Once more, with the largest first.
-        sizes = {one: sum(int(found.amounts[name][one]) / max(need, 1) for name, need in ask.resources) for one in at.tolist()}
-        taken = _enough(ask, room, row, found, sorted(sizes, key=lambda one: (-sizes[one], one)), spare)
+        # Of a group that may lose few the lowest went first, and were too small, or do not hold what is asked for. Once more,
+        # with the largest first; then with each of them in turn.
+        sizes = {one: sum(int(found.amounts[name][one]) / max(need, 1) for name, need in ask.resources) for one in lowest}
+        bounded = [one for one in lowest[1:TURNS_MAX] if spare.left(int(found.groups[one]))[0] < len(lowest)]
+        orders = (sorted(sizes, key=lambda one: (-sizes[one], one)), *([one, *lowest] for one in bounded))
+        tried = (_enough(ask, room, row, found, list(dict.fromkeys(order)), spare) for order in orders)
+        taken = next((one for one in tried if one is not None), None)
     if taken is None:
         return None
     # The dearest first, for whom it spares is the best spared; of equals the smallest, so that more of them are.

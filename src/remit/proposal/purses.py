@@ -35,11 +35,14 @@ class Purse(NamedTuple):
         return self.dead or Code.OVER_QUOTA
 
 
-def purse(view: View, tenant: str, now_ms: int) -> Purse:
-    """Of several slices the first by name that can be drawn on: one that ran out must not hide the next."""
-    slices = sorted(view.accounts.slices.get(tenant, ()))
+def purse(view: View, tenant: str, now_ms: int, charge: Iterable[tuple[str, int]] = (), count: int = 1) -> Purse:
+    """Of several slices the first by name that covers so many of these charges; if none does, that can be drawn on at all: one
+    that ran out or is used up must not hide the next.
+    """
+    slices, pairs = sorted(view.accounts.slices.get(tenant, ())), tuple(charge)
     found = [_opened(view, name, now_ms) for name in slices or (f"tenant/{tenant}",)]
-    return next((one for one in found if one.dead is None), found[0])
+    enough = (one for one in found if one.dead is None and one.covers(pairs, count) >= count)
+    return next(enough, None) or next((one for one in found if one.dead is None), found[0])
 
 
 def _opened(view: View, name: str, now_ms: int) -> Purse:

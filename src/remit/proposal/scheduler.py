@@ -147,13 +147,14 @@ class Scheduler:
         while tenure.may_act(now_ms := clock.now_ms()) and not cycle.over:
             self._wake.clear()
             cycle.hear(now_ms, self._client.authority_ms())
-            if asking.count < self._rhythm.ahead and self.view.sober and self.view.age_ms() < SNAPSHOT_FRESH_MS:
+            may = asking.count < self._rhythm.ahead and self.view.sober and self.view.age_ms() < SNAPSHOT_FRESH_MS
+            if may:
                 proposal = cycle.propose(now_ms, self._rhythm.batch)
                 if proposal:
                     asking.begin(proposal)
                     continue
             until_ms = tenure.held_until_ms
-            if asking.count < self._rhythm.ahead and self.view.sober and (next_ms := cycle.next_ms()) is not None:
+            if may and (next_ms := cycle.next_ms()) is not None:
                 until_ms = min(until_ms, next_ms)
             try:
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):

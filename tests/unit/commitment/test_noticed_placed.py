@@ -188,6 +188,16 @@ async def test_a_gang_claim_is_of_one_gang(scope: Scope) -> None:
 
 
 @story
+async def test_a_gang_claim_is_of_one_generation(scope: Scope) -> None:
+    """S9: two of the old one and one of the new are no gang of three, neither of them."""
+    keys = await spawned(scope, "g", 2, gang=3, replicas=3)
+    await scope.must(USER, Apply(workload("g", "2", 3, gang=3)))
+    await scope.must(scope.actors["workloads"], Spawn("t1", "g", 2, 2, 1))
+    binds = tuple(Bind(key, scope.at(key), "n1", T1) for key in (*keys, "replica/t1/g-2"))
+    assert await scope.refused(scope.actors["scheduler"], Ganged(binds)) == Code.INVALID
+
+
+@story
 async def test_a_gang_that_can_never_be_bound_is_not_declared(scope: Scope) -> None:
     assert await scope.refused(USER, Apply(workload("g", replicas=2, gang=3))) is Code.INVALID
     await scope.must(USER, Apply(workload("g", replicas=3, gang=3)))

@@ -12,8 +12,8 @@ from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, OverrideSpec, Placement
 from remit.model.resources import Duration
 from tests.properties.machines import OPERATOR, Scope, amounts, furnished, node, run, workload
-from tests.unit.commitment.desk import move
-from tests.unit.proposal.mind import Mind, binds, mark, minds, nodes, quota, refused, reserves, want
+from tests.unit.commitment.desk import meets, move, offer
+from tests.unit.proposal.mind import Mind, binds, mark, minds, nodes, quota, rank, refused, reserves, want
 
 
 async def override(scope: Scope, name: str, effect: Any, ttl_s: int = 60, by: int = 0, **scoped: tuple[str, ...]) -> None:
@@ -295,6 +295,47 @@ async def test_a_new_shape_while_its_claim_is_under_way__nothing_is_posted_twice
     assert m.reason("shy-0") == Code.ANTI_AFFINITY
 
 
+@minds
+async def test_work_draws_on_all_the_slices_of_its_tenant(m: Mind) -> None:
+    """L1: what one slice does not cover the next does, at once."""
+    await meets(m.scope, "scope/global")
+    for name, cpu in (("a", "2"), ("b", "3")):
+        claim = offer(m.scope, cpu)
+        await m.scope.must(m.scope.actors["budgets"], replace(claim, name=name))
+    await want(m.scope, "w", 6)
+    await m.settle()
+    assert (len(m.where("w-")), m.reason("w-5")) == (5, "over_quota")
+
+
+@pytest.mark.parametrize("effect", ["avoid", "pin", "pause-expansion"])
+def test_an_override_comes_while_the_victims_go__nothing_is_bound_against_it(effect: str) -> None:
+    """Nothing new is placed there, or for it: what was reserved before that is given up."""
+
+    @minds
+    async def tell(m: Mind) -> None:
+        await want(m.scope, "low", 2, "4")
+        await m.settle()
+        await want(m.scope, "hi", 1, "4", priority="top")
+        await m.settle()
+        reserved = m.where("hi")["hi-0"]
+        low = next(name for name, at in m.where("low").items() if at == reserved)
+        scoped: dict[str, dict[str, Any]] = {
+            "avoid": {"nodes": (reserved,)},
+            "pin": {"tenants": ("t1",), "nodes": ("n1" if reserved == "n2" else "n2",)},
+            "pause-expansion": {"tenants": ("t1",)},
+        }
+        await override(m.scope, "o", effect, **scoped[effect])
+        await move(m.scope, f"replica/t1/{low}", "stop", "stopped")
+        await m.settle()
+        assert m.where("hi").get("hi-0") != reserved
+        assert m.scope.phase("replica/t1/hi-0") == ("pending" if effect == "pause-expansion" else "reserved")
+        await m.scope.must(OPERATOR, Delete("Override", "o"))
+        await m.settle()
+        assert m.where("hi")
+
+    tell()
+
+
 # -- gangs -----------------------------------------------------------------------------------------------------------------
 
 
@@ -317,6 +358,26 @@ async def test_a_gang_waits_for_its_members(m: Mind) -> None:
     await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "g", 1, 2, 1))
     await m.settle()
     assert len(m.where("g-")) == 3
+
+
+@minds
+async def test_members_of_a_gang_were_made_under_two_values_of_its_class__they_come_together(m: Mind) -> None:
+    await want(m.scope, "g", 2, gang=4, type_="job", replicas=4, priority="high")
+    await rank(m.scope, "high", 200)
+    await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "g", 1, 2, 2))
+    await m.settle()
+    assert len(m.where("g-")) == 4
+
+
+@minds
+async def test_a_gang_whose_workload_goes_says_so_at_once(m: Mind) -> None:
+    await quota(m.scope, "t1", cpu="2")
+    await want(m.scope, "g", 3, gang=3, type_="job")
+    await m.settle()
+    assert m.reason("g-0") == "over_quota"
+    await m.scope.must(OPERATOR, Delete("Workload", "g", "t1"))
+    await m.settle()
+    assert m.reason("g-0") == "deleting"
 
 
 @minds

@@ -55,6 +55,25 @@ async def test_the_lowest_priority_goes_and_no_more_of_it_than_must(m: Mind) -> 
 
 
 @minds
+async def test_of_a_group_that_may_lose_one__he_goes_who_holds_what_is_asked_for(m: Mind) -> None:
+    """The first of `safe` shares his GPU with somebody who stays: the other one makes room alone."""
+    safe = Disruption(min_available=1)
+    await want(m.scope, "safe", 2, devices=(DeviceAsk(kind="gpu", share="600m"),), disruption=safe)
+    await m.settle()
+    await want(m.scope, "stays", 1, devices=(DeviceAsk(kind="gpu", share="400m"),), priority="top")
+    await m.settle()
+    shared = m.scope.row("replica/t1/stays-0")["status"]["devices"]
+    beside, alone = sorted(
+        ("safe-0", "safe-1"), key=lambda name: m.scope.row(f"replica/t1/{name}")["status"]["devices"].keys() != shared.keys()
+    )
+    for name in (beside, alone):
+        await move(m.scope, f"replica/t1/{name}", "start", "run")
+    await want(m.scope, "whole", 1, devices=(DeviceAsk(kind="gpu", count=1),), priority="high")
+    await until_rest(m)
+    assert victims(m) == [alone]
+
+
+@minds
 async def test_one_large_victim_rather_than_several_small_ones(m: Mind) -> None:
     await want(m.scope, "small", 4, placement=Placement(zones=("a",)))
     await want(m.scope, "large", 1, "4", placement=Placement(zones=("b",)))

@@ -51,3 +51,12 @@ def test_a_slice_that_ran_out_or_was_closed_does_not_hide_the_next() -> None:
     late = purse(t.view, "t1", NOW_MS + 60_000)
     assert (late.name, late.reason) == ("a", Code.GRANT_EXPIRED)
     assert late.covers([], 1) == 0
+
+
+def test_a_slice_that_is_used_up_does_not_hide_the_next() -> None:
+    t = Told(ready("n1"), tenant("t1"), slice_("a", "2"), slice_("b", "3"), *work("w", cpu="2"))
+    assert purse(t.view, "t1", NOW_MS, [("cpu", 2000)]).name == "a"
+    assert purse(t.view, "t1", NOW_MS, [("cpu", 1000)], 3).name == "b"
+    t.tell(replica("w", phase="bound", on="n1", grants=("a",)))
+    assert purse(t.view, "t1", NOW_MS, [("cpu", 1000)]).name == "b"
+    assert purse(t.view, "t1", NOW_MS, [("cpu", 9000)]).reason == Code.OVER_QUOTA
