@@ -430,7 +430,9 @@ def _lacks(workload: Json, members: Sequence[Json]) -> str:
     wanted = spec.get("completions") or spec.get("replicas", 1)
     if spec["type"] == "job":
         over = [one for one in members if phase_of(one) == "released"]
-        ended = [one["metadata"]["name"] for one in over if _may_go_on(one, spec.get("retries", RETRIES))]
+        # Of a job that shrank there may be as many at work as it may have: then whoever has ended is spare.
+        full = len(members) - len(over) >= max(spec.get("replicas", 1), spec.get("completions", 0))
+        ended = [one["metadata"]["name"] for one in over if not full and _may_go_on(one, spec.get("retries", RETRIES))]
         few = f"{len(members)} of {wanted} replicas are there" if len(members) < wanted else ""
         return f"{ended} ended without success, and have attempts left" if ended else few
     live = [one for one in members if phase_of(one) != "released"]

@@ -239,6 +239,21 @@ def test_desire_is_judged_only_when_nobody_asks_for_anything_new() -> None:
     assert pen.found == []
 
 
+def test_of_a_job_that_shrank_whoever_has_ended_is_spare_while_enough_are_at_work() -> None:
+    pen = Pen().furnish()
+    pen.declare("w", replicas=0)
+    pen.declare("j", type="job", replicas=2, retries=3)
+    a, b = pen.spawn(0, 1, workload="j")
+    for key in (a, b):
+        pen.run(key)
+    pen.declare("j", 2, type="job", replicas=1, retries=3)
+    pen.move(b, "failed", "agent/n1", result="failed")
+    pen.move(b, "released", "repair", grants=None)
+    healed(pen, calm=True)
+    pass_time(pen, 200)
+    assert pen.found == []
+
+
 def test_what_is_outside_the_core_is_not_known_to_be_as_wanted() -> None:
     pen = Pen().furnish()
     (a,) = pen.spawn(0)
