@@ -4,9 +4,9 @@ It ends: a victim always has a lower priority than who takes its room, and what 
 lower still. So along every chain of preemptions the priority falls, and there are finitely many of them. It is never in vain
 either: the node is one where, without its victims, every filter is passed, and the caller has made sure of quota first.
 
-Cheapest means: the highest priority among the victims is as low as can be, and then the node is one where they are fewest. On a
-node the lowest go first, even if fewer of higher priority would do: those would in turn push out the low ones, and more would go
-in all. Nodes are ranked over whole columns; only the best are looked at closely, victim by victim.
+Cheapest means: the highest priority among the victims is as low as can be, and then the node is one where they are fewest. On
+a node the lowest go first, even if fewer of higher priority would do: those would in turn push out the low ones, and more would
+go in all. Nodes are ranked over whole columns; only the best are looked at closely, victim by victim.
 """
 
 from __future__ import annotations
