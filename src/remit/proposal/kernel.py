@@ -30,7 +30,7 @@ from remit.proposal.classes import Class
 from remit.proposal.devices import choose
 from remit.proposal.gates import FINE, SCALE, Gates, Numbers, Order, Shelves, keys_of, sort
 from remit.proposal.orders import Lines, best, leading
-from remit.proposal.plugins import LAW, ROOM, Filter, PluginError, Score, bounded, distinct, epoch_of
+from remit.proposal.plugins import LAW, ROOM, Filter, PluginError, Score, bounded, distinct, epoch_of, for_others
 from remit.proposal.scores import DEFAULT, LEAST
 
 _NEVER: Final = np.asarray(-1, dtype=np.int32)
@@ -233,7 +233,7 @@ class Kernel:
         if not filter_.foreign:
             return filter_.check(ask, site, self.peers)
         try:
-            found = np.asarray(filter_.check(ask, site, self.peers))
+            found = np.asarray(filter_.check(for_others(ask), site, self.peers))
         except (Exception, SystemExit) as error:  # whatever others' code does
             raise PluginError(filter_.name, f"it failed: {error!r}") from error
         if found.dtype != np.bool_ or found.shape not in ((), (len(site),)):
@@ -246,7 +246,7 @@ class Kernel:
         if not score.foreign:
             return score.score(ask, site)
         try:
-            found = np.asarray(score.score(ask, site))
+            found = np.asarray(score.score(for_others(ask), site))
         except (Exception, SystemExit) as error:
             raise PluginError(score.name, f"it failed: {error!r}") from error
         if found.dtype.kind not in "fiub" or found.shape not in ((), (len(site),)):

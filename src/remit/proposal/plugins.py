@@ -10,8 +10,8 @@ A **score** says how good a place is, from 0 to 1, for every node at once. It ma
 Both are asked for one ask over a `Site`: all nodes, or only those that changed since. So an answer must depend on the node's
 own row (and slowly changing knowledge, announced by another `epoch`); filters that look at others are the law's alone.
 
-An ask speaks for all work that needs the same of a node: its workload, labels and generation are those of one of them, and no
-plug-in can go by them.
+An ask speaks for all work that needs the same of a node. Whose it is, and with what labels, differs among them, so others are
+not told: no plug-in can go by it.
 
 Others are found as entry points of installed packages, in the groups `remit.filters` and `remit.scores`.
 """
@@ -27,6 +27,7 @@ from remit.law import fit
 from remit.law.fit import Ask, Peers, Site, Truth
 from remit.model.claims import Code
 
+_ANYBODY: Final = ("", "", 0)
 FILTERS: Final = "remit.filters"
 SCORES: Final = "remit.scores"
 WEIGHT_MAX: Final = 1_000
@@ -175,11 +176,16 @@ def _load(point: EntryPoint, kind: type[Any]) -> Any:
     return found
 
 
+def for_others(ask: Ask) -> Ask:
+    """The ask without what is that of one among many who share it."""
+    return ask._replace(generation=_ANYBODY, labels={})
+
+
 def applies(one: Filter | Score, ask: Ask) -> bool:
     if not one.foreign:
         return one.applies(ask)
     try:
-        return bool(one.applies(ask))
+        return bool(one.applies(for_others(ask)))
     except (Exception, SystemExit) as error:
         raise PluginError(one.name, f"it failed to say whether it applies: {error!r}") from error
 

@@ -21,7 +21,7 @@ from remit.model.kinds import Node, NodeHealth, NodeStatus
 from remit.observation.view import View
 from remit.proposal.classes import Class
 from remit.proposal.kernel import Kernel, Placed
-from remit.proposal.plugins import Filter, Score
+from remit.proposal.plugins import Filter, Score, applies
 from remit.proposal.scores import DEFAULT
 from remit.proposal.steering import Steering
 
@@ -172,7 +172,7 @@ class Trial:
         return [
             one
             for one in self.kernel.all_filters
-            if one.applies(self.one.ask)
+            if applies(one, self.one.ask)
             and not np.broadcast_to(self.kernel.checked(one, self.one.over, site), len(there))[there].all()
         ]
 

@@ -14,7 +14,7 @@ from remit.model.kinds import Device, Node
 from remit.model.resources import DEVICES, WHOLE, Amount
 from remit.proposal.devices import fits_devices
 from remit.proposal.explained import Change, Unblock
-from remit.proposal.plugins import COUPLED, ROOM
+from remit.proposal.plugins import COUPLED, ROOM, applies
 from remit.proposal.trial import MENDED, NODE_HEALTH, TAKES_WORK, Trial, ready_node
 
 EASED_MAX: Final = 3
@@ -51,7 +51,7 @@ def _names(trial: Trial) -> list[str]:
         for one in trial.kernel.all_filters
         if one.check not in ROOM
         and one.name not in trial.setting.fixed
-        and one.applies(trial.one.ask)
+        and applies(one, trial.one.ask)
         and (one.name in refusing or one.check in COUPLED)
     ]
 

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from msgspec.structs import replace
 
+from remit.law.fit import Ask
 from remit.model.claims import Code
 from remit.model.kinds import DeviceAsk, NodeHealth, NodeStatus, Placement
 from remit.proposal.classes import Class
@@ -76,6 +77,20 @@ def test_the_nearest_node_is_the_one_with_most_of_the_devices() -> None:
         near = nearest(*seen(t, "a"))
         assert near is not None
         assert (near.row, near.lacks) == (t.view.columns.rows["n3"], {"gpu": 1})
+
+
+def test_others_are_not_told_whose_an_ask_is() -> None:
+    """Work that needs the same shares one: its labels and its name are only those of the first."""
+    told: list[Any] = []
+
+    def check(ask: Ask, site: Any, peers: Any) -> bool:
+        told.append((ask.generation, dict(ask.labels), dict(ask.resources)))
+        return True
+
+    t = Told(ready("n1"), tenant("t1"), *work("a", "2", labels={"app": "a"}))
+    theirs = Filter("theirs", Code.POLICY, check, foreign=True, applies=lambda ask: not ask.labels)
+    assert funnel(*seen(t, "a", theirs)).fits == 1
+    assert told and set(map(str, told)) == {str((("", "", 0), {}, {"cpu": 2000}))}
 
 
 def test_what_would_fit_an_empty_node_may_fit_some_day() -> None:
