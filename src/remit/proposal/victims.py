@@ -74,8 +74,8 @@ class Victims:
         """The claim that took them was refused, or never heard."""
         for key in victims:
             slot = view.replicas.slots.get(key)
-            if slot is not None:
-                self._taken.pop(slot, None)
+            if slot is not None and self._taken.pop(slot, None) is not None:
+                self._left = min(float(self.pace.burst), self._left + 1)
                 self._owed.pop(slot, None)
 
     def again_ms(self) -> int:

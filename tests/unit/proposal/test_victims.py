@@ -91,6 +91,16 @@ def test_the_pace_is_saved_up_and_bounded() -> None:
     assert np.isfinite(victims._left) and victims._left <= 2
 
 
+def test_who_is_spared_does_not_count_towards_the_pace() -> None:
+    t, kernel, one = scene()
+    victims = begun(t, Pace(per_s=1, burst=2))
+    (first,) = plan(victims, t, kernel, one)
+    for _ in range(2):
+        victims.spare([t.view.replicas.keys[slot] for slot in first.victims], t.view)
+    assert len(plan(victims, t, kernel, one)) == 1
+    assert not plan(victims, t, kernel, one)
+
+
 def test_more_than_may_ever_go_at_once_is_not_waited_for() -> None:
     t, kernel, one = scene()
     victims = begun(t, Pace(per_s=1, burst=1))
