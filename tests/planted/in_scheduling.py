@@ -27,6 +27,7 @@ from remit.proposal.cycle import Cycle
 from remit.proposal.kernel import Kernel
 from remit.proposal.preemption import Spare
 from remit.proposal.scheduler import Asking
+from remit.proposal.untold import Untold
 from remit.proposal.victims import Victims
 from remit.store import chain
 from tests.planted.bug import bug
@@ -115,13 +116,7 @@ def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
 @bug(23, scenario="flood", expects=("waiting_has_a_reason", "pending_work_is_tried"))
 def only_those_who_were_tried_are_told(patch: pytest.MonkeyPatch) -> None:
     """Why a line waits is written down of as many as a batch takes."""
-    tell = Cycle._tell
-
-    def first(self: Cycle, now_ms: int) -> Any:
-        self._retell.clear()
-        return tell(self, now_ms)
-
-    patch.setattr(Cycle, "_tell", first)
+    patch.setattr(Untold, "take", lambda self, now_ms, line_of: {})
 
 
 @bug(24, 38, scenario="preemption-churn", expects=("preemption_leaves_enough",))

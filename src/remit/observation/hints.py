@@ -25,20 +25,25 @@ class Hints:
         self._by_node: dict[str, dict[str, int]] = {}
         self._by_work: dict[str, dict[str, int]] = {}
 
-    def put(self, name: str, summary: Summary | None) -> None:
-        """What a node says from now on; nothing, if its summary is gone."""
+    def put(self, name: str, summary: Summary | None) -> list[str]:
+        """What a node says from now on; nothing, if its summary is gone. Answers of which work something is said for the first
+        time now, or nothing any more.
+        """
         node = name.removeprefix(PREFIX)
-        for work in self._by_node.pop(node, {}):
+        before = self._by_node.pop(node, {})
+        said = {} if summary is None else {work: min(count, FULL) for work, count in summary.spec.counts.items() if count > 0}
+        known = {work: work in self._by_work for work in (*before, *said)}
+        for work in before:
             nodes = self._by_work[work]
             del nodes[node]
             if not nodes:
                 del self._by_work[work]
-        said = {} if summary is None else {work: min(count, FULL) for work, count in summary.spec.counts.items() if count > 0}
         if said:
             self._by_node[node] = said
         for work, count in said.items():
             self._by_work.setdefault(work, {})[node] = count
         self.version += 1
+        return [work for work, was in known.items() if was != (work in self._by_work)]
 
     def __bool__(self) -> bool:
         """Was anything said at all?"""

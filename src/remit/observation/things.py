@@ -87,7 +87,7 @@ class Things:
         for change in by_kind.get("override", ()):
             self._override(change)
         for change in by_kind.get("summary", ()):
-            self._summary(change)
+            self._summary(change, news)
 
     def _decode(self, kind: str, change: Change) -> Any:
         try:
@@ -133,11 +133,11 @@ class Things:
         else:
             self.overrides[name] = self._decode("override", change)
 
-    def _summary(self, change: Change) -> None:
+    def _summary(self, change: Change, news: News) -> None:
         name = change.key.partition("/")[2]
         summary: Summary | None = None if self._gone(change) else self._decode("summary", change)
         if name.startswith(PREFIX):
-            self.hints.put(name, summary)
+            news.cures.update({("hinted", work): None for work in self.hints.put(name, summary)})
 
     def _charge(self, changes: Sequence[Change], news: News) -> None:
         puts, gone = list[Tenant | Grant](), list[Tenant | Grant]()

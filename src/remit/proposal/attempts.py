@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -204,12 +204,15 @@ class Attempts:
 
     def closed_to(self, paths: Iterable[str]) -> list[int]:
         """Who waits for a node of those workloads, by `tenant/name`, of which no more is placed."""
+        return self.waiting_of(paths, lambda owner: self._view.shapes.workloads.at.state[owner] != THERE)
+
+    def waiting_of(self, paths: Iterable[str], which: Callable[[int], bool] = lambda owner: True) -> list[int]:
+        """Who waits for a node, of those workloads by `tenant/name`."""
         shapes, replicas = self._view.shapes, self._view.replicas
-        owners = [owner for path in paths if (owner := shapes.workloads.ids.get(path)) is not None]
-        closed = [owner for owner in owners if shapes.workloads.at.state[owner] != THERE]
-        if not closed:
+        owners = [owner for path in paths if (owner := shapes.workloads.ids.get(path)) is not None and which(owner)]
+        if not owners:
             return []
-        of = np.flatnonzero(np.isin(shapes.column("workload"), closed))
+        of = np.flatnonzero(np.isin(shapes.column("workload"), owners))
         waits = replicas.column("phase") == PENDING
         found: list[int] = np.flatnonzero(waits & np.isin(replicas.column("generation"), of)).tolist()
         return found

@@ -12,7 +12,6 @@ An answer counts only for the claim that it is about. Whoever changed, went, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import Final, cast
 
 import numpy as np
@@ -22,7 +21,7 @@ from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, Explain
 from remit.observation.replicas import PENDING, RESERVED
 from remit.observation.view import View
 from remit.proposal.asking import Asked, Held, Proposal
-from remit.proposal.attempts import SAID_MS, Attempt, Attempts, Key, Short, words
+from remit.proposal.attempts import Attempt, Attempts, Key, Short, words
 from remit.proposal.backlog import Backlog
 from remit.proposal.decisions import Decisions
 from remit.proposal.decisions import Verdict as Word
@@ -35,6 +34,7 @@ from remit.proposal.paths import Path, Tell, untold
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT, locality
 from remit.proposal.steering import Steering
+from remit.proposal.untold import Untold
 from remit.proposal.victims import Pace, Victims
 from remit.proposal.waking import Waking
 
@@ -43,11 +43,6 @@ HELD_MS_MAX: Final = 60_000
 believed by the authority either.
 """
 
-TOLD_MAX: Final = 4_096
-"""How many replicas are told in one proposal why they wait with others; the rest hear it with the next."""
-
-RETELL_MS: Final = 45_000
-"""A reason is at most a minute old: so it is said again, also of those whose line is tried by others of it."""
 UNRESERVE: Final = "unreserve"
 DETAIL_MAX: Final = 500
 NOT_ITS_FAULT: Final = frozenset((Code.VICTIMS, Code.REVISION, Code.STALE_EVIDENCE, Code.STALE_EPOCH, Code.LEASE_EXPIRED))
@@ -111,10 +106,7 @@ class Cycle:
         self._ready: dict[int, None] = {}
         self._given_up: dict[int, None] = {}
         """Reservations that could not be bound, or must not be any more: their replicas are to be placed anew."""
-        self._untold: dict[int, None] = {}
-        """Who stands in a line that waits and was not tried with it: the reason is theirs too, and is to be said."""
-        self._retell: dict[Line, int] = {}
-        """Of lines of which not everybody was told, or not this time: when all in them are to be."""
+        self._untold = Untold()
         self._queued = False
 
     # -- hearing -----------------------------------------------------------------------------------------------------------
@@ -156,7 +148,7 @@ class Cycle:
 
     def _drop(self, slot: int) -> None:
         self.backlog.remove(slot)
-        self._untold.pop(slot, None)
+        self._untold.goes(slot)
         self._asked.pop(slot, None)
         self._held.pop(slot, None)
 
@@ -184,8 +176,7 @@ class Cycle:
         line = self.backlog.add(key, lambda: self._attempts.line(key, slot, arrived_ms), slot, arrived_ms)
         if key.gang:
             self.backlog.happened(("member", key), self.backlog.version)
-        if line.wait is not None:
-            self._untold[slot] = None
+        self._untold.joins(slot, line)
         return key
 
     def _reline_all(self, now_ms: int) -> None:
@@ -214,6 +205,8 @@ class Cycle:
             happened(("room",), version, self._waking.fits_on(room))
         if nodes:
             happened(("node",), version, self._waking.open_on(nodes))
+        if hinted := [str(cure[1]) for cure in cures if cure[0] == "hinted"]:
+            self._reline(self._attempts.waiting_of(hinted), now_ms)
         closed = [f"{cure[1]}/{cure[2]}" for cure in cures if cure[0] == "workload"]
         if closed:
             self._reline(self._attempts.closed_to(closed), now_ms)
@@ -221,7 +214,7 @@ class Cycle:
             happened(("quota", tenant), version)
         for cure in cures:
             match cure[0]:
-                case "room" | "node" | "quota" | "grant":
+                case "room" | "node" | "quota" | "grant" | "hinted":
                     continue
                 case "priority":
                     self._reline_all(now_ms)
@@ -308,7 +301,7 @@ class Cycle:
 
     def next_ms(self) -> int | None:
         """When to look again although nothing was heard."""
-        times = [*(held.until_ms for held in self._held.values()), *self._retell.values()]
+        times = [*(held.until_ms for held in self._held.values()), *self._untold.times_ms()]
         times += [ms for ms in (self.backlog.next_ms(), self._override_ms) if ms is not None]
         return min(times, default=None)
 
@@ -390,10 +383,7 @@ class Cycle:
             explains = self._attempts.put_aside(one, rest, now_ms)
             for explain in explains:
                 proposal.add(explain)
-            if one.line.queued > len(rest):
-                self._retell.setdefault(one.line, now_ms)
-            elif not explains:
-                self._retell.setdefault(one.line, now_ms + RETELL_MS - SAID_MS)
+            self._untold.tried(one.line, rest, bool(explains), now_ms)
 
     def _confirm(self, proposal: Proposal) -> None:
         """Reservations whose victims have gone are bound as they were made."""
@@ -415,21 +405,10 @@ class Cycle:
         self._given_up = {}
 
     def _tell(self, now_ms: int) -> Iterable[Explain]:
-        for line in [line for line, at_ms in self._retell.items() if at_ms <= now_ms]:
-            del self._retell[line]
-            if line.wait is not None:
-                self._untold.update(dict.fromkeys(cast(Iterable[int], line.members())))
-                self._retell[line] = now_ms + RETELL_MS
         for (tenant, code, detail), slots in self._refusals.items():
             yield from self.decisions.records(tenant, slots, Word("refused", code, detail), attempt=1)
         self._refusals = {}
-        lines: dict[Line, list[int]] = {}
-        for slot in list(islice(self._untold, TOLD_MAX)):
-            of = self.backlog.line_of(slot)
-            del self._untold[slot]
-            if of is not None and of.wait is not None:  # else it is tried before long, and told what comes of that
-                lines.setdefault(of, []).append(slot)
-        for line, slots in lines.items():
+        for line, slots in self._untold.take(now_ms, self.backlog.line_of).items():
             if line.wait is not None:
                 word = Word("waiting", line.wait.reason, "it waits with those that ask the same", words(line.wait.cures))
                 yield from self.decisions.records(line.tenant, slots, word, attempt=line.attempts)
