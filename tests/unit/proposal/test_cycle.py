@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.model.claims import Apply, Bind, Code, Delete, Forget, Ganged, Move, Refused, Spawn
+from remit.model.claims import Apply, Bind, Code, Delete, Forget, Ganged, Move, Refused, Report, Spawn
 from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, OverrideSpec, Placement
+from remit.model.records import SummarySpec
 from remit.model.resources import Duration
 from tests.properties.machines import OPERATOR, Scope, amounts, furnished, node, run, workload
 from tests.unit.commitment.desk import meets, move, offer
@@ -367,6 +368,40 @@ async def test_members_of_a_gang_were_made_under_two_values_of_its_class__they_c
     await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "g", 1, 2, 2))
     await m.settle()
     assert len(m.where("g-")) == 4
+
+
+@minds
+async def test_members_of_a_gang_came_before_and_after_a_hint__they_come_together(m: Mind) -> None:
+    await want(m.scope, "g", 2, gang=4, type_="job", replicas=4)
+    await m.settle()
+    assert m.reason("g-0") == Code.GANG_SHORT
+    await hint(m.scope, "n1", 1, "t1/g")
+    await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "g", 1, 2, 1))
+    await m.settle()
+    await hint(m.scope, "n1", 2)
+    await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "g", 1, 3, 1))
+    await m.settle()
+    assert len(m.where("g-")) == 4
+
+
+async def hint(scope: Scope, on: str, sequence: int, *works: str) -> None:
+    """For which work a node says it is warm, from now on."""
+    summary = SummarySpec(holder=on, epoch=1, sequence=sequence, counts=dict.fromkeys(works, 1_000))
+    await scope.must(scope.actors[f"agent/{on}"], Report(f"warm/{on}", summary))
+
+
+@minds
+async def test_whoever_joins_a_line_that_is_being_tried_is_told_when_it_waits_again(m: Mind) -> None:
+    """Tried are no more than a batch takes, and the others of the line were told a while ago."""
+    m.limit = 2
+    await want(m.scope, "w", 6, "9", replicas=9)
+    await m.settle()
+    for index in (6, 7, 8):
+        await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "w", 1, index, 1))
+        await m.see()
+        m.cycle.backlog.happened(("room",), m.view.version + 1)  # it is to be tried, and has not been yet
+        await m.settle()
+        assert f"t1/w-{index}" in {name for one in m.decisions("waiting") for name in one.replicas}
 
 
 @minds
