@@ -30,7 +30,7 @@ from remit.client.client import Client
 from remit.client.endpoint import InProcess
 from remit.commitment.authority import Authority
 from remit.law.refusals import REFUSALS
-from remit.model.claims import Acquire, Actor, Apply, Code, Mark, Move, Operation, Role, Spawn
+from remit.model.claims import Acquire, Actor, Apply, Code, Mark, Move, Operation, Role, Spawn, operation_id
 from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
@@ -67,7 +67,7 @@ FEATURES: Final[dict[str, Placement]] = {
     "spread": Placement(topology_spread=(Spread(topology_key="zone", max_skew=5, label_selector=_LABEL),)),
     "anti-affinity": Placement(anti_affinity=(Affinity(topology_key="node", label_selector=_LABEL),)),
 }
-KUBE: Final = {"plain": 280, "spread": 80, "anti-affinity": 180, "preemption": 26, "preemption of 3": 26}
+KUBE: Final = {"plain": 280, "spread": 80, "anti-affinity": 180, "preemption of 3": 26}
 """Binds a second of kube-scheduler, with API server and etcd on such a machine; preemption at 1,000 nodes."""
 
 
@@ -292,7 +292,7 @@ async def _preempt(directory: Path, sizes: Sizes, feature: str, each: Amount) ->
             "jobs": sizes.urgent,
             "seconds": seconds,
             "per_s": sizes.urgent / seconds,
-            "kube_ratio": sizes.urgent / seconds / KUBE[feature],
+            **({"kube_ratio": sizes.urgent / seconds / KUBE[feature]} if feature in KUBE else {}),
         }
 
 
@@ -322,8 +322,6 @@ async def _agents(scope: Scope, nodes: int) -> dict[str, Actor]:
 
 
 def _id(status: Any, nonce: str) -> Any:
-    from remit.model.claims import operation_id
-
     return operation_id(status.incarnation, status.window, nonce)
 
 

@@ -369,9 +369,10 @@ class Draft:
         return None if gone is None else (patron, found[0], *frees(found[0].status, ask, gone, list(there.values())))
 
     def _hand_over(self, name: str, patron: Replica, pairs: Pairs, charges: Sequence[Pairs]) -> None:
-        ledger = self._own_node(patron.status.node) if pairs else None
-        if ledger is not None:
-            ledger.take(pairs)
+        ledger = self._own_node(patron.status.node)
+        if ledger is None:
+            raise LookupError(f"{name} has a reservation on {patron.status.node}, which is not in the books")
+        ledger.take(pairs)
         for grant, charge in zip(patron.status.grants, charges, strict=True):
             if charge:
                 self._charged(name, grant).draw(charge, 1)

@@ -46,6 +46,13 @@ async def test_the_next_batch_does_not_wait_for_the_answer_to_the_last(m: Mind) 
     assert not refused(m)
 
 
+async def rival(m: Mind) -> None:
+    """Another takes both nodes meanwhile, for `b`."""
+    for i, at in enumerate(("n1", "n2")):
+        key = f"replica/t1/b-{i}"
+        await m.scope.must(m.scope.actors["scheduler"], Bind(key, m.scope.at(key), at, "tenant/t1"))
+
+
 @minds
 async def test_a_refused_claim_is_not_repeated_before_the_view_has_seen_what_it_was_refused_on(m: Mind) -> None:
     """A rival takes both nodes; the answer tells at which revision, and until then nothing is claimed again."""
@@ -53,9 +60,7 @@ async def test_a_refused_claim_is_not_repeated_before_the_view_has_seen_what_it_
     await want(m.scope, "b", 2, "4")
     await m.see()
     made = m.propose()
-    for i, at in enumerate(("n1", "n2")):
-        key = f"replica/t1/b-{i}"
-        await m.scope.must(m.scope.actors["scheduler"], Bind(key, m.scope.at(key), at, "tenant/t1"))
+    await rival(m)
     m.learn(made, await m.ask(made))
     assert set(refused(m)) <= {Code.NO_ROOM, Code.REVISION}
     for _ in range(5):
@@ -619,9 +624,7 @@ async def test_paused_while_its_claim_was_under_way__a_refused_one_is_not_claime
     m.limit = 1
     made = m.propose()
     m.limit = 100
-    for i, at in enumerate(("n1", "n2")):
-        key = f"replica/t1/b-{i}"
-        await m.scope.must(m.scope.actors["scheduler"], Bind(key, m.scope.at(key), at, "tenant/t1"))
+    await rival(m)
     await override(m.scope, "p", "pause-expansion", 60, workloads=("t1/a",))
     await m.see()
     m.hear()
@@ -679,9 +682,7 @@ async def test_a_refusal_is_in_the_records(m: Mind) -> None:
     await want(m.scope, "b", 2, "4")
     await m.see()
     made = m.propose()
-    for i, at in enumerate(("n1", "n2")):
-        key = f"replica/t1/b-{i}"
-        await m.scope.must(m.scope.actors["scheduler"], Bind(key, m.scope.at(key), at, "tenant/t1"))
+    await rival(m)
     m.learn(made, await m.ask(made))
     await m.settle()
     assert {one.reason for one in m.decisions("refused")} & {Code.NO_ROOM}
