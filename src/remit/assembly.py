@@ -14,6 +14,7 @@ from remit.client.remote import Answering, Remote
 from remit.commitment.authority import Authority
 from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
+from remit.law.tempo import Tempo
 from remit.observation.view import View
 from remit.proposal.paths import Tell, untold
 from remit.proposal.plugins import Filter, installed_filters, installed_scores
@@ -26,12 +27,14 @@ from remit.world.promises import World
 
 
 @asynccontextmanager
-async def embedded(directory: Path, world: World, *, scope: str = "local", holder: str = "remit") -> AsyncIterator[Authority]:
+async def embedded(
+    directory: Path, world: World, *, scope: str = "local", holder: str = "remit", tempo: Tempo = Tempo()
+) -> AsyncIterator[Authority]:
     """The authority of one scope on a SQLite store in `directory`, owned by this process. The caller runs it."""
     store = await SqliteStore.open(directory, offload=world.offload, holder=holder, incarnation=world.ids.incarnation())
     try:
         authority = await Authority.take_over(
-            store, scope=scope, holder=holder, clock=world.clock, ids=world.ids, place=store.place
+            store, scope=scope, holder=holder, clock=world.clock, ids=world.ids, place=store.place, tempo=tempo
         )
         settle_process()
         yield authority
@@ -49,6 +52,7 @@ async def server(
     beat_ms: int = 2_000,
     term_ms: int = 6_000,
     batch_max: BatchMax = BATCH_MAX,
+    tempo: Tempo = Tempo(),
 ) -> None:
     """One of a scope's servers, for ever: it answers at its name, passes on while another leads, and leads when nobody does."""
     others = {peer: Remote(world.link, peer) for peer in peers if peer != name}
@@ -61,6 +65,7 @@ async def server(
         peers=others,
         term_ms=term_ms,
         batch_max=batch_max,
+        tempo=tempo,
     )
     async with world.link.serve(name, Answering(standby)):
         await standby.serve(beat_ms=beat_ms)

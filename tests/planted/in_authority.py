@@ -63,16 +63,15 @@ def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
 @bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
 def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
     """A renewal is answered with yes, and the term runs on from when the lease was acquired."""
-    renew = Authority.renew
+    renew = Authority._renew
 
-    async def forget(self: Authority, actor: Actor, /) -> bool:
-        before = self.heard.get(actor.lease)
-        held = await renew(self, actor)
-        if before is not None:
-            self.heard[actor.lease] = before
+    async def forget(self: Authority, actors: Sequence[Actor]) -> list[bool]:
+        before = dict(self.last_heard)
+        held = await renew(self, actors)
+        self.last_heard.update({actor.lease: before[actor.lease] for actor in actors if actor.lease in before})
         return held
 
-    patch.setattr(Authority, "renew", forget)
+    patch.setattr(Authority, "_renew", forget)
 
 
 @bug(15, scenario="meddlers", seed=4, expects=("accepted_entries_held_their_lease", "leases_are_not_taken_from_the_living"))
@@ -171,7 +170,7 @@ def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
             return None
         self.books.absorb(prepared.draft, now.revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, now.revision)
-        self.heard.update(prepared.draft.heard)
+        self.last_heard.update(prepared.draft.heard)
         self._oldest = prepared.oldest
         return now.revision
 
@@ -216,7 +215,7 @@ def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
         self._place = chain.Place(head, revision)
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.heard.update(prepared.draft.heard)
+        self.last_heard.update(prepared.draft.heard)
         self._oldest = prepared.oldest
         return revision
 

@@ -38,7 +38,7 @@ def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
 @bug(34, scenario="cut-nodes", expects=("lost_only_after_its_fence",))
 def a_part_of_the_fence_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What a silent node runs is given up when its fence has passed, and its end was not waited for."""
-    patch.setattr(moving, "lost_after_ms", lambda fence_ms: fence_ms * 9 // 10)
+    patch.setattr(moving, "lost_after_ms", lambda fence_ms, tempo: fence_ms * 9 // 10)
 
 
 @bug(12, 18, scenario="late-renewals", seed=6, expects=APART)

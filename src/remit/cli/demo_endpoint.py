@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from remit.client.endpoint import Overloaded, Status
 from remit.client.remote import Answering, Remote
 from remit.commitment.authority import Authority
+from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Actor, Operation, OperationID, Verdict
 from remit.world.link import SocketLink
 from remit.world.promises import Clock, Link, Service
@@ -104,6 +105,15 @@ class Watched:
 
     async def renew(self, actor: Actor, /) -> bool:
         return await Remote(_Stamped(self._link), AUTHORITY).renew(actor)
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        return await Remote(_Stamped(self._link), AUTHORITY).beat(beats)
+
+    async def heard(self) -> Heard:
+        return await Remote(_Stamped(self._link), AUTHORITY).heard()
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return await Remote(_Stamped(self._link), AUTHORITY).states(nodes)
 
     def _end_if_it_cannot(self, error: Overloaded) -> None:
         """A client has good reason to wait a minute for a disk with room. Whoever watches the demo has none."""

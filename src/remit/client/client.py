@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
 from remit.client.retry import RetryBudget, RetryShape
-from remit.law.lifecycle import DRIFT_MAX_PERCENT
+from remit.law.tempo import DRIFT_MAX_PERCENT
+from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import (
     Abandon,
     Actor,
@@ -189,6 +190,20 @@ class Client:
             await self._fresh_status(course)
         return await self._reach(lambda endpoint: self._renew_once(endpoint, actor), course)
 
+    async def beat(self, beats: Sequence[Beat], *, deadline_ms: int | None = None) -> tuple[Sequence[bool], int]:
+        """Say how nodes are, which renews their leases; whether each is held, and when the try that was answered was sent."""
+        course = self._begin(deadline_ms, budgeted=False)
+        if self._strayed:
+            await self._fresh_status(course)
+        return await self._reach(lambda endpoint: self._beat_once(endpoint, beats), course)
+
+    async def heard(self, *, deadline_ms: int | None = None) -> tuple[Heard, int]:
+        """For how long nothing was heard of each node, counted from no later than the instant that comes with it."""
+        return await self._reach(self._heard_once, self._begin(deadline_ms))
+
+    async def states(self, nodes: Sequence[str] = (), *, deadline_ms: int | None = None) -> Sequence[NodeState]:
+        return await self._reach(lambda endpoint: endpoint.states(nodes), self._begin(deadline_ms))
+
     async def status(self, *, deadline_ms: int | None = None) -> Status:
         """Where the scope stands, read anew; calls at the same time share one answer."""
         return await self._fresh_status(self._begin(deadline_ms), stale=self._status)
@@ -236,6 +251,14 @@ class Client:
     async def _renew_once(self, endpoint: Endpoint, actor: Actor) -> Renewal:
         sent_ms = self._world.clock.now_ms()
         return Renewal(await endpoint.renew(actor), sent_ms)
+
+    async def _beat_once(self, endpoint: Endpoint, beats: Sequence[Beat]) -> tuple[Sequence[bool], int]:
+        sent_ms = self._world.clock.now_ms()
+        return await endpoint.beat(beats), sent_ms
+
+    async def _heard_once(self, endpoint: Endpoint) -> tuple[Heard, int]:
+        sent_ms = self._world.clock.now_ms()
+        return await endpoint.heard(), sent_ms
 
     async def _ask_expired_anew(
         self, course: _Course, status: Status, verdicts: list[Verdict], expired: Sequence[int]

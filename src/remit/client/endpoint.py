@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Actor, Operation, Verdict, decode_operation, encode_operation
 
 
@@ -37,6 +38,8 @@ class Status(msgspec.Struct, frozen=True):
     leader: str = ""
     boot: str = ""
     now_ms: int = 0
+    beat_ms: int = 2_000
+    """How often agents beat here; every other term of law/tempo.py follows from it."""
 
 
 class Endpoint(Protocol):
@@ -54,6 +57,18 @@ class Endpoint(Protocol):
         No operation, since it is in the authority's memory alone, and repeating it is harmless. The holder counts from when
         it sent this (tenure.py). False is final: an epoch that was lost does not come back.
         """
+        ...
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        """Renew many agents' leases at once, each with its node's whole state; one answer each, as of `renew`."""
+        ...
+
+    async def heard(self) -> Heard:
+        """For how long nothing was heard of each node."""
+        ...
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        """What these nodes last said of themselves; all of them, if none is named."""
         ...
 
 
@@ -99,6 +114,9 @@ def _because(why: str) -> str:
 
 
 _actors: msgspec.json.Decoder[Actor] = msgspec.json.Decoder(Actor)
+_beats: msgspec.json.Decoder[list[Beat]] = msgspec.json.Decoder(list[Beat])
+_heards: msgspec.json.Decoder[Heard] = msgspec.json.Decoder(Heard)
+_states: msgspec.json.Decoder[list[NodeState]] = msgspec.json.Decoder(list[NodeState])
 _statuses: msgspec.json.Decoder[Status] = msgspec.json.Decoder(Status)
 _verdicts: msgspec.json.Decoder[list[Verdict]] = msgspec.json.Decoder(list[Verdict])
 
@@ -127,3 +145,14 @@ class InProcess:
 
     async def renew(self, actor: Actor, /) -> bool:
         return await self._target.renew(actor if self._by_reference else _actors.decode(msgspec.json.encode(actor)))
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        return await self._target.beat(beats if self._by_reference else _beats.decode(msgspec.json.encode(list(beats))))
+
+    async def heard(self) -> Heard:
+        heard = await self._target.heard()
+        return heard if self._by_reference else _heards.decode(msgspec.json.encode(heard))
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        states = await self._target.states(nodes)
+        return states if self._by_reference else _states.decode(msgspec.json.encode(list(states)))

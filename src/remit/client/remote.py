@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
+from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Actor, Operation, Verdict
 from remit.model.objects import dec_hook, enc_hook
 from remit.world.promises import Link, Unheard, Unreached
@@ -23,18 +24,25 @@ class Unread(Exception):
 
 
 class Call(msgspec.Struct, omit_defaults=True, gc=False):
-    """What is said: `operations` to ask, an actor to `renew`, or neither, for the status."""
+    """What is said: `operations` to ask, an actor to `renew`, `beats` of nodes, what was `heard` of them, the `states` of some
+    (of all, if none is named); or nothing of all this, for the status.
+    """
 
     operations: tuple[Operation, ...] | None = None
     renew: Actor | None = None
+    beats: tuple[Beat, ...] | None = None
+    heard: bool = False
+    states: tuple[str, ...] | None = None
 
 
 class Reply(msgspec.Struct, omit_defaults=True, gc=False):
-    """What comes back: one of the first three, or how it `failed`."""
+    """What comes back: what was asked for, or how it `failed`."""
 
     verdicts: tuple[Verdict, ...] | None = None
     status: Status | None = None
-    held: bool | None = None
+    held: tuple[bool, ...] | None = None
+    heard: Heard | None = None
+    states: tuple[NodeState, ...] | None = None
     failed: Literal["", "silence", "turned", "overloaded", "unread"] = ""
     why: str = ""
     hint: str = ""
@@ -45,6 +53,7 @@ _encoder = msgspec.json.Encoder(enc_hook=enc_hook)
 _calls: msgspec.json.Decoder[Call] = msgspec.json.Decoder(Call, dec_hook=dec_hook)
 _replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply, dec_hook=dec_hook)
 _STATUS = _encoder.encode(Call())
+_HEARD = _encoder.encode(Call(heard=True))
 
 _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
 """What a decoder raises on hostile bytes: a wrong shape, text that is no UTF-8, and brackets without end."""
@@ -73,9 +82,27 @@ class Remote:
 
     async def renew(self, actor: Actor, /) -> bool:
         held = (await self._call(_encoder.encode(Call(renew=actor)))).held
-        if held is None:
+        if held is None or len(held) != 1:
+            raise Silence("an answer to something else")
+        return held[0]
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        held = (await self._call(_encoder.encode(Call(beats=tuple(beats))))).held
+        if held is None or len(held) != len(beats):
             raise Silence("an answer to something else")
         return held
+
+    async def heard(self) -> Heard:
+        heard = (await self._call(_HEARD)).heard
+        if heard is None:
+            raise Silence("an answer to something else")
+        return heard
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        states = (await self._call(_encoder.encode(Call(states=tuple(nodes))))).states
+        if states is None:
+            raise Silence("an answer to something else")
+        return states
 
     async def _call(self, body: bytes) -> Reply:
         try:
@@ -120,7 +147,13 @@ class Answering:
         if call.operations is not None:
             return Reply(verdicts=tuple(await self._endpoint.ask(call.operations)))
         if call.renew is not None:
-            return Reply(held=await self._endpoint.renew(call.renew))
+            return Reply(held=(await self._endpoint.renew(call.renew),))
+        if call.beats is not None:
+            return Reply(held=tuple(await self._endpoint.beat(call.beats)))
+        if call.heard:
+            return Reply(heard=await self._endpoint.heard())
+        if call.states is not None:
+            return Reply(states=tuple(await self._endpoint.states(call.states)))
         return Reply(status=await self._endpoint.status())
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:

@@ -30,10 +30,13 @@ from remit.commitment.batching import NO_FAULTS, Answer, Ground, Known, Prepared
 from remit.commitment.books import Books, Moment
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
+from remit.commitment.moving import agent_lease
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Entry, Outcomes
 from remit.commitment.queueing import BATCH_MAX, BatchMax, Piece, Queue, cut
 from remit.commitment.rulings import UNLEASED
-from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdict
+from remit.law.tempo import Tempo
+from remit.model.beats import Beat, Heard, NodeHeard, NodeState
+from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Role, Verdict
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids
@@ -80,6 +83,7 @@ class Authority:
         books: Books,
         outcomes: Outcomes,
         batch_max: BatchMax = BATCH_MAX,
+        tempo: Tempo = Tempo(),
     ) -> None:
         self.store = store
         self.scope = scope
@@ -87,7 +91,10 @@ class Authority:
         self.books = books
         self.outcomes = outcomes
         self.batch_max = batch_max
-        self.heard: dict[str, int] = {}
+        self.tempo = tempo
+        self.last_heard: dict[str, int] = {}
+        self._states: dict[str, NodeState] = {}
+        """What nodes last said of themselves: of those that are heard, so no more than there are."""
         self._place = place
         self._since_ms = clock.now_ms()
         self._first_window = outcomes.window
@@ -116,6 +123,7 @@ class Authority:
         place: chain.Place | None = None,
         batch_max: BatchMax = BATCH_MAX,
         beat_ms: int = 0,
+        tempo: Tempo = Tempo(),
     ) -> Authority:
         """Fence every older authority of this scope and continue from what it left in the store.
 
@@ -129,7 +137,7 @@ class Authority:
         # In a new store there is nothing to read, and a beat would look as if there were.
         beats = _Beats(store, clock, place, 0 if new else beat_ms)
         books, outcomes = await beats.during(load(store, place, moment, lambda: beats.place.revision))
-        authority = cls(store, scope, clock, beats.place, books, outcomes, batch_max)
+        authority = cls(store, scope, clock, beats.place, books, outcomes, batch_max, tempo)
         authority._oldest = int(kept.rows[0].key.removeprefix(BATCH)) if kept.rows else authority.head.sequence + 1
         if await restoring.is_due(store, place.head.incarnation):
             await authority._doubt_everything(new=new)
@@ -167,22 +175,52 @@ class Authority:
                 await answer
         head = self._place.head
         stand = head.incarnation, head.epoch, head.sequence, self.outcomes.window, WINDOW_MS, head.holder
-        return Status(self.scope, *stand, self.clock.boot(), self.clock.now_ms())
+        return Status(self.scope, *stand, self.clock.boot(), self.clock.now_ms(), self.tempo.beat_ms)
 
     async def renew(self, actor: Actor, /) -> bool:
         """Begin the lease's term anew, from now. Answered only after the store has confirmed, later than this call, that
         nobody has taken over: a deposed authority must not extend what its successor has begun to count.
         """
+        return (await self._renew((actor,)))[0]
+
+    async def beat(self, beats: Sequence[Beat], /) -> list[bool]:
+        """As `renew`, for many agents at once; and what each says of its node is kept until it says more."""
+        held = await self._renew([beat.actor for beat in beats])
+        for beat, mine in zip(beats, held, strict=True):
+            if mine and beat.actor.lease == agent_lease(beat.state.node):
+                self._states[beat.state.node] = beat.state
+        return held
+
+    async def heard(self) -> Heard:
+        """Since when nothing was heard of each node, on this clock alone; also of one whose lease has lapsed."""
+        if self._ended is not None:
+            raise self._turned()
+        now_ms, nodes = self.clock.now_ms(), dict[str, NodeHeard]()
+        for lease, at_ms in self.last_heard.items():
+            role, _, node = lease.partition("/")
+            if role == Role.AGENT and node:
+                state = self._states.get(node)
+                nodes[node] = NodeHeard(max(0, now_ms - at_ms), "" if state is None else state.settled)
+        return Heard(self._place.head.incarnation, now_ms - self._since_ms, nodes)
+
+    async def states(self, nodes: Sequence[str], /) -> list[NodeState]:
+        if self._ended is not None:
+            raise self._turned()
+        return [self._states[node] for node in nodes or sorted(self._states) if node in self._states]
+
+    async def _renew(self, actors: Sequence[Actor]) -> list[bool]:
         received_ms = self.clock.now_ms()
         confirmed = await self._read_head()
         if confirmed is None:
             raise Silence("the store could not confirm who leads")
         if confirmed.epoch != self._place.head.epoch or self._ended is not None:
             raise Turned(confirmed.holder)
-        if actor.role in UNLEASED or claimant(self._ground().draft(), actor) is not None:
-            return False
-        self.heard[actor.lease] = max(received_ms, self.heard.get(actor.lease, 0))
-        return True
+        draft = self._ground().draft()
+        held = [actor.role not in UNLEASED and claimant(draft, actor) is None for actor in actors]
+        for actor, mine in zip(actors, held, strict=True):
+            if mine:
+                self.last_heard[actor.lease] = max(received_ms, self.last_heard.get(actor.lease, 0))
+        return held
 
     async def _read_head(self) -> Head | None:
         """The head, by a read of the store that began after this call; None if it cannot be read. Callers share one read."""
@@ -348,7 +386,7 @@ class Authority:
         revision = self._place.revision
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.heard.update(prepared.draft.heard)
+        self.last_heard.update(prepared.draft.heard)
         self._oldest = prepared.oldest
         return revision
 
@@ -372,7 +410,15 @@ class Authority:
 
     def _ground(self, below: Prepared | None = None) -> Ground:
         head, oldest = (self._place.head, self._oldest) if below is None else (below.head, below.oldest)
-        moment = Moment(self.clock.now_ms(), self.clock.boot(), self.heard, self._since_ms, head.sequence + 1, head.incarnation)
+        moment = Moment(
+            self.clock.now_ms(),
+            self.clock.boot(),
+            self.last_heard,
+            self._since_ms,
+            head.sequence + 1,
+            head.incarnation,
+            self.tempo,
+        )
         wall, most = self.clock.wall(), self.batch_max.replicas
         return Ground(self.books, self.outcomes, head, oldest, moment, self._window(), wall, below, most)
 

@@ -22,6 +22,7 @@ from remit.law.labels import domain_of
 from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import WAITS
 from remit.law.likeness import Asks
+from remit.law.tempo import Tempo
 from remit.model.objects import dec_hook, key_of
 from remit.model.records import Peer, PolicyRevision, Replica, Standing
 
@@ -62,6 +63,7 @@ class Moment(NamedTuple):
     since_ms: int
     sequence: int
     incarnation: str
+    tempo: Tempo = Tempo()
 
     def silent_ms(self, lease: str) -> int:
         """For how long nothing was heard; a new authority counts from its takeover."""

@@ -12,7 +12,8 @@ from remit.commitment.draft import Draft
 from remit.commitment.placing import find
 from remit.commitment.rulings import LOOPS, Coordination, refuse, ruling
 from remit.law.asks import WORKLOAD_LABEL, speaks_of
-from remit.law.lifecycle import EAGER_FENCE_MS, NODE_EDGES, OWNER, WAITS, Row, edge, lost_after_ms
+from remit.law.lifecycle import NODE_EDGES, OWNER, WAITS, Row, edge
+from remit.law.tempo import lost_after_ms
 from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
 from remit.model.fields import Stamp
 from remit.model.kinds import NodeHealth, WorkloadSpec
@@ -106,11 +107,16 @@ def _after(status: ReplicaStatus, row: Row, claim: Move) -> ReplicaStatus:
     match row.target:
         case Phase.PENDING:
             again = status.attempt + (row.name == "requeue")
-            return ReplicaStatus(phase=Phase.PENDING, attempt=again, reason=claim.reason)
+            return ReplicaStatus(phase=Phase.PENDING, attempt=again, failures=status.failures, reason=claim.reason)
         case Phase.RELEASED:
             result = status.result or _carried(row, claim)
             return ReplicaStatus(
-                phase=Phase.RELEASED, attempt=status.attempt, node=status.node, result=result, reason=claim.reason
+                phase=Phase.RELEASED,
+                attempt=status.attempt,
+                failures=status.failures,
+                node=status.node,
+                result=result,
+                reason=claim.reason or status.reason,
             )
         case Phase.UNKNOWN:
             return replace(status, phase=Phase.UNKNOWN, before=status.phase.value, reason=claim.reason)
@@ -119,6 +125,8 @@ def _after(status: ReplicaStatus, row: Row, claim: Move) -> ReplicaStatus:
                 status,
                 phase=target,
                 before="",
+                failures=status.failures + (row.name == "crash"),
+                ports=dict(claim.ports) if row.name == "run" else status.ports,
                 result=status.result or _carried(row, claim),
                 reason=claim.reason or status.reason,
             )
@@ -158,7 +166,8 @@ def _fence_passed(draft: Draft, operation: Operation, claim: Move, replica: Repl
     if shape is None:
         return refuse(Code.NOT_FOUND, f"{claim.replica} has no generation")
     spec: WorkloadSpec = shape[0].spec.spec
-    limit = lost_after_ms(spec.fence) if spec.never_twice else EAGER_FENCE_MS
+    tempo = draft.moment.tempo
+    limit = lost_after_ms(spec.fence, tempo) if spec.never_twice else tempo.eager_ms
     silent = draft.moment.silent_ms(agent_lease(replica.status.node))
     if silent < limit:
         return refuse(Code.FENCE, f"{replica.status.node} has been silent for {silent} ms of {limit}; its copy may still run")
@@ -170,8 +179,8 @@ def _attempts_left(draft: Draft, operation: Operation, claim: Move, replica: Rep
     if owner is None or owner[0].metadata.deleting:
         return refuse(Code.DELETING, f"workload {replica.spec.workload} is gone or going")
     spec: WorkloadSpec = owner[0].spec
-    if spec.type == "job" and replica.status.attempt > spec.retries:
-        return refuse(Code.LIMIT, f"{claim.replica} has had {replica.status.attempt} attempts; {spec.retries} retries allowed")
+    if spec.type == "job" and replica.status.failures > spec.retries:
+        return refuse(Code.LIMIT, f"{claim.replica} has failed {replica.status.failures} times; {spec.retries} retries allowed")
     if spec.type == "job" and replica.status.result == "ok":
         return refuse(Code.PHASE, f"{claim.replica} has done its work")
     if draft.members(replica.metadata.tenant, replica.spec.workload) >= _most(spec):

@@ -77,7 +77,14 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
     for resource, count in ask.charge.pairs:
         if left.get(resource, 0) < (0 if reserved else count):
             return False
-    bound = ReplicaStatus(phase=Phase.BOUND, attempt=status.attempt, node=claim.node, grants=ask.quota, policy=ask.policy)
+    bound = ReplicaStatus(
+        phase=Phase.BOUND,
+        attempt=status.attempt,
+        failures=status.failures,
+        node=claim.node,
+        grants=ask.quota,
+        policy=ask.policy,
+    )
     new = Replica(metadata=meta, spec=spec, status=bound)
     if reserved:
         draft.settle(name, replica, new)
@@ -165,6 +172,7 @@ def _plainly_reserved(
     held = ReplicaStatus(
         phase=Phase.RESERVED,
         attempt=found.status.attempt,
+        failures=found.status.failures,
         node=claim.node,
         grants=ask.quota,
         policy=ask.policy,
@@ -231,9 +239,8 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
     if wrong is not None:
         return wrong
     # As if the reservation was given up: what it held is there for the binding it was made for.
-    pending = Replica(
-        metadata=replica.metadata, spec=replica.spec, status=ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt)
-    )
+    waiting = ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt, failures=status.failures)
+    pending = Replica(metadata=replica.metadata, spec=replica.spec, status=waiting)
     draft.put_replica(claim.replica, replica, pending)
     placed = _placed(draft, operation, claim, pending, ask, drawn=True)
     draft.retract(claim.replica, pending, replica)
@@ -270,6 +277,7 @@ def _placed(
         status=ReplicaStatus(
             phase=Phase.BOUND,
             attempt=replica.status.attempt,
+            failures=replica.status.failures,
             node=claim.node,
             devices=dict(claim.devices) if claim.devices else {},
             grants=charged,

@@ -16,6 +16,8 @@ from typing import Final
 from remit.client.endpoint import Endpoint, Silence, Status, Turned
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.queueing import BATCH_MAX, BatchMax
+from remit.law.tempo import Tempo
+from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Actor, Operation, Verdict
 from remit.store import chain
 from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
@@ -41,6 +43,7 @@ class Standby:
         peers: Mapping[str, Endpoint],
         term_ms: int = 6_000,
         batch_max: BatchMax = BATCH_MAX,
+        tempo: Tempo = Tempo(),
     ) -> None:
         self.store = store
         self.scope = scope
@@ -50,6 +53,7 @@ class Standby:
         self.peers = peers
         self.term_ms = term_ms
         self.batch_max = batch_max
+        self.tempo = tempo
         self.leading: Authority | None = None
         self._deposed = False
         self._failed = False
@@ -60,6 +64,15 @@ class Standby:
 
     async def renew(self, actor: Actor, /) -> bool:
         return await (await self._leader()).renew(actor)
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        return await (await self._leader()).beat(beats)
+
+    async def heard(self) -> Heard:
+        return await (await self._leader()).heard()
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return await (await self._leader()).states(nodes)
 
     async def status(self) -> Status:
         return await (await self._leader()).status()
@@ -144,4 +157,5 @@ class Standby:
             ids=self.ids,
             batch_max=self.batch_max,
             beat_ms=beat_ms,
+            tempo=self.tempo,
         )

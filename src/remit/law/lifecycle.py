@@ -180,12 +180,3 @@ NODE_EDGES: Final[frozenset[tuple[NodeHealth, NodeHealth]]] = frozenset(
     }
 )
 """How a node's health moves, always by node-lifecycle. One that was unknown or lost joins again before it takes work."""
-
-DRIFT_MAX_PERCENT: Final = 1
-KILL_GRACE_MS: Final = 5_000
-EAGER_FENCE_MS: Final = 30_000
-
-
-def lost_after_ms(fence_ms: int) -> int:
-    """How long a node must be silent before its old copy is surely gone: (fence + kill grace) with room for clock drift."""
-    return ((fence_ms + KILL_GRACE_MS) * (100 + DRIFT_MAX_PERCENT) + 99) // 100

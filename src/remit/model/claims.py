@@ -159,6 +159,8 @@ class Move(Claim, frozen=True):
     attempt: Natural = 0
     result: Short = ""
     reason: Short = ""
+    ports: Annotated[dict[Short, Annotated[int, Meta(ge=1, le=65535)]], Meta(max_length=64)] = field(default_factory=dict)
+    """What `run` announces: on which of the node's ports each that was asked for is reached."""
 
 
 class Forget(Claim, frozen=True):

@@ -100,6 +100,12 @@ class NodeSpec(Record, frozen=True):
     taints: Annotated[tuple[Taint, ...], Meta(max_length=64)] = ()
     unschedulable: bool = False
     draining: bool = False
+    drain_deadline: Annotated[Duration, Meta(description="how long a drain may take before it is said to be overdue")] = (
+        Duration(600_000)
+    )
+    drain_force: Annotated[bool, Meta(description="past the deadline, go on in spite of disruption limits")] = False
+    address: Annotated[str, Meta(pattern=LINE, max_length=253, description="the host on which replicas are reached")] = ""
+    port: Annotated[int, Meta(ge=0, le=65535, description="where the agent itself answers there; 0: nowhere")] = 0
 
 
 class NodeHealth(StrEnum):
@@ -272,6 +278,19 @@ class Mount(Record, frozen=True):
     path: Annotated[str, limited(Inside(absolute=True), pattern=LINE, max_length=1024)] = ""
 
 
+class Restart(Record, frozen=True):
+    """When a process that ends is started again within its attempt. By default a service's always is, and a job's never: a
+    job that fails begins a new attempt, as often as `retries` says. `limit` 0: as often as it takes.
+    """
+
+    when: Literal["always", "failure", "never", ""] = ""
+    backoff: Annotated[
+        Duration, limited(TakesTime("it would be started again without a pause", "write a longer one, such as 1s"))
+    ] = Duration(1_000)
+    backoff_max: Duration = Duration(60_000)
+    limit: Count = 0
+
+
 class Template(Record, frozen=True):
     """What one replica runs and needs."""
 
@@ -282,6 +301,7 @@ class Template(Record, frozen=True):
     devices: Annotated[tuple[DeviceAsk, ...], Meta(max_length=64)] = ()
     probes: Probes = Probes()
     stop_grace: Duration = Duration(30_000)
+    restart: Restart = Restart()
     working_directory: Annotated[Line, limited(Inside(absolute=True))] = ""
     user: Annotated[str, Meta(pattern=LINE, max_length=63)] = ""
     sandbox: Literal["none", "bwrap", "default"] = "default"
@@ -376,6 +396,7 @@ class WorkloadSpec(Record, frozen=True):
     timeout: Duration = Duration(0)
     deadline: Duration = Duration(0)
     schedule: Annotated[str, limited(Schedule(), max_length=256)] = ""
+    keep: Annotated[Duration, Meta(description="how long a finished job is kept before it is deleted")] = Duration(3_600_000)
 
     @property
     def never_twice(self) -> bool:

@@ -41,13 +41,15 @@ class ReplicaSpec(Record, frozen=True):
 
 class ReplicaStatus(Record, frozen=True):
     """`devices` are thousandths by device name; `grants` are all the ledgers that carry its charge, the one that the claim
-    drew on first; `victims`, each with its uid and attempt, must be gone before a reservation is bound; `before` is the phase
-    that `unknown` interrupted.
+    drew on first; `failures` counts the attempts that crashed, `ports` are those that its agent has announced; `victims`, each
+    with its uid and attempt, must be gone before a reservation is bound; `before` is the phase that `unknown` interrupted.
     """
 
     phase: Phase = Phase.PENDING
     attempt: int = 1
+    failures: int = 0
     node: str = ""
+    ports: dict[str, int] = field(default_factory=dict)
     devices: dict[str, int] = field(default_factory=dict)
     grants: tuple[str, ...] = ()
     policy: int = 0

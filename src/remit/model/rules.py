@@ -15,7 +15,7 @@ from remit.model.limits import Limit, TakesTime, text_of
 from remit.model.problems import Path, Problems, an, did_you_mean, meant, one_of, shown
 from remit.model.spellings import ALIASES
 
-_JOB_ONLY = ("completions", "retries", "timeout", "deadline", "schedule")
+_JOB_ONLY = ("completions", "retries", "timeout", "deadline", "schedule", "keep")
 _PORT = re.compile(r"(?<!\$)\$\(PORT_([^)$]{0,63})\)")
 _FENCE = TakesTime(
     "a replacement waits this long for the old copy to end: 0s would let both run",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from remit.client.client import Client
 from remit.client.endpoint import Endpoint, Overloaded, Silence, Status, Turned
 from remit.client.retry import RetryBudget, RetryShape
+from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import (
     Abandon,
     Accepted,
@@ -68,6 +69,16 @@ class FakeAuthority:
         self.renewals_ms.append(self.world.clock.now_ms())
         return self.held
 
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        self.renewals_ms.append(self.world.clock.now_ms())
+        return [self.held for _ in beats]
+
+    async def heard(self) -> Heard:
+        return Heard(self.incarnation, 0, {})
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return [NodeState(node) for node in nodes]
+
     def _one(self, operation: Operation) -> Verdict:
         incarnation, window = window_of(operation.id) or ("", -1)
         if incarnation != self.incarnation or window < self.window() - self.retention:
@@ -87,8 +98,23 @@ class FakeAuthority:
         return Accepted(len(self.deeds), number=5 if isinstance(operation.claim, Acquire) else 0)
 
 
+class Passing:
+    """What of an endpoint is passed on as it is."""
+
+    target: Endpoint
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        return await self.target.beat(beats)
+
+    async def heard(self) -> Heard:
+        return await self.target.heard()
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return await self.target.states(nodes)
+
+
 @dataclass
-class FaultyEndpoint:
+class FaultyEndpoint(Passing):
     """Does with each call what its script says next; at the end of the script, `then` for ever."""
 
     target: Endpoint

@@ -10,6 +10,7 @@ import pytest
 
 from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
 from remit.client.remote import Answering, Remote, Unread
+from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Accepted, Actor, Bind, Operation, OperationID, Verdict
 from remit.world.promises import LinkError, Service, Unheard, Unreached
 from tests.unit.client.fakes import ACTOR, BIND, FakeAuthority
@@ -60,6 +61,15 @@ class Failing:
         raise self.failure
 
     async def renew(self, actor: Actor, /) -> bool:
+        raise self.failure
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        raise self.failure
+
+    async def heard(self) -> Heard:
+        raise self.failure
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         raise self.failure
 
 

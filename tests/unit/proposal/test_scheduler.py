@@ -17,14 +17,15 @@ from remit.proposal.scheduler import Rhythm, Scheduler
 from remit.store.memory import MemoryStore
 from remit.world.promises import World
 from tests.properties.machines import HOUR, OPERATOR, USER, node, tenant, workload
+from tests.unit.client.fakes import Passing
 from tests.unit.world.virtual import run_virtually, virtual_world
 
 
-class Wire:
+class Wire(Passing):
     """An endpoint that fails when told: `lose` an answer, `turn` everybody away, or (`away`) all but renewals."""
 
     def __init__(self, authority: Authority) -> None:
-        self.authority = authority
+        self.target = self.authority = authority
         self.mode = "pass"
         self.asked: list[Operation] = []
 

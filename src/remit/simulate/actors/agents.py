@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from remit.client.client import NoAnswer
 from remit.client.tenure import Tenure
-from remit.law.lifecycle import KILL_GRACE_MS
+from remit.law.tempo import Tempo
 from remit.model.claims import AnyClaim, Apply, Move, Role, Verdict
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, Node, NodeHealth, NodeSpec
@@ -32,6 +32,7 @@ from remit.simulate.runners import Run
 from remit.world.promises import DiskError, Ended, LinkError, Order
 
 RENEWALS_KEPT: Final = 100
+KILL_GRACE_MS: Final = Tempo().kill_grace_ms
 _DAWDLES_MS: Final = 5_000
 _ACTIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 

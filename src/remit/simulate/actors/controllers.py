@@ -156,7 +156,7 @@ class Repair(Player):
         if workload is None or workload.metadata.deleting:
             return False
         if workload.spec.type == "job":
-            return replica.status.result != "ok" and replica.status.attempt <= workload.spec.retries
+            return replica.status.result != "ok" and replica.status.failures <= workload.spec.retries
         others = self.view.by_workload.get((meta.tenant, spec.workload), {})
         live = sum(self.view.get(key).status.phase is not Phase.RELEASED for key in others)
         return spec.generation == workload.metadata.generation and live < workload.spec.replicas

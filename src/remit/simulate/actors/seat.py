@@ -15,6 +15,7 @@ from remit.client.endpoint import Endpoint, Status
 from remit.client.remote import Remote
 from remit.client.retry import RetryShape
 from remit.client.tenure import Tenure, acquire
+from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Role, Vacate, Verdict
 from remit.model.resources import Duration
 from remit.simulate.actors.view import View
@@ -59,7 +60,7 @@ class Pace:
         """Once it is set nobody asks for anything new: what is promised about progress is judged from then on."""
 
 
-class Heard:
+class Overheard:
     """An endpoint whose answers are written down the moment they arrive."""
 
     def __init__(self, endpoint: Endpoint, process: Process, scope: str, ear: Ear) -> None:
@@ -83,6 +84,20 @@ class Heard:
         if held:
             self._ear.renewed(self._asker, self._scope, actor.lease, actor.epoch, sent_s)
         return held
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        sent_s = self._loop.time()
+        held = await self._endpoint.beat(beats)
+        for beat, mine in zip(beats, held, strict=False):
+            if mine:
+                self._ear.renewed(self._asker, self._scope, beat.actor.lease, beat.actor.epoch, sent_s)
+        return held
+
+    async def heard(self) -> Heard:
+        return await self._endpoint.heard()
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return await self._endpoint.states(nodes)
 
 
 class Asker(Client):
@@ -129,7 +144,7 @@ class Seat:
     def client(self, actor: Actor) -> Client:
         chance = self.world.chance
         names = chance.shuffled(self.servers)
-        endpoints = {name: Heard(Remote(self.world.link, name), self.process, self.scope, self.ear) for name in names}
+        endpoints = {name: Overheard(Remote(self.world.link, name), self.process, self.scope, self.ear) for name in names}
         return Asker(self, endpoints, actor)
 
 

@@ -29,6 +29,7 @@ from remit.simulate.checkers.rows import (
     Entry,
     Json,
     attempt_of,
+    failures_of,
     group_of,
     health_of,
     milliseconds,
@@ -284,6 +285,12 @@ def attempts_have_one_result(step: Step) -> Found:
             rise = attempt_of(new) - attempt_of(old)
             if rise != (phase_of(old) == "released" and phase_of(new) == "pending"):
                 yield key, f"attempt {attempt_of(old)} became {attempt_of(new)}"
+            crashed = phase_of(new) == "failed" and phase_of(old) in ("starting", "running", "ready", "serving")
+            if failures_of(new) - failures_of(old) != crashed:
+                yield (
+                    key,
+                    f"it had failed {failures_of(old)} times, and from {phase_of(old)} to {phase_of(new)} {failures_of(new)}",
+                )
         result = new.get("status", {}).get("result", "")
         if not result:
             continue
@@ -320,8 +327,8 @@ def only_what_may_go_on_begins_anew(step: Step) -> Found:
             continue
         if old["status"].get("result") == "ok":
             yield key, "it is queued again, and has done its work"
-        elif attempt_of(old) > max((spec.get("retries", RETRIES) for spec in specs), default=RETRIES):
-            yield key, f"it is queued again after {attempt_of(old)} attempts, of {specs}"
+        elif failures_of(old) > max((spec.get("retries", RETRIES) for spec in specs), default=RETRIES):
+            yield key, f"it is queued again after {failures_of(old)} failures, of {specs}"
 
 
 @promise("S9")

@@ -22,7 +22,7 @@ from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE, RETRIES
 from remit.simulate.checkers.quiet import LIFE_WRITES, Quiet
 from remit.simulate.checkers.room import grant_is_dead
-from remit.simulate.checkers.rows import Json, Shape, attempt_of, health_of, owner_of, phase_of
+from remit.simulate.checkers.rows import Json, Shape, attempt_of, failures_of, health_of, owner_of, phase_of
 from remit.simulate.checkers.runs import Runs
 from remit.simulate.checkers.scratch import victims_left
 from remit.simulate.checkers.tries import Tries
@@ -443,7 +443,7 @@ def _lacks(workload: Json, members: Sequence[Json]) -> str:
 
 
 def _may_go_on(replica: Json, retries: int) -> bool:
-    return bool(replica["status"].get("result") != "ok" and attempt_of(replica) <= retries)
+    return bool(replica["status"].get("result") != "ok" and failures_of(replica) <= retries)
 
 
 @look("L10")

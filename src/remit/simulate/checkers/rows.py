@@ -95,6 +95,10 @@ def attempt_of(replica: Json) -> int:
     return int(replica.get("status", {}).get("attempt", 1))
 
 
+def failures_of(replica: Json) -> int:
+    return int(replica.get("status", {}).get("failures", 0))
+
+
 def copy_of(replica: Json) -> str:
     """Which attempt of which replica, as reservations name their victims."""
     return f"{replica['metadata']['uid']}/{attempt_of(replica)}"
