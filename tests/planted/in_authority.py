@@ -66,9 +66,9 @@ def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
     renew = Authority._renew
 
     async def forget(self: Authority, actors: Sequence[Actor]) -> list[bool]:
-        before = dict(self.last_heard)
+        before = dict(self.hearing.at_ms)
         held = await renew(self, actors)
-        self.last_heard.update({actor.lease: before[actor.lease] for actor in actors if actor.lease in before})
+        self.hearing.at_ms.update({actor.lease: before[actor.lease] for actor in actors if actor.lease in before})
         return held
 
     patch.setattr(Authority, "_renew", forget)
@@ -170,7 +170,7 @@ def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
             return None
         self.books.absorb(prepared.draft, now.revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, now.revision)
-        self.last_heard.update(prepared.draft.heard)
+        self.hearing.at_ms.update(prepared.draft.heard)
         self._oldest = prepared.oldest
         return now.revision
 
@@ -215,7 +215,7 @@ def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
         self._place = chain.Place(head, revision)
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.last_heard.update(prepared.draft.heard)
+        self.hearing.at_ms.update(prepared.draft.heard)
         self._oldest = prepared.oldest
         return revision
 

@@ -60,7 +60,7 @@ def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
 
     def long_ago(self: Authority, *args: Any, **more: Any) -> None:
         make(self, *args, **more)
-        self._since_ms -= 3_600_000
+        self.hearing.since_ms -= 3_600_000
         self._first_window -= 60
 
     patch.setattr(Authority, "__init__", long_ago)

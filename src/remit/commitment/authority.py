@@ -28,15 +28,15 @@ from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
 from remit.commitment import restoring
 from remit.commitment.batching import NO_FAULTS, Answer, Ground, Known, Prepared, prepare, written_out
 from remit.commitment.books import Books, Moment
+from remit.commitment.hearing import Hearing
 from remit.commitment.leasing import claimant
 from remit.commitment.loading import load
-from remit.commitment.moving import agent_lease
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Entry, Outcomes
 from remit.commitment.queueing import BATCH_MAX, BatchMax, Piece, Queue, cut
 from remit.commitment.rulings import UNLEASED
 from remit.law.tempo import Tempo
-from remit.model.beats import Beat, Heard, NodeHeard, NodeState
-from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Role, Verdict
+from remit.model.beats import Beat, Heard, NodeState
+from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdict
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
 from remit.world.promises import Clock, Ids
@@ -92,11 +92,8 @@ class Authority:
         self.outcomes = outcomes
         self.batch_max = batch_max
         self.tempo = tempo
-        self.last_heard: dict[str, int] = {}
-        self._states: dict[str, NodeState] = {}
-        """What nodes last said of themselves: of those that are heard, so no more than there are."""
         self._place = place
-        self._since_ms = clock.now_ms()
+        self.hearing = Hearing(clock.now_ms())
         self._first_window = outcomes.window
         self._queue = Queue(batch_max.operations)
         self._wake = asyncio.Event()
@@ -187,26 +184,19 @@ class Authority:
         """As `renew`, for many agents at once; and what each says of its node is kept until it says more."""
         held = await self._renew([beat.actor for beat in beats])
         for beat, mine in zip(beats, held, strict=True):
-            if mine and beat.actor.lease == agent_lease(beat.state.node):
-                self._states[beat.state.node] = beat.state
+            if mine:
+                self.hearing.told(beat)
         return held
 
     async def heard(self) -> Heard:
-        """Since when nothing was heard of each node, on this clock alone; also of one whose lease has lapsed."""
         if self._ended is not None:
             raise self._turned()
-        now_ms, nodes = self.clock.now_ms(), dict[str, NodeHeard]()
-        for lease, at_ms in self.last_heard.items():
-            role, _, node = lease.partition("/")
-            if role == Role.AGENT and node:
-                state = self._states.get(node)
-                nodes[node] = NodeHeard(max(0, now_ms - at_ms), "" if state is None else state.settled)
-        return Heard(self._place.head.incarnation, now_ms - self._since_ms, nodes)
+        return self.hearing.heard(self._place.head.incarnation, self.clock.now_ms())
 
     async def states(self, nodes: Sequence[str], /) -> list[NodeState]:
         if self._ended is not None:
             raise self._turned()
-        return [self._states[node] for node in nodes or sorted(self._states) if node in self._states]
+        return self.hearing.states(nodes)
 
     async def _renew(self, actors: Sequence[Actor]) -> list[bool]:
         received_ms = self.clock.now_ms()
@@ -219,7 +209,7 @@ class Authority:
         held = [actor.role not in UNLEASED and claimant(draft, actor) is None for actor in actors]
         for actor, mine in zip(actors, held, strict=True):
             if mine:
-                self.last_heard[actor.lease] = max(received_ms, self.last_heard.get(actor.lease, 0))
+                self.hearing.renewed(actor, received_ms)
         return held
 
     async def _read_head(self) -> Head | None:
@@ -386,7 +376,7 @@ class Authority:
         revision = self._place.revision
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.last_heard.update(prepared.draft.heard)
+        self.hearing.at_ms.update(prepared.draft.heard)
         self._oldest = prepared.oldest
         return revision
 
@@ -413,8 +403,8 @@ class Authority:
         moment = Moment(
             self.clock.now_ms(),
             self.clock.boot(),
-            self.last_heard,
-            self._since_ms,
+            self.hearing.at_ms,
+            self.hearing.since_ms,
             head.sequence + 1,
             head.incarnation,
             self.tempo,
@@ -428,7 +418,7 @@ class Authority:
         return max(self.outcomes.window, self._first_window + self._elapsed() + self._early)
 
     def _elapsed(self) -> int:
-        return (self.clock.now_ms() - self._since_ms) // WINDOW_MS
+        return (self.clock.now_ms() - self.hearing.since_ms) // WINDOW_MS
 
     def _turned(self) -> Turned:
         return Turned(self._ended.by.holder if self._ended is not None and self._ended.by is not None else "")

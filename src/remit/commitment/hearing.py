@@ -1,0 +1,40 @@
+"""Whom has the authority heard, and what did they say? In its memory alone: a new authority gives every lease a full term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remit.commitment.moving import agent_lease
+from remit.model.beats import Beat, Heard, NodeHeard, NodeState
+from remit.model.claims import Actor, Role
+
+
+class Hearing:
+    """`at_ms` says when each lease was last renewed, on the authority's clock; `states` what nodes last said of themselves:
+    of those alone that hold a lease, so there are no more than of these.
+    """
+
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms = since_ms
+        self.at_ms: dict[str, int] = {}
+        self._states: dict[str, NodeState] = {}
+
+    def renewed(self, actor: Actor, received_ms: int) -> None:
+        self.at_ms[actor.lease] = max(received_ms, self.at_ms.get(actor.lease, 0))
+
+    def told(self, beat: Beat) -> None:
+        if beat.actor.lease == agent_lease(beat.state.node):
+            self._states[beat.state.node] = beat.state
+
+    def heard(self, incarnation: str, now_ms: int) -> Heard:
+        """For how long nothing was heard of each node; also of one whose lease has lapsed."""
+        nodes = dict[str, NodeHeard]()
+        for lease, at_ms in self.at_ms.items():
+            role, _, node = lease.partition("/")
+            if role == Role.AGENT and node:
+                state = self._states.get(node)
+                nodes[node] = NodeHeard(max(0, now_ms - at_ms), "" if state is None else state.settled)
+        return Heard(incarnation, now_ms - self.since_ms, nodes)
+
+    def states(self, nodes: Sequence[str]) -> list[NodeState]:
+        return [self._states[node] for node in nodes or sorted(self._states) if node in self._states]
