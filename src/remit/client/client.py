@@ -153,13 +153,17 @@ class Client:
         evidence: Evidence = NOTHING_SEEN,
         trace: str = "",
         deadline_ms: int | None = None,
+        actors: Sequence[Actor] = (),
     ) -> list[Verdict]:
-        """The verdicts on claims that travel together; each stands for itself."""
+        """The verdicts on claims that travel together; each stands for itself. `actors`: who asks each, if not `actor` all."""
         if not claims:
             return []
         course = self._begin(deadline_ms)
         status = await self._fresh_status(course)
-        course.operations = tuple(Operation(self._id_in(status), self.actor, claim, evidence, trace) for claim in claims)
+        askers = actors or [self.actor] * len(claims)
+        course.operations = tuple(
+            Operation(self._id_in(status), asker, claim, evidence, trace) for asker, claim in zip(askers, claims, strict=True)
+        )
         verdicts = await self._send(course)
         expired = [index for index, verdict in enumerate(verdicts) if _is_expired(verdict)]
         if not expired or course.silences:

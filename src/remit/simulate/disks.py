@@ -90,6 +90,11 @@ class SimDisk:
     def names(self, directory: Path) -> tuple[str, ...]:
         return tuple(sorted(path.name for path in self._entries if path.parent == directory and path != _ROOT))
 
+    def under(self, directory: Path) -> list[Path]:
+        """It and all that is in it, the innermost first."""
+        inside = [path for path in self._entries if path == directory or directory in path.parents]
+        return sorted(inside, key=lambda path: (-len(path.parts), path))
+
     def hold(self, path: Path, holder: _Holder) -> None:
         if path in self._holders and self._holders[path].alive():
             raise Busy(f"{path} is held by another process", "stop that one, or use another place")
@@ -148,6 +153,16 @@ class _Mount:
         self._disk.put(place, bytes(data))
         self._disk.force(place.parent)
 
+    def append(self, path: Path, data: bytes, *, durably: bool) -> None:
+        place = self._place(path)
+        self._check_directory(place.parent, place)
+        found = self._disk.entry(place)
+        if found is None:
+            raise _is_directory(place)
+        self._disk.put(place, (b"" if isinstance(found, Missing) else found) + bytes(data))
+        if durably:
+            self._disk.force(place.parent)
+
     def exists(self, path: Path) -> bool:
         return not isinstance(self._disk.entry(self._place(path)), Missing)
 
@@ -163,7 +178,7 @@ class _Mount:
         if parent is None:
             self._disk.force(place.parent)  # also if it was gone: an earlier removal may not have been forced
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, durably: bool = True) -> None:
         place = self._place(path)
         missing = [one for one in place.parents if isinstance(self._disk.entry(one), Missing)]
         for one in (*reversed(missing), place):
@@ -173,7 +188,13 @@ class _Mount:
                 self._disk.put(one, None)
             elif found is not None:
                 raise DiskError(f"{one} is no directory", "move it away, or use another place")
-            self._disk.force(one.parent)
+            if durably:
+                self._disk.force(one.parent)
+
+    def remove_tree(self, path: Path) -> None:
+        place = self._place(path)
+        for inside in self._disk.under(place):
+            self._disk.drop(inside)
 
     def list(self, directory: Path) -> tuple[str, ...]:
         place = self._place(directory)

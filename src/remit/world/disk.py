@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,6 +47,19 @@ class FileDisk:
             os.close(fd)
         _force_directory(path.parent)
 
+    def append(self, path: Path, data: bytes, *, durably: bool) -> None:
+        with _told(path):
+            made = durably and not path.exists()
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+            try:
+                _write_all(fd, data)
+                if durably:
+                    os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        if made:
+            _force_directory(path.parent)
+
     def exists(self, path: Path) -> bool:
         with _told(path):
             return path.exists()
@@ -56,7 +70,11 @@ class FileDisk:
         if self.exists(path.parent):
             _force_directory(path.parent)  # also if it was gone: an earlier removal may have been cut off before this
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, durably: bool = True) -> None:
+        if not durably:
+            with _told(path):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return
         missing = [place for place in path.parents if not self.exists(place)]
         for place in (*reversed(missing), path):
             with _told(place), suppress(FileExistsError):  # two may make it at once
@@ -64,6 +82,9 @@ class FileDisk:
             _force_directory(place.parent)  # also if it was there: an earlier making may have been cut off before this
         if not path.is_dir():
             raise DiskError(f"{path} is no directory", "move it away, or use another place")
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
 
     def list(self, directory: Path) -> tuple[str, ...]:
         with _told(directory):

@@ -90,14 +90,24 @@ class Disk(Protocol):
         """
         ...
 
+    def append(self, path: Path, data: bytes, *, durably: bool) -> None:
+        """Add to the end of `path`, made if absent. If this is cut off, or refused for want of room, a part of `data` may be
+        there. What was added durably outlives a crash of the machine, with all that was added before it.
+        """
+        ...
+
     def exists(self, path: Path) -> bool: ...
 
     def remove(self, path: Path) -> None:
         """Durably. What is gone already is removed."""
         ...
 
-    def make_directory(self, path: Path) -> None:
-        """With its parents, durably. One that exists stays."""
+    def make_directory(self, path: Path, *, durably: bool = True) -> None:
+        """With its parents. One that exists stays."""
+        ...
+
+    def remove_tree(self, path: Path) -> None:
+        """A directory with all that is in it, as far as that is possible; links are removed, not followed. Not durably."""
         ...
 
     def list(self, directory: Path) -> tuple[str, ...]:

@@ -184,6 +184,8 @@ class Pen:
         self.commit({key: self.status(key, **changes)}, [self.entry("bind", key, "scheduler")], stand=stand)
 
     def move(self, key: str, phase: str, role: str, did: str = "move", **changes: Any) -> None:
+        if phase == "failed" and role.startswith("agent") and "failures" not in changes:
+            changes["failures"] = self.rows[key]["status"].get("failures", 0) + 1
         self.commit({key: self.status(key, phase=phase, **changes)}, [self.entry(did, key, role)])
 
     def run(self, key: str, at: str = "n1", *, until: str = "running") -> None:
@@ -200,8 +202,9 @@ class Pen:
         self.move(key, "released", f"agent/{at}", grants=None, devices=None, result="ok")
 
     def requeue(self, key: str) -> None:
-        attempt = self.rows[key]["status"].get("attempt", 1) + 1
-        row = {**self.rows[key], "status": {"phase": "pending", "attempt": attempt}}
+        before = self.rows[key]["status"]
+        kept = {"failures": before["failures"]} if before.get("failures") else {}
+        row = {**self.rows[key], "status": {"phase": "pending", "attempt": before.get("attempt", 1) + 1, **kept}}
         self.commit({key: row}, [self.entry("move", key, "repair")])
 
     def grant(self, name: str, role: str = "budgets", **spec: Any) -> None:

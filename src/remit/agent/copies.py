@@ -1,0 +1,55 @@
+"""Which attempt of which replica is this, and what does its process get to know of it? Names only; nothing runs here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from remit.model.records import Replica
+from remit.world.promises import Ended
+
+OK: Final = "ok"
+OOM: Final = "oom"
+TIMEOUT: Final = "timeout"
+GONE: Final = "gone"
+"""It ended, and nobody saw how: whoever started it was gone too."""
+NOT_STARTED: Final = "not started"
+
+_UNSAFE: Final = re.compile(r"[^a-zA-Z0-9.-]")
+
+
+class Copy(NamedTuple):
+    """One attempt of one replica: `key` is its row's, and a name may come again with another uid."""
+
+    key: str
+    uid: str
+    attempt: int
+
+    @property
+    def token(self) -> str:
+        """What fences it: the work may show it to whatever it writes to."""
+        return f"{self.uid}.{self.attempt}"
+
+    @property
+    def file_name(self) -> str:
+        """Safe as the name of a file or a cgroup, and no other copy's."""
+        return f"{_UNSAFE.sub('_', self.uid)}.{self.attempt}"
+
+
+def copy_of(key: str, replica: Replica) -> Copy:
+    return Copy(key, replica.metadata.uid, replica.status.attempt)
+
+
+def known_by(env: Mapping[str, str]) -> Copy:
+    """Whose process it is, by its environment."""
+    return Copy(env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]))
+
+
+def result_of(ended: Ended) -> str:
+    """How an attempt ended, in one word for programs."""
+    if ended.oom:
+        return OOM
+    if ended.code is not None:
+        return OK if ended.code == 0 else f"exit {ended.code}"
+    return f"signal {ended.signal}" if ended.signal is not None else GONE

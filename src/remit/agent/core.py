@@ -1,0 +1,268 @@
+"""What does a node do next with each of its orders? Looks, and answers with deeds; no I/O and no clock of its own.
+
+Three rules carry the safety argument; the rest is service:
+
+- *Nothing starts on a stale order.* A process is begun only once this agent's own `start` for that attempt is committed, while
+  its lease lasts, and only if there was no silence since that `start` was asked for after which the scope may have given it up.
+  What is started again within its attempt needs no more than that the attempt goes on.
+- *What is not, or no longer, ordered here is ended*, and only then forgotten; nothing else is ended for want of an answer. The
+  deadlines of what must never run twice are the keeper's (keeper.py).
+- *Each end is told once, by the move that the table has for it*, and room is freed by nothing but that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from remit.agent.copies import GONE, NOT_STARTED, OK, TIMEOUT, Copy, copy_of, result_of
+from remit.agent.keeping import Kept
+from remit.agent.orders import Assigned, Ordered
+from remit.agent.probing import Health
+from remit.agent.restarting import restart_after_ms
+from remit.agent.work import fence_ms
+from remit.law.tempo import Tempo
+from remit.model.claims import Move
+from remit.model.kinds import NodeHealth, WorkloadSpec
+from remit.model.records import GenerationSpec, Phase, Replica
+from remit.world.promises import Ended
+
+RENEWALS_KEPT: Final = 128
+
+_OVER: Final = (Phase.RELEASED, Phase.FAILED, Phase.FINISHED)
+_RUNS: Final = (Phase.RUNNING, Phase.READY, Phase.SERVING)
+
+
+class Say(NamedTuple):
+    """Ask the authority for the next step of a copy."""
+
+    copy: Copy
+    move: Move
+
+
+class Start(NamedTuple):
+    """Let the keeper begin it: the `number`th time within its attempt."""
+
+    copy: Copy
+    replica: Replica
+    generation: GenerationSpec
+    number: int
+
+
+class End(NamedTuple):
+    """Let the keeper end it, and all that came of it."""
+
+    copy: Copy
+    grace_ms: int
+
+
+class Leave(NamedTuple):
+    """Forget it: it has ended, and is no longer ordered here."""
+
+    copy: Copy
+
+
+Deed = Say | Start | End | Leave
+
+
+class Course:
+    """What this agent knows of a copy beyond the keeper's table. It begins anew with the agent."""
+
+    __slots__ = ("asked_ms", "health", "why")
+
+    def __init__(self) -> None:
+        self.asked_ms: int | None = None
+        """When its `start` was asked for."""
+        self.why = ""
+        """Why this agent ends it: the result that is told in place of how the process ended."""
+        self.health: Health | None = None
+
+
+class Mind:
+    """One node's. `look` may be called at any time, and as often; it answers what is to be done by what is known now."""
+
+    def __init__(self, node: str, tempo: Tempo) -> None:
+        self.node, self.tempo = node, tempo
+        self.courses: dict[Copy, Course] = {}
+        self.wake_ms: int | None = None
+        """When time alone makes a difference next: a look then may do more."""
+        self._renewals: deque[int] = deque(maxlen=RENEWALS_KEPT)
+
+    def renewed(self, sent_ms: int) -> None:
+        """A renewal of the node's lease that was sent then was answered."""
+        self._renewals.append(sent_ms)
+
+    def course(self, copy: Copy) -> Course:
+        return self.courses.setdefault(copy, Course())
+
+    def ordered(self, orders: Assigned, copy: Copy) -> bool:
+        found = orders.get(copy.key)
+        if found is None or copy_of(copy.key, found.replica) != copy:
+            return False
+        status = found.replica.status
+        return status.node == self.node and status.phase not in _OVER
+
+    # -- a look ----------------------------------------------------------------------------------------------------------
+
+    def look(self, now_ms: int, orders: Assigned, kept: Mapping[Copy, Kept], *, may_act: bool) -> list[Deed]:
+        """`kept` is what the keeper's table has of this node; `may_act`: its lease is held. Nothing is done until the orders are
+        known: not what runs here without any.
+        """
+        self.wake_ms = None
+        if not orders.known:
+            return []
+        deeds: list[Deed] = []
+        for copy, one in kept.items():
+            if not self.ordered(orders, copy):
+                deeds.append(End(copy, self.tempo.kill_grace_ms) if one.alive else Leave(copy))
+        for key, order in orders.on(self.node):
+            copy = copy_of(key, order.replica)
+            deeds += self._next(now_ms, orders, copy, order, kept.get(copy), may_act)
+        for copy in [copy for copy in self.courses if copy not in kept and not self.ordered(orders, copy)]:
+            del self.courses[copy]
+        return deeds
+
+    def _next(
+        self, now_ms: int, orders: Assigned, copy: Copy, order: Ordered, kept: Kept | None, may_act: bool
+    ) -> Iterator[Deed]:
+        replica, generation = order.replica, orders.spec_of(order.replica)
+        match replica.status.phase:
+            case Phase.BOUND if may_act:
+                self.course(copy).asked_ms = now_ms
+                yield self._say(copy, order, "start")
+            case Phase.STARTING | Phase.RUNNING | Phase.READY | Phase.SERVING if generation is not None:
+                yield from self._go_on(now_ms, copy, order, generation, kept, may_act)
+            case Phase.DRAINING if may_act:
+                yield self._say(copy, order, "stop")
+            case Phase.STOPPING if kept is not None and kept.alive:
+                grace_ms = self.tempo.kill_grace_ms if generation is None else int(generation.spec.template.stop_grace)
+                yield End(copy, grace_ms)
+            case Phase.STOPPING if may_act:
+                ended = Ended(code=0) if kept is None or kept.ended is None else kept.ended
+                yield self._say(copy, order, "stopped", result=self._result(copy, kept, ended))
+            case Phase.UNKNOWN if may_act and not self._given_up(orders):
+                yield self._say(copy, order, "resume")
+
+    def _given_up(self, orders: Assigned) -> bool:
+        """Is this node held for silent? Then what is resumed would be doubted at once, again and again: it joins first."""
+        found = orders.node(self.node)
+        return found is not None and found[0].status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
+
+    # -- what runs, or is to ---------------------------------------------------------------------------------------------
+
+    def _go_on(
+        self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Kept | None, may_act: bool
+    ) -> Iterator[Deed]:
+        phase = order.replica.status.phase
+        if kept is None:
+            if phase is not Phase.STARTING:
+                yield from self._over(copy, order, kept, Ended(), may_act)  # it ran, and nobody knows of it any more
+            elif self._void(now_ms, copy, generation):
+                if may_act:
+                    yield self._say(copy, order, "crash", result=GONE, reason="it was not started in time")
+            elif may_act:
+                yield Start(copy, order.replica, generation, 0)
+        elif kept.ended is None:
+            yield from self._while_it_runs(now_ms, copy, order, generation.spec, kept, may_act)
+        else:
+            yield from self._when_it_ended(now_ms, copy, order, generation, kept, kept.ended, may_act)
+
+    def _void(self, now_ms: int, copy: Copy, generation: GenerationSpec) -> bool:
+        """Was there a silence, since its `start` was asked for, after which the scope may have given it up?"""
+        fence = fence_ms(generation)
+        if not fence:
+            return False
+        asked_ms, times = self.course(copy).asked_ms, [*self._renewals, now_ms]
+        return asked_ms is None or any(b > asked_ms and b - a >= fence for a, b in pairwise(times))
+
+    def _while_it_runs(
+        self, now_ms: int, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Kept, may_act: bool
+    ) -> Iterator[Deed]:
+        course, phase = self.course(copy), order.replica.status.phase
+        grace_ms = int(spec.template.stop_grace)
+        until_ms = kept.since_ms + int(spec.timeout)
+        if spec.timeout and now_ms >= until_ms:
+            course.why = TIMEOUT
+            yield End(copy, grace_ms)
+            return
+        if spec.timeout:
+            self._wake_at(until_ms)
+        health = course.health
+        if health is not None and health.is_dead:
+            yield End(copy, grace_ms)
+            return
+        started = not spec.template.probes.start or (health is not None and health.has_started)
+        ready = not spec.template.probes.ready or (health is not None and health.is_ready)
+        if not may_act:
+            return
+        if phase is Phase.STARTING and started:
+            yield self._say(copy, order, "run", ports=kept.ports)
+        elif phase is Phase.RUNNING and spec.type != "job" and ready and started:
+            yield self._say(copy, order, "ready")
+        elif phase in (Phase.READY, Phase.SERVING) and not ready:
+            reason = health.said if health is not None else "its readiness is not known yet"
+            yield self._say(copy, order, "unready", reason=reason)
+
+    def _when_it_ended(
+        self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Kept, ended: Ended, may_act: bool
+    ) -> Iterator[Deed]:
+        course, spec, phase = self.course(copy), generation.spec, order.replica.status.phase
+        failed = bool(course.why) or result_of(ended) != OK
+        again = spec.template.restart
+        when = again.when or ("never" if spec.type == "job" else "always")
+        pause_ms = None
+        if course.why != TIMEOUT and not kept.fenced and not kept.failed:
+            pause_ms = restart_after_ms(
+                when, failed=failed, restarts=kept.number, ran_ms=kept.ended_ms - kept.since_ms,
+                backoff_ms=int(again.backoff), backoff_max_ms=int(again.backoff_max), limit=again.limit,
+            )  # fmt: skip
+        if pause_ms is None:
+            yield from self._over(copy, order, kept, ended, may_act)
+        elif phase in (Phase.READY, Phase.SERVING):
+            if may_act:
+                yield self._say(copy, order, "unready", reason=f"it ended ({result_of(ended)}) and is started again")
+        elif now_ms >= kept.ended_ms + pause_ms:
+            course.health = None
+            yield Start(copy, order.replica, generation, kept.number + 1)
+        else:
+            self._wake_at(kept.ended_ms + pause_ms)
+
+    def _over(self, copy: Copy, order: Ordered, kept: Kept | None, ended: Ended, may_act: bool) -> Iterator[Deed]:
+        """The attempt has come to its end."""
+        if not may_act:
+            return
+        phase, result = order.replica.status.phase, self._result(copy, kept, ended)
+        reason = "" if kept is None or not kept.failed else f"{kept.failed}; {kept.cure}"
+        if kept is not None and kept.fenced:
+            reason = "nobody answered its agent for longer than its fence"
+        if result != OK:
+            yield self._say(copy, order, "crash", result=result, reason=reason)
+        elif phase is Phase.STARTING:  # quicker than it could be told: it has run all the same
+            yield self._say(copy, order, "run", ports={} if kept is None else kept.ports)
+        elif phase is Phase.SERVING:
+            yield self._say(copy, order, "unready", reason="it ended")
+        else:
+            yield self._say(copy, order, "finish", result=OK)
+
+    def _result(self, copy: Copy, kept: Kept | None, ended: Ended) -> str:
+        if kept is not None and kept.failed:
+            return NOT_STARTED
+        course = self.courses.get(copy)
+        return course.why if course is not None and course.why else result_of(ended)
+
+    def _wake_at(self, at_ms: int) -> None:
+        self.wake_ms = at_ms if self.wake_ms is None else min(at_ms, self.wake_ms)
+
+    def _say(
+        self,
+        copy: Copy,
+        order: Ordered,
+        transition: str,
+        *,
+        result: str = "",
+        reason: str = "",
+        ports: Mapping[str, int] | None = None,
+    ) -> Say:
+        return Say(copy, Move(copy.key, order.revision, transition, copy.attempt, result, reason[:500], dict(ports or {})))

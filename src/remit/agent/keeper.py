@@ -1,0 +1,253 @@
+"""Who ends work when its agent cannot? A small process beside the agent: it starts, holds the deadlines, and outlives it.
+
+The deadline of what must never run twice is the last renewal of its node's lease that was answered, counted from when it was
+*sent*, and its fence. It holds whatever becomes of the agent: dead, stopped, or with an event loop that stands still. So looking
+at the deadline and starting is one step, and it is the keeper's.
+
+It is the parent of all that runs here, so it alone learns how each ended; and it writes down that a start is begun before it
+is (journal.py), so a copy that was begun is never begun again, whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from remit.agent.copies import Copy, known_by
+from remit.agent.journal import Journal, forgotten
+from remit.agent.keeping import Answer, Begin, Drop, Halt, Kept, Renewed, Table, Use, Uses, encode, read_word
+from remit.world.promises import Ended, NotStarted, Running, World
+
+LOOK_MS: Final = 1_000
+"""It looks at the deadlines at least so often; and whenever one comes."""
+
+
+class _Reader:
+    """What one reader of the table has not been told yet: of each copy the last, so a slow one costs no more than the table."""
+
+    def __init__(self) -> None:
+        self._news: dict[Copy, Kept | None] = {}
+        self._came = asyncio.Event()
+
+    def tell(self, copy: Copy, kept: Kept | None) -> None:
+        self._news[copy] = kept
+        self._came.set()
+
+    async def next(self) -> Table:
+        await self._came.wait()
+        self._came.clear()
+        news, self._news = self._news, {}
+        kept = tuple(one for one in news.values() if one is not None)
+        return Table(kept=kept, gone=tuple(copy for copy, one in news.items() if one is None))
+
+
+class Keeper:
+    """Satisfies `world.promises.Service`. `run` goes on for ever."""
+
+    def __init__(self, world: World, journal: Path) -> None:
+        self._world = world
+        self._journal = Journal(world.disk, journal)
+        self._starts: dict[Copy, Kept] = {}
+        self._renewed_ms: dict[str, int] = {}
+        self._beginning: dict[Copy, asyncio.Lock] = {}
+        self._ending: dict[Copy, None] = {}
+        self._news = asyncio.Event()
+        self._readers: list[_Reader] = []
+        self._group: asyncio.TaskGroup | None = None
+        self._ready = asyncio.Event()
+
+    async def run(self) -> None:
+        self._starts = await self._world.offload(self._journal.read)
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for kept in tuple(self._starts.values()):
+                await self._find_again(kept)
+            self._ready.set()
+            await self._hold_deadlines()
+
+    # -- what is asked of it ---------------------------------------------------------------------------------------------
+
+    async def request(self, body: bytes, /) -> bytes:
+        await self._ready.wait()
+        match read_word(body):
+            case Begin() as begin:
+                return encode(Answer(kept=await self._begin(begin)))
+            case Halt(key, uid, attempt, grace_ms):
+                self._halt(Copy(key, uid, attempt), grace_ms)
+            case Drop(key, uid, attempt):
+                await self._drop(Copy(key, uid, attempt))
+            case Renewed(sent_ms):
+                self._renew(sent_ms)
+            case Uses():
+                return encode(Answer(uses=self._uses()))
+        return encode(Answer())
+
+    async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
+        """The whole table, and then what changes."""
+        await self._ready.wait()
+        reader = _Reader()
+        self._readers.append(reader)
+        try:
+            yield encode(Table(whole=True, kept=tuple(self._starts.values())))
+            while True:
+                yield encode(await reader.next())
+        finally:
+            self._readers.remove(reader)
+
+    # -- starting --------------------------------------------------------------------------------------------------------
+
+    async def _begin(self, begin: Begin) -> Kept | None:
+        copy = known_by(begin.order.env)
+        async with self._beginning.setdefault(copy, asyncio.Lock()):
+            known = self._starts.get(copy)
+            if known is not None and (known.number >= begin.number or known.alive):
+                return known
+            kept = self._as_begun(begin, copy)
+            if self._left_ms(kept) <= 0:
+                return None
+            await self._write(kept, durably=True)
+            self._tell(kept)
+            return await self._start(begin, kept)
+
+    def _as_begun(self, begin: Begin, copy: Copy) -> Kept:
+        env = begin.order.env
+        return Kept(
+            node=env["REMIT_NODE"],
+            scope=env["REMIT_SCOPE"],
+            key=copy.key,
+            uid=copy.uid,
+            attempt=copy.attempt,
+            number=begin.number,
+            since_ms=self._world.clock.now_ms(),
+            fence_ms=begin.fence_ms,
+            grace_ms=begin.grace_ms,
+            ports=begin.ports,
+        )
+
+    async def _start(self, begin: Begin, kept: Kept) -> Kept:
+        """Its start is on record. Whatever comes of it, it is not begun again under this number."""
+        try:
+            if self._left_ms(kept) <= 0:
+                raise NotStarted("its fence passed while it was being started", "nothing to do: it is placed anew")
+            running = await self._world.runner.start(begin.order._replace(not_after_ms=self._deadline_ms(kept)))
+        except NotStarted as error:
+            kept = replace(kept, ended=Ended(), ended_ms=self._world.clock.now_ms(), failed=error.cause, cure=error.cure)
+            await self._note(kept)
+            return kept
+        kept = replace(kept, pid=running.pid, began=running.began, group=running.group)
+        await self._note(kept)
+        self._watch(kept)
+        self._news.set()
+        return kept
+
+    async def _find_again(self, kept: Kept) -> None:
+        """After a restart: what runs is watched again. What was begun and is not known to run is ended, if it does run."""
+        if not kept.alive:
+            return
+        if kept.pid and self._world.runner.alive(kept.running):
+            self._watch(kept)
+            return
+        if not kept.pid:
+            for running in await self._world.runner.find("REMIT_TOKEN", kept.copy.token):
+                await self._world.runner.stop(running, grace_ms=0)
+        await self._note(replace(kept, ended=Ended(), ended_ms=self._world.clock.now_ms()))
+
+    # -- ending ----------------------------------------------------------------------------------------------------------
+
+    def _watch(self, kept: Kept) -> None:
+        async def wait() -> None:
+            ended = await self._world.runner.wait(kept.running)
+            await self._world.runner.stop(kept.running, grace_ms=kept.grace_ms)  # whatever it has left behind
+            current = self._starts.get(kept.copy)
+            if current is not None and current.running == kept.running:
+                self._ending.pop(kept.copy, None)
+                await self._note(replace(current, ended=ended, ended_ms=self._world.clock.now_ms()))
+
+        self._spawn(wait(), f"wait for {kept.pid}")
+
+    def _halt(self, copy: Copy, grace_ms: int) -> None:
+        kept = self._starts.get(copy)
+        if kept is not None and kept.alive and kept.pid and copy not in self._ending:
+            self._ending[copy] = None
+            self._spawn(self._end(kept.running, grace_ms), f"end {kept.pid}")
+
+    async def _end(self, running: Running, grace_ms: int) -> None:
+        await self._world.runner.stop(running, grace_ms=grace_ms)
+
+    async def _hold_deadlines(self) -> None:
+        while True:
+            self._news.clear()
+            wait_ms = LOOK_MS
+            for copy, kept in tuple(self._starts.items()):
+                if not kept.alive or not kept.fence_ms or kept.fenced:
+                    continue
+                left_ms = self._left_ms(kept)
+                if left_ms > 0:
+                    wait_ms = min(wait_ms, left_ms)
+                elif kept.pid:
+                    self._tell(replace(kept, fenced=True))
+                    self._ending[copy] = None
+                    self._spawn(self._end(kept.running, kept.grace_ms), f"fence {kept.pid}")
+            with suppress(TimeoutError):
+                async with self._world.clock.timeout_ms(wait_ms):
+                    await self._news.wait()
+
+    def _left_ms(self, kept: Kept) -> int:
+        """How long it may still run without a renewal."""
+        deadline_ms = self._deadline_ms(kept)
+        return LOOK_MS if deadline_ms is None else deadline_ms - self._world.clock.now_ms()
+
+    def _deadline_ms(self, kept: Kept) -> int | None:
+        """None: it runs for ever. Of a node whose renewals are not known, nothing more may start."""
+        if not kept.fence_ms:
+            return None
+        return self._renewed_ms.get(kept.node, kept.since_ms if kept.pid else 0) + kept.fence_ms
+
+    def _renew(self, sent_ms: dict[str, int]) -> None:
+        now_ms = self._world.clock.now_ms()
+        for node, at_ms in sent_ms.items():
+            if at_ms <= now_ms:  # nobody renews in the future
+                self._renewed_ms[node] = max(at_ms, self._renewed_ms.get(node, 0))
+
+    # -- what is known ---------------------------------------------------------------------------------------------------
+
+    async def _drop(self, copy: Copy) -> None:
+        kept = self._starts.get(copy)
+        if kept is None or kept.alive:
+            return
+        del self._starts[copy]
+        self._beginning.pop(copy, None)
+        await self._write(forgotten(kept), durably=False)
+        for reader in self._readers:
+            reader.tell(copy, None)
+        if self._journal.grown(len(self._starts)):
+            live = list(self._starts.values())
+            await self._world.offload(lambda: self._journal.rewrite(live))
+
+    async def _note(self, kept: Kept) -> None:
+        self._tell(kept)
+        await self._write(kept, durably=False)
+
+    def _tell(self, kept: Kept) -> None:
+        self._starts[kept.copy] = kept
+        for reader in self._readers:
+            reader.tell(kept.copy, kept)
+
+    async def _write(self, kept: Kept, *, durably: bool) -> None:
+        """A disk that does not keep it ends this process: what was not written down must not be relied on."""
+        await self._world.offload(lambda: self._journal.write([kept], durably=durably))
+
+    def _uses(self) -> tuple[Use, ...]:
+        runs = [kept for kept in self._starts.values() if kept.alive and kept.pid]
+        used = [(kept, self._world.runner.usage(kept.running)) for kept in runs]
+        return tuple(Use(kept.uid, kept.attempt, use.cpu_ms, use.memory_bytes) for kept, use in used)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self._group is None:
+            raise RuntimeError("a keeper that does not run starts and ends nothing")
+        self._group.create_task(work, name=name)

@@ -1,0 +1,179 @@
+"""What is said between an agent and its keeper? Words, and the agent's end of them; the keeper itself is in keeper.py.
+
+The two are processes of one machine: they share its boot clock, and no network lies between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from remit.agent.copies import Copy
+from remit.world.promises import Ended, Link, LinkError, Order, Running
+
+
+class Kept(Struct, frozen=True, omit_defaults=True):
+    """One start of a copy, as the keeper knows it: the `number`th within its attempt. `ended` is there once it has.
+
+    `since_ms` is when it was started, on the boot clock. One that never ran says why not: `failed` and `cure`.
+    """
+
+    node: str
+    scope: str
+    key: str
+    uid: str
+    attempt: int
+    number: int = 0
+    pid: int = 0
+    began: str = ""
+    group: str = ""
+    since_ms: int = 0
+    fence_ms: int = 0
+    grace_ms: int = 0
+    ports: dict[str, int] = {}
+    ended: Ended | None = None
+    ended_ms: int = 0
+    fenced: bool = False
+    """It was ended because nobody had renewed its node's lease for too long."""
+    failed: str = ""
+    cure: str = ""
+
+    @property
+    def copy(self) -> Copy:
+        return Copy(self.key, self.uid, self.attempt)
+
+    @property
+    def running(self) -> Running:
+        return Running(self.pid, self.began, self.group)
+
+    @property
+    def alive(self) -> bool:
+        return self.ended is None
+
+
+class Use(Struct, frozen=True):
+    """What a copy takes."""
+
+    uid: str
+    attempt: int
+    cpu_ms: int
+    memory_bytes: int
+
+
+class Begin(Struct, frozen=True, tag="begin"):
+    """Start a copy, unless that start was begun before, or its deadline has passed."""
+
+    order: Order
+    number: int
+    fence_ms: int
+    grace_ms: int
+    ports: dict[str, int]
+
+
+class Halt(Struct, frozen=True, tag="halt"):
+    """End a copy and all that came of it: ask, and after `grace_ms` make it."""
+
+    key: str
+    uid: str
+    attempt: int
+    grace_ms: int
+
+
+class Drop(Struct, frozen=True, tag="drop"):
+    """Forget a copy that has ended: nobody will ask for it again."""
+
+    key: str
+    uid: str
+    attempt: int
+
+
+class Renewed(Struct, frozen=True, tag="renewed"):
+    """A renewal of each of these nodes' leases that was sent at that instant has been answered."""
+
+    sent_ms: dict[str, int]
+
+
+class Uses(Struct, frozen=True, tag="uses"):
+    """What do all copies take?"""
+
+
+Word = Begin | Halt | Drop | Renewed | Uses
+
+
+class Answer(Struct, frozen=True, omit_defaults=True):
+    """`kept` after a `Begin`; None there: it is past its deadline, and nothing was started."""
+
+    kept: Kept | None = None
+    uses: tuple[Use, ...] = ()
+
+
+class Table(Struct, frozen=True, omit_defaults=True):
+    """What changed among the starts. The first of a stream is the whole table."""
+
+    whole: bool = False
+    kept: tuple[Kept, ...] = ()
+    gone: tuple[tuple[str, str, int], ...] = ()
+
+
+def _encode_hook(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not said to a keeper")
+
+
+def _decode_hook(type_: type, value: object) -> object:
+    if type_ is Path:
+        return Path(str(value))
+    raise ValueError(f"expected a {type_.__name__}")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_encode_hook)
+_words: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word, dec_hook=_decode_hook)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+_tables: msgspec.json.Decoder[Table] = msgspec.json.Decoder(Table)
+
+
+def encode(said: Word | Answer | Table) -> bytes:
+    return _encoder.encode(said)
+
+
+def read_word(body: bytes) -> Word:
+    return _words.decode(body)
+
+
+class Keeping:
+    """The agent's end. Raises `LinkError` where there is no answer: then the table says what came of it."""
+
+    def __init__(self, link: Link, keeper: str) -> None:
+        self._link, self._keeper = link, keeper
+
+    async def begin(self, order: Order, *, number: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int]) -> Kept | None:
+        return (await self._say(Begin(order, number, fence_ms, grace_ms, dict(ports)))).kept
+
+    async def halt(self, copy: Copy, grace_ms: int) -> None:
+        await self._say(Halt(*copy, grace_ms))
+
+    async def drop(self, copy: Copy) -> None:
+        await self._say(Drop(*copy))
+
+    async def renewed(self, sent_ms: Mapping[str, int]) -> None:
+        await self._say(Renewed(dict(sent_ms)))
+
+    async def uses(self) -> Sequence[Use]:
+        return (await self._say(Uses())).uses
+
+    async def table(self) -> AsyncGenerator[Table, None]:
+        """The whole table, and then what changes, until the keeper is gone."""
+        async for item in self._link.stream(self._keeper, b""):
+            yield _tables.decode(item)
+
+    async def _say(self, word: Word) -> Answer:
+        body = await self._link.request(self._keeper, encode(word))
+        try:
+            return _answers.decode(body)
+        except msgspec.DecodeError as error:
+            raise LinkError(f"the keeper said what cannot be read ({error})", "do both run the same version?") from error
+

@@ -1,0 +1,104 @@
+"""What exactly is started for a replica? From its workload's template to an order; nothing is started here.
+
+The command is an argument list and stays one. `$(NAME)` in it stands for a variable of the environment, `$$(NAME)` for those
+letters themselves; what no variable is named after stays as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from remit.agent.copies import Copy
+from remit.model.kinds import Template
+from remit.model.records import GenerationSpec, Replica
+from remit.world.promises import Limits, Order
+
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PIDS_MAX: Final = 4_096
+RESERVED: Final = "REMIT_"
+"""Variables of these names are the agent's to set."""
+
+_NAMED: Final = re.compile(r"\$(\$?)\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+
+
+class Place(NamedTuple):
+    """Where an agent keeps what belongs to work: `logs` and `work` are directories of its own."""
+
+    node: str
+    scope: str
+    logs: Path
+    work: Path
+    sandbox: bool
+    """Is a sandbox to be had? What says `default` gets one then."""
+    path: str = PATH
+
+    def stdout(self, copy: Copy) -> Path:
+        return self.logs / f"{copy.file_name}.out"
+
+    def stderr(self, copy: Copy) -> Path:
+        return self.logs / f"{copy.file_name}.err"
+
+    def directory(self, copy: Copy) -> Path:
+        return self.work / copy.file_name
+
+
+def fence_ms(generation: GenerationSpec) -> int:
+    """How long it may run without a renewal; 0: for ever."""
+    return int(generation.spec.fence) if generation.spec.never_twice else 0
+
+
+def order_for(place: Place, copy: Copy, replica: Replica, generation: GenerationSpec, ports: Mapping[str, int]) -> Order:
+    template = generation.spec.template
+    directory = place.directory(copy)
+    env = _environment(place, copy, replica, generation, ports, directory)
+    sandboxed = template.sandbox == "bwrap" or (template.sandbox == "default" and place.sandbox)
+    return Order(
+        argv=tuple(expanded(word, env) for word in template.command),
+        env=env,
+        directory=Path(template.working_directory) if template.working_directory else directory,
+        user=template.user,
+        stdout=place.stdout(copy),
+        stderr=place.stderr(copy),
+        limits=_limits(template),
+        group=copy.file_name,
+        sandbox="bwrap" if sandboxed else "none",
+        writable=(directory,),
+        with_parent=fence_ms(generation) > 0,
+    )
+
+
+def expanded(word: str, env: Mapping[str, str]) -> str:
+    def stands_for(match: re.Match[str]) -> str:
+        if match[1]:
+            return match[0][1:]
+        return env.get(match[2], match[0])
+
+    return _NAMED.sub(stands_for, word)
+
+
+def _environment(
+    place: Place, copy: Copy, replica: Replica, generation: GenerationSpec, ports: Mapping[str, int], directory: Path
+) -> dict[str, str]:
+    own = {
+        "REMIT_NODE": place.node,
+        "REMIT_SCOPE": place.scope,
+        "REMIT_REPLICA": copy.key,
+        "REMIT_UID": copy.uid,
+        "REMIT_ATTEMPT": str(copy.attempt),
+        "REMIT_TOKEN": copy.token,
+        "REMIT_TENANT": replica.metadata.tenant,
+        "REMIT_WORKLOAD": replica.spec.workload,
+        "REMIT_INDEX": str(replica.spec.index),
+        "REMIT_FENCE_MS": str(fence_ms(generation)),
+    }
+    announced = {f"PORT_{name}": str(port) for name, port in ports.items()}
+    asked = {name: text for name, text in generation.spec.template.env.items() if not name.startswith(RESERVED)}
+    return {"PATH": place.path, "HOME": str(directory), **announced, **asked, **own}
+
+
+def _limits(template: Template) -> Limits:
+    wanted = dict(template.resources.pairs)
+    return Limits(memory_bytes=wanted.get("memory", 0), cpu_milli=wanted.get("cpu", 0), pids=PIDS_MAX)

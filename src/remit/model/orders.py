@@ -1,0 +1,61 @@
+"""What is an agent told of its nodes? Their rows, once whole and then what changes: the words of one stream, and no opinions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from remit.model.claims import Short
+from remit.model.fields import Natural
+from remit.model.kinds import Node
+from remit.model.objects import dec_hook, enc_hook
+from remit.model.records import Generation, Replica
+
+NODES_MAX = 10_000
+"""How many nodes one agent may host."""
+
+
+class OrdersOf(Struct, frozen=True, tag="orders"):
+    """Tell me of these nodes, from now on."""
+
+    nodes: Annotated[tuple[Short, ...], Meta(min_length=1, max_length=NODES_MAX)]
+
+
+class OrderRow(Struct, frozen=True, gc=False):
+    """A replica that is bound to one of the nodes, as it stands at a revision."""
+
+    key: str
+    revision: int
+    replica: Replica
+
+
+class Orders(Struct, frozen=True, omit_defaults=True):
+    """What changed, as of `revision`, which the teller had seen `age_ms` ago. If it is `whole`, what it does not name is gone.
+
+    A generation is told before, or with, the first replica of it. One without news says how old it all is.
+    """
+
+    incarnation: str
+    revision: Natural
+    age_ms: Natural = 0
+    whole: bool = False
+    replicas: tuple[OrderRow, ...] = ()
+    gone: tuple[str, ...] = ()
+    generations: tuple[Generation, ...] = ()
+    nodes: dict[str, tuple[Node, int]] = {}
+    nodes_gone: tuple[str, ...] = ()
+
+
+_encoder = msgspec.json.Encoder(enc_hook=enc_hook)
+_orders: msgspec.json.Decoder[Orders] = msgspec.json.Decoder(Orders, dec_hook=dec_hook)
+
+
+def encode_orders(orders: Orders) -> bytes:
+    return _encoder.encode(orders)
+
+
+def decode_orders(line: bytes) -> Orders:
+    """Raises msgspec.ValidationError, which names the field."""
+    return _orders.decode(line)
