@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.promises import Ended, NotStarted, Running
+from remit.world.promises import Ended, Limits, NotStarted, Running, Usage
 from tests.contracts.worlds import RUNNERS, Program, RunnerTwin
 
 SOON_MS = 10_000
+MIB = 1 << 20
 TERM, KILL = 15, 9
 
 
@@ -19,6 +20,15 @@ TERM, KILL = 15, 9
 def twin(request: pytest.FixtureRequest, tmp_path: Path) -> RunnerTwin:
     make: type[RunnerTwin] = request.param
     return make(tmp_path)
+
+
+@pytest.fixture
+def grouping(twin: RunnerTwin) -> RunnerTwin:
+    """One on whose machine work can be kept together. That is not so without root, or inside many a container."""
+    found = twin.runner().confinement()
+    if "memory" not in found.controllers:
+        pytest.skip(f"cgroups here: {found.cgroups}; {found.why}")
+    return twin
 
 
 @pytest.mark.parametrize(("program", "code"), [(Program.EXITS_0, 0), (Program.EXITS_3, 3)])
@@ -117,11 +127,11 @@ def test_to_stop_what_has_ended_is_nothing(twin: RunnerTwin) -> None:
 def test_it_goes_on_when_its_starter_is_gone_and_another_takes_it_over(twin: RunnerTwin) -> None:
     async def scene() -> None:
         clock, starter = twin.clock(), twin.runner()
-        pid, began = await starter.start(twin.order(Program.RUNS))
+        pid, began, kept = await starter.start(twin.order(Program.RUNS))
         del starter
         gc.collect()
         await clock.sleep_ms(100)
-        running = Running(pid, began)  # all that the second one has: what was written down
+        running = Running(pid, began, kept)  # all that the second one has: what was written down
         second = twin.runner()
         assert second.alive(running)
         async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as group:
@@ -158,5 +168,95 @@ def test_what_is_not_there_is_not_started_and_the_reader_learns_what_to_do(twin:
             await twin.runner().start(twin.order(Program.MISSING))
         assert caught.value.cause
         assert caught.value.cure
+
+    twin.run(scene())
+
+
+def test_a_group_is_run_once_at_a_time_and_again_when_it_is_empty(grouping: RunnerTwin) -> None:
+    async def scene() -> None:
+        first, clock = grouping.runner(), grouping.clock()
+        order = grouping.order(Program.RUNS)._replace(group="job-1.a_2")
+        running = await first.start(order)
+        assert running.group
+        second = grouping.runner()
+        assert second.leftovers() == ("job-1.a_2",)
+        with pytest.raises(NotStarted, match="still runs"):
+            await second.start(order)
+        assert first.alive(running), "a refused start harms nobody"
+        await second.stop(running, grace_ms=SOON_MS)
+        assert await first.wait(running) == Ended(signal=TERM)
+        again = await second.start(order)
+        assert again.group != running.group
+        await first.stop(running, grace_ms=0)
+        await clock.sleep_ms(50)
+        assert second.alive(again), "the group of that name is another one by now"
+        await second.stop(again, grace_ms=0)
+        assert second.leftovers() == ()
+
+    grouping.run(scene())
+
+
+def test_a_group_is_cleared_by_its_name_alone(grouping: RunnerTwin) -> None:
+    async def scene() -> None:
+        runner, clock = grouping.runner(), grouping.clock()
+        running = await runner.start(grouping.order(Program.IGNORES)._replace(group="orphan"))
+        other = await runner.start(grouping.order(Program.RUNS)._replace(group="orphan-2"))
+        async with clock.timeout_ms(SOON_MS):
+            await grouping.runner().clear("orphan")
+            await grouping.runner().clear("never-was")
+        assert not runner.alive(running)
+        assert runner.alive(other)
+        assert await runner.wait(running) == Ended(signal=KILL)
+        await runner.stop(other, grace_ms=0)
+
+    grouping.run(scene())
+
+
+@pytest.mark.parametrize("group", [".hidden", "../up", "a/b", "a b", "x" * 201])
+def test_a_name_that_is_no_file_name_is_our_own_mistake(twin: RunnerTwin, group: str) -> None:
+    async def scene() -> None:
+        runner = twin.runner()
+        with pytest.raises(ValueError, match="no name of a group"):
+            await runner.start(twin.order(Program.RUNS)._replace(group=group))
+        with pytest.raises(ValueError, match="no name of a group"):
+            await runner.clear(group)
+        with pytest.raises(ValueError, match="name one"):
+            await runner.start(twin.order(Program.RUNS)._replace(limits=Limits(pids=5)))
+
+    twin.run(scene())
+
+
+def test_one_that_takes_more_memory_than_it_may_is_killed_and_that_is_told(grouping: RunnerTwin) -> None:
+    async def scene() -> None:
+        runner, clock = grouping.runner(), grouping.clock()
+        order = grouping.order(Program.TAKES_64_MIB)
+        small = await runner.start(order._replace(group="small", limits=Limits(memory_bytes=24 * MIB)))
+        large = await runner.start(order._replace(group="large", limits=Limits(memory_bytes=512 * MIB)))
+        async with clock.timeout_ms(SOON_MS):
+            assert await runner.wait(small) == Ended(signal=KILL, oom=True)
+            while runner.usage(large).memory_bytes < 64 * MIB:
+                await clock.sleep_ms(50)
+        assert runner.usage(small) == Usage()
+        assert runner.usage(large).pids >= 1
+        await runner.stop(large, grace_ms=0)
+        assert not (await runner.wait(large)).oom
+        assert runner.usage(large) == Usage()
+
+    grouping.run(scene())
+
+
+def test_an_unknown_user_is_refused(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        with pytest.raises(NotStarted, match="no user 'no-such-user'"):
+            await twin.runner().start(twin.order(Program.RUNS)._replace(user="no-such-user"))
+
+    twin.run(scene())
+
+
+def test_what_holds_work_back_is_told(twin: RunnerTwin) -> None:
+    async def scene() -> None:
+        found = twin.runner().confinement()
+        assert (found.cgroups == "none") == (not found.controllers)
+        assert {"memory", "pids", "cpu"} <= {*found.controllers} or found.why
 
     twin.run(scene())

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -18,6 +20,7 @@ from remit.simulate.loop import SimLoop
 from remit.simulate.network import Network
 from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Program as Behaviour
+from remit.world.cgroups_found import mounted
 from remit.world.chance import SeededChance
 from remit.world.clock import BootClock
 from remit.world.link import SocketLink
@@ -36,6 +39,7 @@ class Program(Enum):
     EXITS_3 = "ends at once, with code 3"
     RUNS = "runs for ever, and is killed by the request to end (signal 15)"
     IGNORES = "runs for ever, and ignores the request to end once it has run for half a second"
+    TAKES_64_MIB = "takes that much memory, and then runs for ever"
     MISSING = "is not there"
 
 
@@ -78,9 +82,13 @@ class Production:
 
     def __init__(self, place: Path, /) -> None:
         self._addresses = {name: f"unix:{place}/{name}.socket" for name in NAMES}
+        self._groups = f"remit-tests/{os.getpid()}-{place.name}"
 
     def run(self, scene: Coroutine[Any, Any, None], /) -> None:
-        asyncio.run(scene)
+        try:
+            asyncio.run(scene)
+        finally:
+            remove_groups(self._groups)
 
     def world(self) -> World:
         return production(self._addresses)
@@ -95,7 +103,7 @@ class Production:
         return SocketLink(self._addresses)
 
     def runner(self) -> Runner:
-        return ProcessRunner(BootClock())
+        return ProcessRunner(BootClock(), parent=self._groups)
 
     def order(self, program: Program) -> Order:
         script = {
@@ -106,6 +114,8 @@ class Production:
         }
         if program is Program.MISSING:
             return Order(("/no/such/program",))
+        if program is Program.TAKES_64_MIB:
+            return Order((sys.executable, "-c", "import time; held = bytearray(b'x') * (64 << 20); time.sleep(600)"))
         return Order(("/bin/sh", "-c", script[program]), {"PATH": os.defpath})
 
 
@@ -113,7 +123,15 @@ class OverTcp(Production):
     """The same, over TCP on the loopback interface."""
 
     def __init__(self, place: Path, /) -> None:
+        super().__init__(place)
         self._addresses = {name: f"tcp:127.0.0.1:{_free_port()}" for name in NAMES}
+
+
+def remove_groups(parent: str) -> None:
+    """The directory of cgroups that a test had for itself. Whoever leaves somebody in there has failed."""
+    for mount in mounted(Path("/proc/self/mountinfo").read_text()):
+        with suppress(FileNotFoundError):
+            (mount.place / parent).rmdir()
 
 
 def _free_port() -> int:
@@ -173,6 +191,7 @@ class Simulated:
             Program.EXITS_3: Behaviour(1, 3),
             Program.RUNS: Behaviour(None, 0, 10),
             Program.IGNORES: Behaviour(None, 0, None),
+            Program.TAKES_64_MIB: Behaviour(None, memory=64 << 20, ready=100),
         }
         return Order(("missing",)) if program is Program.MISSING else Order(plays[program].argv())
 

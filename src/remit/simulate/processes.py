@@ -83,6 +83,7 @@ class Process:
             unit = self.unit
             self.loop.kill(unit)
             self.network.died(unit)
+            self.machine.machinery.starter_ended(unit)
             self._silenced()
 
     def freeze(self) -> None:

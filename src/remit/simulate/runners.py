@@ -1,7 +1,9 @@
 """What runs on a simulated machine, and since when? The machine's own record: no agent's word is taken for it.
 
 A program is what its argument list says: `work 30000 0` runs for thirty seconds and exits with 0, `work - 0` runs until it is
-asked to end, and a fourth word is how many ms it takes to end then (`-`: it does not listen, and has to be killed).
+asked to end, and a fourth word is how many ms it takes to end then (`-`: it does not listen, and has to be killed). Further
+words, in any order: `listen=PORT` answers there; `ready=MS` answers well only so long after its start, and `sick=MS` no longer
+after that; `memory=BYTES` is what it takes once it is ready (above its limit it is killed for that), and `cpu=MILLI`.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from remit.simulate.loop import SimLoop, Unit
-from remit.world.promises import Ended, NotStarted, Order, Running, WorldError
+from remit.world.promises import Confinement, Ended, NotStarted, Order, Running, Usage, WorldError, check_group, check_order
 
 SIGTERM: Final = 15
 SIGKILL: Final = 9
 PROGRAM: Final = "work"
+USERS: Final = frozenset({"", "root", "nobody"})
+"""Who there is on every simulated machine."""
+CONFINEMENT: Final = Confinement("v2", ("cpu", "kill", "memory", "pids"), "", sandbox=True)
 
 
 class Program(NamedTuple):
@@ -24,29 +29,49 @@ class Program(NamedTuple):
     runs_ms: int | None
     code: int = 0
     stop_ms: int | None = 0
+    listen: int | None = None
+    ready: int = 0
+    sick: int | None = None
+    memory: int = 0
+    cpu: int = 0
 
     def argv(self) -> tuple[str, ...]:
         runs = "-" if self.runs_ms is None else str(self.runs_ms)
-        return (PROGRAM, runs, str(self.code), "-" if self.stop_ms is None else str(self.stop_ms))
+        more = [f"{name}={value}" for name, value in self._asdict().items() if name in _WORDS and value]
+        return (PROGRAM, runs, str(self.code), "-" if self.stop_ms is None else str(self.stop_ms), *more)
+
+    def well(self, age_ms: int) -> bool:
+        """Does it answer well at this age?"""
+        return age_ms >= self.ready and (self.sick is None or age_ms < self.sick)
+
+
+_WORDS: Final = ("listen", "ready", "sick", "memory", "cpu")
+_USE: Final = f"use {PROGRAM} MS CODE STOP_MS"
 
 
 def program_of(argv: tuple[str, ...]) -> Program:
-    if not argv or argv[0] != PROGRAM or len(argv) > 4:
-        raise NotStarted(f"there is no program {argv[0] if argv else '(none)'!r} here", f"use {PROGRAM} MS CODE STOP_MS")
-    words = [*argv[1:], *("0", "0", "0")[len(argv) - 1 :]]
-    if words[1] == "-" or not all(word == "-" or (word.isascii() and word.isdigit()) for word in words):
-        raise NotStarted(f"there is no {' '.join(argv)!r} here", f"use {PROGRAM} MS CODE STOP_MS")
+    plain = tuple(word for word in argv if "=" not in word)
+    if not argv or plain[:1] != (PROGRAM,) or len(plain) > 4:
+        raise NotStarted(f"there is no program {argv[0] if argv else '(none)'!r} here", _USE)
+    words = [*plain[1:], *("0", "0", "0")[len(plain) - 1 :]]
+    pairs = [word.partition("=") for word in argv if "=" in word]
+    numbers = [*(word for word in words if word != "-"), *(value for _, _, value in pairs)]
+    known = all(name in _WORDS for name, _, _ in pairs)
+    if words[1] == "-" or not known or not all(word.isascii() and word.isdigit() for word in numbers):
+        raise NotStarted(f"there is no {' '.join(argv)!r} here", _USE)
     runs, code, stop = (None if word == "-" else int(word) for word in words)
-    return Program(runs, code or 0, stop)
+    return Program(runs, code or 0, stop)._replace(**{name: int(value) for name, _, value in pairs})
 
 
 class Run(NamedTuple):
-    """One process as the machine knows it. `ended` is set when it is gone."""
+    """One process as the machine knows it. `ended` is set when it is gone. `starter`: whose child it is."""
 
     running: Running
     order: Order
     program: Program
     ended: asyncio.Future[Ended]
+    began_s: float = 0.0
+    starter: Unit | None = None
 
 
 class Recorder(Protocol):
@@ -70,15 +95,34 @@ class Machinery:
         self._unit = loop.unit(f"{name}/kernel")
         self._pids = 100
 
-    def start(self, order: Order) -> Running:
+    def start(self, order: Order, starter: Unit | None = None) -> Running:
         program = program_of(order.argv)
+        if order.user not in USERS:
+            raise NotStarted(f"there is no user {order.user!r} on this machine", "make that user, or name another")
+        if order.group and self.inside(order.group) is not None:
+            raise NotStarted(f"in the group {order.group} somebody still runs", "end that first: a name is run once at a time")
         self._pids += 1
-        running = Running(self._pids, f"{self._loop.time():.6f}")
-        self.runs[running.pid] = Run(running, order, program, self._loop.create_future())
+        running = Running(self._pids, f"{self._loop.time():.6f}", f"{order.group}#{self._pids}" if order.group else "")
+        run = Run(running, order, program, self._loop.create_future(), self._loop.time(), starter)
+        self.runs[running.pid] = run
         self._recorder.started(self._name, order, running.pid)
         if program.runs_ms is not None:
             self._in(program.runs_ms, running, Ended(code=program.code))
+        if 0 < order.limits.memory_bytes < program.memory:
+            self._in(max(1, program.ready), running, Ended(signal=SIGKILL, oom=True))
         return running
+
+    def inside(self, group: str) -> Run | None:
+        return next((run for run in self.runs.values() if run.order.group == group), None)
+
+    def age_ms(self, run: Run) -> int:
+        return int((self._loop.time() - run.began_s) * 1000)
+
+    def starter_ended(self, unit: Unit) -> None:
+        """What is tied to its starter goes with it."""
+        for run in tuple(self.runs.values()):
+            if run.starter is unit and run.order.with_parent:
+                self._end(run.running, Ended(signal=SIGKILL))
 
     def terminate(self, running: Running, by: str) -> None:
         run = self.find(running)
@@ -123,9 +167,10 @@ class SimRunner:
         """Its children: only their parent learns how they ended."""
 
     async def start(self, order: Order, /) -> Running:
+        check_order(order)
         await asyncio.sleep(self._pause())
         self._check_alive()
-        running = self._machinery.start(order)
+        running = self._machinery.start(order, self._unit)
         self._own[running] = self._machinery.runs[running.pid]
         return running
 
@@ -133,9 +178,7 @@ class SimRunner:
         own, run = self._own.get(running), self._machinery.find(running)
         if own is not None:
             return await asyncio.shield(own.ended)
-        if run is not None:
-            await asyncio.shield(run.ended)
-        return Ended()
+        return Ended(oom=(await asyncio.shield(run.ended)).oom) if run is not None else Ended()
 
     def alive(self, running: Running, /) -> bool:
         return self._machinery.find(running) is not None
@@ -152,6 +195,29 @@ class SimRunner:
         except TimeoutError:
             self._check_alive()
             self._machinery.kill(running)
+
+    def usage(self, running: Running, /) -> Usage:
+        run = self._machinery.find(running)
+        if run is None:
+            return Usage()
+        age_ms = self._machinery.age_ms(run)
+        memory = run.program.memory if age_ms >= run.program.ready else 0
+        return Usage(age_ms * run.program.cpu // 1000, memory, 1)
+
+    def confinement(self) -> Confinement:
+        return CONFINEMENT
+
+    def leftovers(self) -> tuple[str, ...]:
+        return tuple(sorted({run.order.group for run in self._machinery.runs.values() if run.order.group}))
+
+    async def clear(self, group: str, /) -> None:
+        check_group(group)
+        await asyncio.sleep(self._pause())
+        self._check_alive()
+        run = self._machinery.inside(group)
+        if run is not None:
+            self._machinery.terminate(run.running, self._unit.name)
+            self._machinery.kill(run.running)
 
     def _check_alive(self) -> None:
         if self._unit.dead:

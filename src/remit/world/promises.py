@@ -7,11 +7,12 @@ and its cure), and our own bugs (`ValueError` and the like).
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -169,30 +170,96 @@ class Link(Protocol):
         ...
 
 
+class Limits(NamedTuple):
+    """What a run may take; 0 is no limit. `cpu_milli` is a weight: it bites only where others want the processor too."""
+
+    memory_bytes: int = 0
+    cpu_milli: int = 0
+    pids: int = 0
+
+
 class Order(NamedTuple):
-    """What is to run: never through a shell. `env` is all that it gets."""
+    """What is to run: never through a shell. `env` is all that it gets.
+
+    `user`: its name; empty is whoever starts it. `stdout`, `stderr`: files that are added to, made if absent; None is nowhere.
+    `group`: a name, safe as a file name, under which all that comes of it is kept together and limited, however it forks;
+    a name in which somebody still runs is refused, so that a name is run once at a time. `writable`: with a sandbox, the only
+    places that it can change. `with_parent`: it is killed when its starter ends, however that ends.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = {}
     directory: Path | None = None
+    user: str = ""
+    stdout: Path | None = None
+    stderr: Path | None = None
+    limits: Limits = Limits()
+    group: str = ""
+    sandbox: Literal["none", "bwrap"] = "none"
+    writable: tuple[Path, ...] = ()
+    with_parent: bool = False
+
+
+_GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+"""No dot at the beginning: such names are a runner's own."""
+
+
+def check_group(name: str) -> None:
+    if not _GROUP_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a group")
+
+
+def check_order(order: Order) -> None:
+    """What no runner takes, whatever the machine is like: our own mistakes."""
+    if not order.argv:
+        raise ValueError("an order without a program")
+    if order.group:
+        check_group(order.group)
+    elif any(order.limits):
+        raise ValueError("limits are those of a group: name one")
 
 
 class Running(NamedTuple):
-    """One process that was started: a pid is used again one day, a pid and a beginning are not."""
+    """One process that was started: a pid is used again one day, a pid and a beginning are not.
+
+    `group` is the runner's own word for where the others of its tree are found. Write down all three to find it again.
+    """
 
     pid: int
     began: str
+    group: str = ""
 
 
 class Ended(NamedTuple):
-    """How it ended: `code` as it exited, or the `signal` that killed it. Neither, if it was not our child and is gone."""
+    """How it ended: `code` as it exited, or the `signal` that killed it. Neither, if it was not our child and is gone.
+
+    `oom`: the system killed one of its processes because the memory that it may take was used up.
+    """
 
     code: int | None = None
     signal: int | None = None
+    oom: bool = False
+
+
+class Usage(NamedTuple):
+    """What a run and all its children take: processor time since the beginning, memory and processes now."""
+
+    cpu_ms: int = 0
+    memory_bytes: int = 0
+    pids: int = 0
+
+
+class Confinement(NamedTuple):
+    """How far a machine can hold work back: by which cgroups, for what, and why no more. `sandbox`: is there bubblewrap?"""
+
+    cgroups: Literal["v2", "v1", "none"]
+    controllers: tuple[str, ...]
+    why: str
+    sandbox: bool
 
 
 class Runner(Protocol):
-    """Runs work on this machine, each in a group of its own. What runs goes on when its starter dies."""
+    """Runs work on this machine, each in a group of its own. It goes on when its starter dies, unless ordered otherwise."""
 
     async def start(self, order: Order, /) -> Running:
         """Raises `NotStarted`; then nothing runs."""
@@ -205,7 +272,26 @@ class Runner(Protocol):
     def alive(self, running: Running, /) -> bool: ...
 
     async def stop(self, running: Running, /, *, grace_ms: int) -> None:
-        """Ask it to end, and after `grace_ms` make it. Returns when nothing of its group is left; at once if it was gone."""
+        """Ask it to end, and after `grace_ms` make it. Returns when nothing of its tree is left; at once if all was gone.
+
+        Also for one that has ended and left children behind.
+        """
+        ...
+
+    def usage(self, running: Running, /) -> Usage:
+        """All zeros once it is gone."""
+        ...
+
+    def confinement(self) -> Confinement:
+        """What limits and sandboxes are worth here. An order's limits are not enforced by what is not among `controllers`."""
+        ...
+
+    def leftovers(self) -> tuple[str, ...]:
+        """The names of groups in which somebody runs, sorted; also of earlier starters. Empty ones are removed."""
+        ...
+
+    async def clear(self, group: str, /) -> None:
+        """Kill all that runs under this name of an order, whoever started it. Returns when nobody is left."""
         ...
 
 

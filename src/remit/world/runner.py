@@ -5,79 +5,75 @@ facts of Linux make that safe. A dead child keeps its number until it is reaped,
 And a number is not given out while a group of that number has a member, so a group in which somebody is still there whom we
 saw when it was ours is still ours.
 
+A process can leave its process group, and its parents can end; it cannot leave its cgroup. So where there are cgroups and the
+order names one, that says who belongs to a run, and the whole tree is ended by it.
+
 Not asyncio's subprocesses: they kill a child that is still running when the loop's objects go, and work must outlive us.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
+import shutil
 import signal
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Final
 
-from remit.world.promises import Clock, Ended, NotStarted, Order, Running, WorldError
+from remit.world import procfs, spawning
+from remit.world.cgroups import PARENT, Cgroups, GroupMark, Occupied, mark_of
+from remit.world.cgroups_found import find
+from remit.world.promises import (
+    Clock,
+    Confinement,
+    Ended,
+    NotStarted,
+    Order,
+    Running,
+    Usage,
+    WorldError,
+    check_group,
+    check_order,
+)
+from remit.world.sandbox import PROGRAM
 
 ENDED_MAX: Final = 10_000
 """How many ends are remembered for whoever waits late. Of an older one only that it ended is known."""
 
 _LOOK_MS: Final = 10
-_PROC: Final = Path("/proc")
-_NO_MORE: Final = frozenset("ZXx")
-"""States of a process that has ended and is only waiting to be reaped."""
+_SETTLED_AT_ONCE: Final = 16
+"""How many children are looked at with each start, so that a start costs the same with thousands of them."""
+_SWEPT_MAX: Final = 3
 
-_CURES: Final = {
-    errno.ENOENT: "install it, or give its path",
-    errno.EACCES: "make it executable for this user",
-    errno.EPERM: "make it executable for this user",
-    errno.ENOTDIR: "give its path",
-    errno.ENOEXEC: "run a program that is built for this machine, or begin the script with #!",
-    errno.E2BIG: "give it fewer or shorter arguments and variables",
-    errno.EAGAIN: "raise this user's limit of processes, or run less",
-    errno.ENOMEM: "free memory on this machine",
-    errno.EMFILE: "raise this process's limit of open files",
-}
-
-
-class _Member(NamedTuple):
-    """One process as /proc tells it."""
-
-    pid: int
-    state: str
-    group: int
-    threads: int
-    ticks: int
-
-    @property
-    def runs(self) -> bool:
-        """A first thread that has ended says nothing about the others."""
-        return self.state not in _NO_MORE or self.threads > 1
+_One = tuple[int, int]
+"""A pid with its start time."""
 
 
 class ProcessRunner:
-    """Standard streams go nowhere: what work says is not kept here."""
+    """Real processes. `parent`: the directory of cgroups that is ours; another runner of the machine may share it.
 
-    def __init__(self, clock: Clock) -> None:
+    `start` must be called from the main thread: what is to end with its parent ends with the thread that started it.
+    """
+
+    def __init__(self, clock: Clock, *, parent: str = PARENT) -> None:
         self._clock = clock
+        self._parent = parent
+        self._found: Cgroups | None = None
         self._children: dict[Running, None] = {}
         self._ended: dict[Running, Ended] = {}
 
     async def start(self, order: Order, /) -> Running:
-        if not order.argv:
-            raise ValueError("an order without a program")
-        for child in tuple(self._children):
-            self._settle(child)
+        check_order(order)
+        for child in tuple(self._children)[:_SETTLED_AT_ONCE]:
+            if not self._settle(child) and child in self._children:
+                self._children[child] = self._children.pop(child)  # to the end of the line
         # Here and not in a thread: it takes a millisecond or two, and whoever is cancelled has started nothing unknown.
-        process = _spawn(order)
-        member = _member(process.pid)
-        # From here on it is watched by its number. A handle would complain that the work outlives it, which is the promise.
-        process.returncode = 0
-        if member is None:
+        pid, mark = self._spawn(order)
+        found = procfs.member(pid)
+        if found is None:
             raise NotStarted("/proc does not show the process that was started", "mount /proc, and run on Linux")
-        running = Running(process.pid, self._began(member))
+        running = Running(pid, self._began(found), str(mark) if mark is not None else "")
         self._children[running] = None
         return running
 
@@ -91,73 +87,163 @@ class ProcessRunner:
         return self._lives(running)
 
     async def stop(self, running: Running, /, *, grace_ms: int) -> None:
-        if self._known(running) is None:
-            return
-        ours = set(_group(running.pid))
-        _signal(running.pid, signal.SIGTERM)
-        until_ms, forced = self._clock.now_ms() + grace_ms, False
-        while left := _group(running.pid):
-            if self._known(running) is None and ours.isdisjoint(left):
-                return  # the number belongs to somebody else by now
-            ours.update(left)
-            if not forced and self._clock.now_ms() >= until_ms:
-                forced = True
-            if forced:  # again and again: a member may be born while its group is killed
-                _signal(running.pid, signal.SIGKILL)
-            await self._clock.sleep_ms(_LOOK_MS)
+        if (mark := self._mark(running)) is not None:
+            await self._stop_group(running, mark, grace_ms)
+        elif self._known(running) is not None:
+            await self._stop_processes(running, grace_ms)
         self._settle(running)
 
+    def usage(self, running: Running, /) -> Usage:
+        if (mark := self._mark(running)) is not None:
+            return self._cgroups.usage(mark.name)
+        if self._known(running) is None:
+            return Usage()
+        members = procfs.tree(running.pid)
+        return Usage(sum(one.cpu_ms for one in members), sum(one.memory_bytes for one in members), len(members))
+
+    def confinement(self) -> Confinement:
+        found = self._cgroups
+        return Confinement(found.name, found.controllers, found.why, shutil.which(PROGRAM) is not None)
+
+    def leftovers(self) -> tuple[str, ...]:
+        for child in tuple(self._children):
+            self._settle(child)
+        return tuple(name for name in self._cgroups.names() if not self._cgroups.remove(name))
+
+    async def clear(self, group: str, /) -> None:
+        check_group(group)
+        while self._cgroups.members(group):
+            self._cgroups.kill(group)
+            await self._clock.sleep_ms(_LOOK_MS)
+        for child in [one for one in self._children if one.group.startswith(f"{group}#")]:
+            self._settle(child)
+        self._cgroups.remove(group)
+
+    # -- how a run begins ------------------------------------------------------------------------------------------------
+
+    @property
+    def _cgroups(self) -> Cgroups:
+        """Looked for when they are first asked for: that forks, and many a runner never needs them."""
+        if self._found is None:
+            self._found = find(self._parent)
+        return self._found
+
+    def _spawn(self, order: Order) -> tuple[int, GroupMark | None]:
+        if not order.group or self._cgroups.name == "none":
+            return spawning.spawn(order), None
+        for _ in range(_SWEPT_MAX):
+            try:
+                return self._spawn_inside(order)
+            except spawning.Swept:
+                continue
+        raise NotStarted(f"the cgroup {order.group} vanished {_SWEPT_MAX} times", "see who removes what is in there")
+
+    def _spawn_inside(self, order: Order) -> tuple[int, GroupMark]:
+        name, entrances = order.group, list[int]()
+        try:
+            mark = self._cgroups.make(name, order.limits)
+            entrances = self._cgroups.open_entrances(name)
+            return spawning.spawn(order, entrances=entrances), mark
+        except Occupied:
+            raise NotStarted(
+                f"in the group {name} somebody still runs", "end that first: a name is run once at a time"
+            ) from None
+        except FileNotFoundError:
+            raise spawning.Swept(name) from None
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise NotStarted(f"the cgroup {name} cannot be made as ordered ({why})", "see `remit doctor`") from error
+        except NotStarted:
+            self._cgroups.remove(name)
+            raise
+        finally:
+            for entrance in entrances:
+                os.close(entrance)
+
+    # -- who belongs to it, and how that ends ----------------------------------------------------------------------------
+
+    def _mark(self, running: Running) -> GroupMark | None:
+        """Its cgroup, if it has one and that is still the one it was."""
+        mark = mark_of(running.group) if running.group else None
+        return mark if mark is not None and self._cgroups.holds(mark) else None
+
+    async def _stop_group(self, running: Running, mark: GroupMark, grace_ms: int) -> None:
+        name, cgroups = mark.name, self._cgroups
+        until_ms = self._clock.now_ms() + grace_ms
+        with _told(f"the cgroup {name}"):
+            cgroups.signal(name, signal.SIGTERM, but=_not_asked(running.pid, cgroups.members(name)))
+            while cgroups.holds(mark) and cgroups.members(name):
+                if self._clock.now_ms() >= until_ms:
+                    cgroups.kill(name)
+                await self._clock.sleep_ms(_LOOK_MS)
+
+    async def _stop_processes(self, running: Running, grace_ms: int) -> None:
+        """Without a cgroup: the process group, and whoever descends from it by parents who still run."""
+        ours = self._relatives(running, set())
+        spared = _not_asked(running.pid, [pid for pid, _ in ours])
+        until_ms = self._clock.now_ms() + grace_ms
+        with _told(f"process group {running.pid}"):
+            _signal({one for one in ours if one[0] not in spared}, signal.SIGTERM)
+            # Again and again: a member may be born while the others are killed.
+            while ours := _living(ours | self._relatives(running, ours)):
+                if self._clock.now_ms() >= until_ms:
+                    _signal(ours, signal.SIGKILL)
+                await self._clock.sleep_ms(_LOOK_MS)
+
+    def _relatives(self, running: Running, ours: set[_One]) -> set[_One]:
+        """Who is found in its process group, if that is still the one it was, and below those whom we know."""
+        found = {(one.pid, one.ticks) for one in procfs.group(running.pid)}
+        if self._known(running) is None and ours.isdisjoint(found):
+            found = set()  # the number belongs to somebody else by now
+        return found | {(one.pid, one.ticks) for pid, _ in sorted(found | ours) for one in procfs.tree(pid)}
+
     def _lives(self, running: Running) -> bool:
-        member = self._known(running)
-        return member is not None and member.runs
+        found = self._known(running)
+        return found is not None and found.runs
 
-    def _known(self, running: Running) -> _Member | None:
+    def _known(self, running: Running) -> procfs.Member | None:
         """The process itself, dead or alive, and never another one of the same number."""
-        member = _member(running.pid)
-        return member if member is not None and self._began(member) == running.began else None
+        found = procfs.member(running.pid)
+        return found if found is not None and self._began(found) == running.began else None
 
-    def _began(self, member: _Member) -> str:
-        return f"{self._clock.boot()}/{member.ticks}"
+    def _began(self, found: procfs.Member) -> str:
+        return f"{self._clock.boot()}/{found.ticks}"
 
-    def _settle(self, running: Running) -> None:
-        """Note how a child ended, and let its number go once nobody of its group is left."""
-        if running not in self._children:
-            return
+    def _settle(self, running: Running) -> bool:
+        """Note how it ended, and let go what was kept for it. Is there nothing more to do?"""
+        if running not in self._children and self._lives(running):
+            return False
+        mark = self._mark(running)
+        if running in self._children and not self._reaped(running, mark):
+            return False
+        if mark is not None:
+            if running not in self._ended and self._cgroups.oom(mark.name):
+                self._remember(running, Ended(oom=True))
+            self._cgroups.remove(mark.name)
+        return True
+
+    def _reaped(self, running: Running, mark: GroupMark | None) -> bool:
+        """A number is let go once nobody of its process group is left; at once if a cgroup says who belongs to it."""
         try:
             told = os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # somebody else in this process has reaped it
             del self._children[running]
-            return
+            return True
         if told is None:
-            return
+            return False
+        oom = mark is not None and self._cgroups.oom(mark.name)
         exited = told.si_code == os.CLD_EXITED
-        self._ended[running] = Ended(code=told.si_status) if exited else Ended(signal=told.si_status)
-        if not _group(running.pid):
-            os.waitpid(running.pid, 0)
-            del self._children[running]
+        self._remember(running, Ended(code=told.si_status, oom=oom) if exited else Ended(signal=told.si_status, oom=oom))
+        if mark is None and procfs.group(running.pid):
+            return False
+        os.waitpid(running.pid, 0)
+        del self._children[running]
+        return True
+
+    def _remember(self, running: Running, ended: Ended) -> None:
+        self._ended[running] = ended
         while len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-
-
-def _spawn(order: Order) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(  # noqa: S603 - never through a shell, and what may run is decided above
-            order.argv,
-            env=dict(order.env),
-            cwd=order.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        why, place = (error.strerror or str(error)).lower(), order.directory
-        if place is not None and str(error.filename) == str(place):
-            raise NotStarted(f"the directory {place} cannot be entered ({why})", "make it, or name another") from error
-        cure = _CURES.get(error.errno or 0, "see what the machine says of it")
-        raise NotStarted(f"{order.argv[0]} cannot be run ({why})", cure) from error
-    except ValueError as error:
-        raise NotStarted(f"{order.argv[0]!r} cannot be run ({error})", "mend the order") from error
 
 
 async def _until_it_ends(pid: int, lives: Callable[[], bool]) -> None:
@@ -183,32 +269,39 @@ def _tell(ended: asyncio.Future[None]) -> None:
         ended.set_result(None)
 
 
-def _member(pid: int) -> _Member | None:
+def _not_asked(leader: int, pids: Collection[int]) -> frozenset[int]:
+    """A sandbox's own processes: the first would end before what it holds, and with it the exit code of that."""
+    if procfs.program(leader) != shutil.which(PROGRAM):
+        return frozenset()
+    own = frozenset(pid for pid in pids if procfs.inside(pid) < 2)
+    return frozenset() if len(own) == len(pids) else own  # all of them: it is only just beginning
+
+
+def _living(members: set[_One]) -> set[_One]:
+    found = ((one, procfs.member(one[0])) for one in sorted(members))
+    return {one for one, now in found if now is not None and now.ticks == one[1] and now.runs}
+
+
+def _signal(members: set[_One], number: signal.Signals) -> None:
+    """Those who are still who they were: the handle is opened first, and then looked at."""
+    for pid, ticks in sorted(members):
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            now = procfs.member(pid)
+            if now is not None and now.ticks == ticks:
+                signal.pidfd_send_signal(handle, number)
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
     try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
-    except OSError:
-        return None
-    # The name in parentheses may hold anything, also spaces and parentheses.
-    fields = text[text.rindex(b")") + 2 :].split()
-    return _Member(pid, fields[0].decode(), int(fields[2]), int(fields[17]), int(fields[19]))
-
-
-def _group(number: int) -> list[tuple[int, int]]:
-    """Who of a group still runs: pids with their start times."""
-    try:
-        os.killpg(number, 0)
-    except ProcessLookupError:
-        return []
-    except PermissionError:  # it has members that changed their user
-        pass
-    members = (_member(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
-    return [(one.pid, one.ticks) for one in members if one is not None and one.group == number and one.runs]
-
-
-def _signal(group: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return
+        yield
     except PermissionError as error:
-        raise WorldError(f"process group {group} may not be ended", "run as the user whom it runs as, or as root") from error
+        raise WorldError(f"{what} may not be ended", "run as the user whom it runs as, or as root") from error

@@ -262,7 +262,6 @@ def test_a_program_is_what_its_words_say(words: tuple[str, ...], program: Progra
 @pytest.mark.parametrize(
     "words",
     [
-        (),
         ("",),
         ("sleep", "5"),
         ("work", "soon"),
@@ -273,6 +272,8 @@ def test_a_program_is_what_its_words_say(words: tuple[str, ...], program: Progra
         ("work", "1", "-"),
         ("work", "1", "0", "-1"),
         ("work", "1", "0", "0", "0"),
+        ("work", "1", "ready=soon"),
+        ("work", "1", "colour=5"),
     ],
 )
 def test_nonsense_does_not_start(house: House, words: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from remit.world.chance import SeededChance
 from remit.world.disk import FileDisk
-from remit.world.promises import Ended, NotStarted, OffloadClosed, Order, Running, Service, Unreached, World
+from remit.world.promises import Confinement, Ended, NotStarted, OffloadClosed, Order, Running, Service, Unreached, Usage, World
 
 T = TypeVar("T")
 
@@ -131,6 +131,18 @@ class NoRunner:
         return False
 
     async def stop(self, running: Running, /, *, grace_ms: int) -> None:
+        pass
+
+    def usage(self, running: Running, /) -> Usage:
+        return Usage()
+
+    def confinement(self) -> Confinement:
+        return Confinement("none", (), "nothing runs here", sandbox=False)
+
+    def leftovers(self) -> tuple[str, ...]:
+        return ()
+
+    async def clear(self, group: str, /) -> None:
         pass
 
 

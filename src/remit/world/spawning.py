@@ -1,0 +1,190 @@
+"""How does a process begin as it was ordered? Its user, streams, group and sandbox are set before its first instruction.
+
+Whatever cannot be had as ordered is `NotStarted`: nothing ever runs with more rights, or with fewer bounds, than was asked for.
+An order that needs nothing before its first instruction is started without a copy of this process, which is quicker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from remit.world.promises import NotStarted, Order
+from remit.world.sandbox import PROGRAM, sandboxed
+
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_TOLD_BYTES_MAX: Final = 64
+
+_CURES: Final = {
+    errno.ENOENT: "install it, or give its path",
+    errno.EACCES: "make it executable for this user",
+    errno.EPERM: "make it executable for this user",
+    errno.ENOTDIR: "give its path",
+    errno.ENOEXEC: "run a program that is built for this machine, or begin the script with #!",
+    errno.E2BIG: "give it fewer or shorter arguments and variables",
+    errno.EAGAIN: "raise this user's limit of processes, or run less",
+    errno.ENOMEM: "free memory on this machine",
+    errno.EMFILE: "raise this process's limit of open files",
+}
+_STEPS: Final = {
+    "join": ("its cgroup cannot be joined", "see `remit doctor`"),
+    "user": ("its user cannot be taken on", "run the agent as root, or leave `user` out"),
+    "parent": ("its end cannot be tied to that of its starter", "run on Linux"),
+}
+
+
+class Swept(Exception):
+    """The group was removed by somebody who clears up, between its making and its first member. Make it again."""
+
+
+class Identity(NamedTuple):
+    """Who a process is to be."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
+    """The number of the new process. `entrances`: of the groups that it joins before anything else."""
+    argv = _wrapped(order) if order.sandbox == "bwrap" else order.argv
+    identity = _identity(order.user)
+    with ExitStack() as files:
+        streams = [_stream(path, identity, files) for path in (order.stdout, order.stderr)]
+        hear, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        files.callback(os.close, hear)
+        files.callback(os.close, tell)
+        needs = bool(entrances) or identity is not None or order.with_parent
+        begin = _beginning(tuple(entrances), identity, os.getpid() if order.with_parent else 0, tell) if needs else None
+        try:
+            process = subprocess.Popen(  # noqa: S603 - never through a shell, and what may run is decided above
+                argv,
+                env=dict(order.env),
+                cwd=order.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=streams[0],
+                stderr=streams[1],
+                start_new_session=True,
+                preexec_fn=begin,
+            )
+        except OSError as error:
+            raise _refused(order, argv, error) from error
+        except subprocess.SubprocessError as error:
+            raise _not_begun(order, os.read(hear, _TOLD_BYTES_MAX)) from error
+        except ValueError as error:
+            raise NotStarted(f"{order.argv[0]!r} cannot be run ({error})", "mend the order") from error
+    # From here on it is watched by its number. A handle would complain that the work outlives it, which is the promise.
+    process.returncode = 0
+    return process.pid
+
+
+def _wrapped(order: Order) -> tuple[str, ...]:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise NotStarted("bubblewrap is not installed, and the order wants a sandbox", "apt install bubblewrap")
+    # Inside, a program that is not there would only be an exit code.
+    if shutil.which(order.argv[0], path=order.env.get("PATH", os.defpath)) is None:
+        raise NotStarted(f"{order.argv[0]} cannot be run (no such file or directory)", _CURES[errno.ENOENT])
+    missing = [place for place in order.writable if not place.exists()]
+    if missing:
+        raise NotStarted(f"{missing[0]} is to be writable, and is not there", "make it, or leave it out")
+    return sandboxed(order, program)
+
+
+def _identity(user: str) -> Identity | None:
+    """None: nothing changes."""
+    if not user:
+        return None
+    try:
+        found = pwd.getpwnam(user)
+    except (KeyError, ValueError):
+        raise NotStarted(f"there is no user {user!r} on this machine", "make that user, or name another") from None
+    if found.pw_uid == os.geteuid():
+        return None
+    if os.geteuid() != 0:
+        own = pwd.getpwuid(os.geteuid()).pw_name if _has_name(os.geteuid()) else str(os.geteuid())
+        cure = f"run the agent as root, or leave `user` out to run as {own}"
+        raise NotStarted(f"{own} may not run anything as {user!r}", cure)
+    return Identity(found.pw_uid, found.pw_gid, tuple(os.getgrouplist(user, found.pw_gid)))
+
+
+def _has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _stream(path: Path | None, identity: Identity | None, files: ExitStack) -> int:
+    if path is None:
+        return subprocess.DEVNULL
+    try:
+        # Nobody may put a link or a pipe there and have us follow it, or wait for its reader.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(path, flags, 0o600)
+        files.callback(os.close, file)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise NotStarted(f"{path} is no file that could be written to", "move it away, or name another")
+        os.set_blocking(file, True)
+        if identity is not None:
+            os.fchown(file, identity.uid, identity.gid)  # programs open /dev/stdout again by its name
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise NotStarted(
+            f"{path} cannot be opened for what it says ({why})", "make its directory, or free space there"
+        ) from error
+    return file
+
+
+def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: int, tell: int) -> Callable[[], None]:
+    """What a new process does first. It is a copy of this one without its threads: only system calls are safe in it."""
+
+    def begin() -> None:
+        step = "join"
+        try:
+            for entrance in entrances:
+                os.write(entrance, b"0")
+            step = "user"
+            if identity is not None:
+                os.setgroups(identity.groups)
+                os.setresgid(identity.gid, identity.gid, identity.gid)
+                os.setresuid(identity.uid, identity.uid, identity.uid)
+            step = "parent"
+            if parent:  # after the user: whoever changes that loses this
+                if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+                    raise OSError(ctypes.get_errno(), "prctl")
+                if os.getppid() != parent:  # it has ended just before: nobody will send the signal
+                    os._exit(128 + signal.SIGKILL)
+        except OSError as error:
+            os.write(tell, f"{step} {error.errno}".encode())
+            raise
+
+    return begin
+
+
+def _not_begun(order: Order, told: bytes) -> Exception:
+    step, _, number = told.decode().partition(" ")
+    code = int(number or 0)
+    if step == "join" and code in (errno.ENODEV, errno.ENOENT):
+        return Swept(order.group)
+    cause, cure = _STEPS.get(step, ("it did not get to its first instruction", "see what the machine says of it"))
+    return NotStarted(f"{order.argv[0]} cannot be run: {cause} ({os.strerror(code).lower()})", cure)
+
+
+def _refused(order: Order, argv: tuple[str, ...], error: OSError) -> NotStarted:
+    why, place = (error.strerror or str(error)).lower(), order.directory
+    if place is not None and str(error.filename) == str(place):
+        return NotStarted(f"the directory {place} cannot be entered ({why})", "make it, or name another")
+    return NotStarted(f"{argv[0]} cannot be run ({why})", _CURES.get(error.errno or 0, "see what the machine says of it"))
