@@ -1,1 +1,1 @@
-"""What has drifted? Loops over keys that look and ask; nothing here writes but by claims, nor touches what another role owns."""
+"""What has drifted? Loops over keys that look and ask; nothing here writes but by claims, or touches what others own."""

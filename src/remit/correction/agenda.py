@@ -2,10 +2,10 @@
 
 A key is due when there is news of it, or when its time has come. It is *held* for two reasons, which both must have passed:
 
-- **a revision**: something was accepted of it. Until the board has come as far, looking would see the world before the deed, and
-  ask for the deed again;
-- **a pause**: something was refused, or not answered. The pause doubles up to a bound, with full jitter; news shortens it to the
-  first pause, and takes nothing from the count. Retries of all keys together come out of one budget.
+- **a revision**: something was accepted of it. Until the board has come as far, looking would see the world before the deed,
+  and ask for the deed again;
+- **a pause**: something was refused, or not answered. The pause doubles up to a bound, with full jitter; news shortens it to
+  the first pause, and takes nothing from the count. Retries of all keys together come out of one budget.
 
 A key for which nothing was accepted and something refused for long enough is *stuck*: that is told once, and it goes on at the
 slowest rate.

@@ -42,7 +42,7 @@ LOOKS_MAX: Final = 2_000
 
 
 class Times(NamedTuple):
-    """When a look is taken: on the own clock, for people, and on the authority's clock if that is known; and how fast all goes."""
+    """When a look is taken: on the own clock, for people, and on the authority's if that is known; and how fast all goes."""
 
     now_ms: int
     wall: str
@@ -146,10 +146,13 @@ class Loop:
         cadence: Cadence = Cadence(),
         failed: Callable[[NoAnswer], None] | None = None,
     ) -> None:
-        self.controller, self.board, self.client, self.world, self.cadence = controller, controller.board, client, world, cadence
+        self.controller, self.board, self.client = controller, controller.board, client
+        self.world, self.cadence = world, cadence
         self.role = controller.remit.role
         self.chance = world.chance.stream(f"{self.role} {controller.lease} {name}")
         self.fights = Fights(cadence.truce_ms)
+        self.outside: dict[str, None] = {}
+        """What was wished for against the remit; each is told once, and there are only so many claims."""
         self._name, self._lease, self._failed = name, lease or controller.lease or self.role.value, failed
         self._wake = asyncio.Event()
         self._term: _Term | None = None
@@ -253,7 +256,7 @@ class _Term:
                 sweep_ms = now_ms + cadence.sweep_ms - chance.uniform_ms(cadence.sweep_ms // 4)
                 for key in self._controller.everything():
                     self.agenda.news(key, now_ms)
-            may = len(self._under_way) < cadence.ahead and self._board.sober and self._board.age_ms() < FRESH_MS
+            may = len(self._under_way) < cadence.ahead and self._sees()
             if may and self._turn(now_ms):
                 await self._clock.sleep_ms(0)
                 continue
@@ -270,6 +273,11 @@ class _Term:
     def _goes_on(self, now_ms: int) -> bool:
         head = self._board.head
         return self._tenure.may_act(now_ms) and head is not None and head.incarnation == self._incarnation
+
+    def _sees(self) -> bool:
+        """Does the board show all that was done before this term, and is it fresh?"""
+        board = self._board
+        return board.sober and board.revision >= self._tenure.revision and board.age_ms() < FRESH_MS
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
@@ -307,11 +315,9 @@ class _Term:
             if isinstance(wish, Again):
                 self.agenda.look_at(key, times.now_ms + max(1, wish.in_ms))
             elif why := remit.outside(wish.claim):
-                if fights.held(f"outside {why} {key}", times.now_ms):
-                    continue
-                for _ in range(2):
-                    fights.done(f"outside {why} {key}", times.now_ms)
-                batch.add("", [self._event(key, "OutsideRemit", why)])
+                if why not in self._loop.outside:
+                    self._loop.outside[why] = None
+                    batch.add("", [self._event(key, "OutsideRemit", why)])
             elif wish.once and fights.held(wish.once, times.now_ms):
                 self.agenda.look_at(key, times.now_ms + self._loop.cadence.sweep_ms)
                 if fights.untold(wish.once):
@@ -350,15 +356,15 @@ class _Term:
         try:
             return await client.ask_many(batch.claims, evidence=batch.evidence)
         except NoAnswer as error:
-            lost = error
+            lost, silent = error, error.silent
         while True:
             self._loop.gave_up(lost)
-            if not lost.silent or not self._tenure.may_act(self._clock.now_ms()):
+            if not silent or not self._tenure.may_act(self._clock.now_ms()):
                 return None
             try:
                 return await client.resume(lost.operations, asked_ms=lost.asked_ms)
             except NoAnswer as error:
-                lost = error if error.silent else NoAnswer(error.why, operations=error.operations, silent=True)
+                lost = error
 
     def _learn(self, batch: _Batch, verdicts: Sequence[Verdict] | None) -> None:
         now_ms = self._clock.now_ms()

@@ -17,8 +17,8 @@ _OWN = {Spawn: "create", Forget: "forget"}
 
 
 class Deed(NamedTuple):
-    """One claim. `once` names what it does to what: whoever wants a deed of that name again has seen it undone. It names all that
-    would make it another deed: the uid, the attempt, the generation. Empty: it may be wanted any number of times.
+    """One claim. `once` names what it does to what: whoever wants a deed of that name again has seen it undone. It names all
+    that would make it another deed: the uid, the attempt, the generation. Empty: it may be wanted any number of times.
     """
 
     claim: AnyClaim
