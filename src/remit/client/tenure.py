@@ -16,12 +16,15 @@ from remit.world.promises import Clock
 
 
 class Tenure:
-    """One lease at one epoch, as its holder may believe in it. `term_ms` is how long one renewal lasts for the holder."""
+    """One lease at one epoch, as its holder may believe in it. `term_ms` is how long one renewal lasts for the holder; as of
+    `revision` it is held: whatever a former holder has done was done before.
+    """
 
-    def __init__(self, actor: Actor, term_ms: int, sent_ms: int) -> None:
+    def __init__(self, actor: Actor, term_ms: int, sent_ms: int, revision: int = 0) -> None:
         if not actor.lease or actor.epoch < 1 or term_ms < 1:
             raise ValueError(f"no tenure: lease {actor.lease!r}, epoch {actor.epoch}, term {term_ms} ms")
         self.actor = actor
+        self.revision = revision
         self._term_ms = term_ms
         self._held_until_ms = sent_ms + term_ms
         self._lost = False
@@ -62,7 +65,7 @@ async def acquire(client: Client, clock: Clock, lease: str, ttl: Duration) -> Te
     """
     sent_ms = clock.now_ms()
     match await client.ask(Acquire(lease, ttl)):
-        case Accepted(number=epoch):
-            return Tenure(replace(client.actor, lease=lease, epoch=epoch), int(ttl), sent_ms)
+        case Accepted(number=epoch, revision=revision):
+            return Tenure(replace(client.actor, lease=lease, epoch=epoch), int(ttl), sent_ms, revision)
         case Refused() as refused:
             return refused
