@@ -1,1 +1,1 @@
-"""The node's side: carries out orders, reports ends, stops itself when cut off. Forbidden: starting before its `start` is true."""
+"""The node's side: carries out orders, tells ends, stops itself when cut off. Nothing starts before its own `start` is true."""

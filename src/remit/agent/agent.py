@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from remit.agent.checking import Patient, ask_what_is_due
 from remit.agent.copies import Copy
-from remit.agent.core import Deed, End, Leave, Mind, Say, Start
-from remit.agent.keeping import Keeping, Kept, Table
+from remit.agent.core import Act, End, Leave, Mind, Say, Start
+from remit.agent.keeping import Begun, Keeping, Table
 from remit.agent.orders import Assigned
 from remit.agent.usage import Meter
 from remit.agent.work import Place, fence_ms, order_for
@@ -57,7 +58,7 @@ class _Node:
         self.lease = f"{Role.AGENT}/{self.name}"
         self.mind = Mind(self.name, tempo)
         self.tenure: Tenure | None = None
-        self.kept: dict[Copy, Kept] = {}
+        self.kept: dict[Copy, Begun] = {}
         self.settled = ""
 
 
@@ -149,11 +150,11 @@ class Agent:
         self._tabled.set()
         self._wake.set()
 
-    def _keep(self, kept: Kept) -> None:
+    def _keep(self, kept: Begun) -> None:
         node = self._nodes.get(kept.node)
         if node is not None:
             known = node.kept.get(kept.copy)
-            if known is None or (kept.number, kept.ended is not None, kept.pid) >= (known.number, known.ended is not None, known.pid):
+            if known is None or kept.stage >= known.stage:
                 node.kept[kept.copy] = kept
 
     # -- leases ----------------------------------------------------------------------------------------------------------
@@ -203,7 +204,9 @@ class Agent:
             if beats:
                 await self._say_how_it_is([one for one in beats if one is not None])
             passed_ms = self._world.clock.now_ms() - began_ms
-            await self._world.clock.sleep_ms(max(1, self._tempo.beat_ms - passed_ms - self._chance.uniform_ms(self._tempo.beat_ms // 16)))
+            await self._world.clock.sleep_ms(
+                max(1, self._tempo.beat_ms - passed_ms - self._chance.uniform_ms(self._tempo.beat_ms // 16))
+            )
 
     async def _say_how_it_is(self, beats: Sequence[Beat]) -> None:
         try:
@@ -263,17 +266,31 @@ class Agent:
                     self._perform(node, deed, now_ms, says)
                 if node.mind.wake_ms is not None:
                     until_ms = min(until_ms, node.mind.wake_ms)
+                until_ms = min(until_ms, self._probe(node, until_ms))
             for first in range(0, len(says), CLAIMS_MAX):
                 self._spawn(self._say(says[first : first + CLAIMS_MAX]), "say")
             with suppress(TimeoutError):
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
                     await self._wake.wait()
 
-    def _looked(self, node: _Node, now_ms: int) -> list[Deed]:
+    def _probe(self, node: _Node, until_ms: int) -> int:
+        """Ask what runs how it is. Answers when the next question is due, or `until_ms`."""
+        for copy, kept in node.kept.items():
+            order = self.orders.get(copy.key)
+            if not kept.alive or not kept.pid or order is None or not node.mind.ordered(self.orders, copy):
+                continue
+            generation = self.orders.spec_of(order.replica)
+            if generation is not None:
+                patient = Patient(node.place, kept, order.replica, generation, node.mind.course(copy))
+                due_ms = ask_what_is_due(self._world, patient, self._spawn, self._wake.set)
+                until_ms = until_ms if due_ms is None else min(until_ms, due_ms)
+        return until_ms
+
+    def _looked(self, node: _Node, now_ms: int) -> list[Act]:
         may_act = node.tenure is not None and node.tenure.may_act(now_ms)
         return node.mind.look(now_ms, self.orders, node.kept, may_act=may_act)
 
-    def _perform(self, node: _Node, deed: Deed, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
+    def _perform(self, node: _Node, deed: Act, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
         match deed:
             case Say(copy, _):
                 if node.tenure is not None and self._may_say(copy.key, now_ms):

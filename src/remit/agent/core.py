@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from remit.agent.copies import GONE, NOT_STARTED, OK, TIMEOUT, Copy, copy_of, result_of
-from remit.agent.keeping import Kept
+from remit.agent.keeping import Begun
 from remit.agent.orders import Assigned, Ordered
 from remit.agent.probing import Health
 from remit.agent.restarting import restart_after_ms
@@ -64,7 +64,7 @@ class Leave(NamedTuple):
     copy: Copy
 
 
-Deed = Say | Start | End | Leave
+Act = Say | Start | End | Leave
 
 
 class Course:
@@ -106,14 +106,14 @@ class Mind:
 
     # -- a look ----------------------------------------------------------------------------------------------------------
 
-    def look(self, now_ms: int, orders: Assigned, kept: Mapping[Copy, Kept], *, may_act: bool) -> list[Deed]:
-        """`kept` is what the keeper's table has of this node; `may_act`: its lease is held. Nothing is done until the orders are
-        known: not what runs here without any.
+    def look(self, now_ms: int, orders: Assigned, kept: Mapping[Copy, Begun], *, may_act: bool) -> list[Act]:
+        """`kept` is what the keeper's table has of this node; `may_act`: its lease is held. Until the orders are known nothing
+        is done: what runs here may have one.
         """
         self.wake_ms = None
         if not orders.known:
             return []
-        deeds: list[Deed] = []
+        deeds: list[Act] = []
         for copy, one in kept.items():
             if not self.ordered(orders, copy):
                 deeds.append(End(copy, self.tempo.kill_grace_ms) if one.alive else Leave(copy))
@@ -125,8 +125,8 @@ class Mind:
         return deeds
 
     def _next(
-        self, now_ms: int, orders: Assigned, copy: Copy, order: Ordered, kept: Kept | None, may_act: bool
-    ) -> Iterator[Deed]:
+        self, now_ms: int, orders: Assigned, copy: Copy, order: Ordered, kept: Begun | None, may_act: bool
+    ) -> Iterator[Act]:
         replica, generation = order.replica, orders.spec_of(order.replica)
         match replica.status.phase:
             case Phase.BOUND if may_act:
@@ -153,8 +153,8 @@ class Mind:
     # -- what runs, or is to ---------------------------------------------------------------------------------------------
 
     def _go_on(
-        self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Kept | None, may_act: bool
-    ) -> Iterator[Deed]:
+        self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Begun | None, may_act: bool
+    ) -> Iterator[Act]:
         phase = order.replica.status.phase
         if kept is None:
             if phase is not Phase.STARTING:
@@ -178,8 +178,8 @@ class Mind:
         return asked_ms is None or any(b > asked_ms and b - a >= fence for a, b in pairwise(times))
 
     def _while_it_runs(
-        self, now_ms: int, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Kept, may_act: bool
-    ) -> Iterator[Deed]:
+        self, now_ms: int, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Begun, may_act: bool
+    ) -> Iterator[Act]:
         course, phase = self.course(copy), order.replica.status.phase
         grace_ms = int(spec.template.stop_grace)
         until_ms = kept.since_ms + int(spec.timeout)
@@ -201,13 +201,12 @@ class Mind:
             yield self._say(copy, order, "run", ports=kept.ports)
         elif phase is Phase.RUNNING and spec.type != "job" and ready and started:
             yield self._say(copy, order, "ready")
-        elif phase in (Phase.READY, Phase.SERVING) and not ready:
-            reason = health.said if health is not None else "its readiness is not known yet"
-            yield self._say(copy, order, "unready", reason=reason)
+        elif phase in (Phase.READY, Phase.SERVING) and health is not None and health.is_unready:
+            yield self._say(copy, order, "unready", reason=health.said)
 
     def _when_it_ended(
-        self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Kept, ended: Ended, may_act: bool
-    ) -> Iterator[Deed]:
+        self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Begun, ended: Ended, may_act: bool
+    ) -> Iterator[Act]:
         course, spec, phase = self.course(copy), generation.spec, order.replica.status.phase
         failed = bool(course.why) or result_of(ended) != OK
         again = spec.template.restart
@@ -229,7 +228,7 @@ class Mind:
         else:
             self._wake_at(kept.ended_ms + pause_ms)
 
-    def _over(self, copy: Copy, order: Ordered, kept: Kept | None, ended: Ended, may_act: bool) -> Iterator[Deed]:
+    def _over(self, copy: Copy, order: Ordered, kept: Begun | None, ended: Ended, may_act: bool) -> Iterator[Act]:
         """The attempt has come to its end."""
         if not may_act:
             return
@@ -246,7 +245,7 @@ class Mind:
         else:
             yield self._say(copy, order, "finish", result=OK)
 
-    def _result(self, copy: Copy, kept: Kept | None, ended: Ended) -> str:
+    def _result(self, copy: Copy, kept: Begun | None, ended: Ended) -> str:
         if kept is not None and kept.failed:
             return NOT_STARTED
         course = self.courses.get(copy)

@@ -13,14 +13,14 @@ from typing import Final
 import msgspec
 
 from remit.agent.copies import Copy
-from remit.agent.keeping import Kept
+from remit.agent.keeping import Begun
 from remit.world.promises import Disk, Missing
 
 REWRITE_LINES: Final = 10_000
 """A longer file is written anew once most of what it tells is forgotten."""
 
 _encoder = msgspec.json.Encoder()
-_lines: msgspec.json.Decoder[Kept] = msgspec.json.Decoder(Kept)
+_lines: msgspec.json.Decoder[Begun] = msgspec.json.Decoder(Begun)
 
 
 class Journal:
@@ -32,14 +32,14 @@ class Journal:
         self._torn = False
         """Was the last line cut off? Then the next one begins on a line of its own."""
 
-    def read(self) -> dict[Copy, Kept]:
+    def read(self) -> dict[Copy, Begun]:
         self._disk.make_directory(self._path.parent)
         try:
             data = self._disk.read(self._path)
         except Missing:
             return {}
         self._torn = bool(data) and not data.endswith(b"\n")
-        found: dict[Copy, Kept] = {}
+        found: dict[Copy, Begun] = {}
         for line in data.split(b"\n"):
             kept = _read_line(line)
             if kept is None:
@@ -51,7 +51,7 @@ class Journal:
                 found[kept.copy] = kept
         return found
 
-    def write(self, entries: list[Kept], *, durably: bool) -> None:
+    def write(self, entries: list[Begun], *, durably: bool) -> None:
         self._lines += len(entries)
         lines = b"".join(_encoder.encode(one) + b"\n" for one in entries)
         self._disk.append(self._path, b"\n" * self._torn + lines, durably=durably)
@@ -60,17 +60,17 @@ class Journal:
     def grown(self, live: int) -> bool:
         return self._lines > REWRITE_LINES + 4 * live
 
-    def rewrite(self, entries: list[Kept]) -> None:
+    def rewrite(self, entries: list[Begun]) -> None:
         self._disk.write_atomically(self._path, b"".join(_encoder.encode(one) + b"\n" for one in entries))
         self._lines = len(entries)
 
 
-def forgotten(kept: Kept) -> Kept:
+def forgotten(kept: Begun) -> Begun:
     """What is written when a copy is forgotten."""
     return msgspec.structs.replace(kept, number=-1, ports={}, failed="", cure="")
 
 
-def _read_line(line: bytes) -> Kept | None:
+def _read_line(line: bytes) -> Begun | None:
     """None for a line that was cut off by a crash: what it would have told was not relied on yet."""
     try:
         return _lines.decode(line) if line else None

@@ -1,8 +1,8 @@
 """Who ends work when its agent cannot? A small process beside the agent: it starts, holds the deadlines, and outlives it.
 
 The deadline of what must never run twice is the last renewal of its node's lease that was answered, counted from when it was
-*sent*, and its fence. It holds whatever becomes of the agent: dead, stopped, or with an event loop that stands still. So looking
-at the deadline and starting is one step, and it is the keeper's.
+*sent*, and its fence. It holds whatever becomes of the agent: dead, stopped, or with an event loop that stands still. So
+looking at the deadline and starting is one step, and it is the keeper's.
 
 It is the parent of all that runs here, so it alone learns how each ended; and it writes down that a start is begun before it
 is (journal.py), so a copy that was begun is never begun again, whoever asks.
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from remit.agent.copies import Copy, known_by
 from remit.agent.journal import Journal, forgotten
-from remit.agent.keeping import Answer, Begin, Drop, Halt, Kept, Renewed, Table, Use, Uses, encode, read_word
+from remit.agent.keeping import Answer, Begin, Begun, Drop, Halt, Renewed, Table, Use, Uses, encode, read_word
 from remit.world.promises import Ended, NotStarted, Running, World
 
 LOOK_MS: Final = 1_000
@@ -31,10 +31,10 @@ class _Reader:
     """What one reader of the table has not been told yet: of each copy the last, so a slow one costs no more than the table."""
 
     def __init__(self) -> None:
-        self._news: dict[Copy, Kept | None] = {}
+        self._news: dict[Copy, Begun | None] = {}
         self._came = asyncio.Event()
 
-    def tell(self, copy: Copy, kept: Kept | None) -> None:
+    def tell(self, copy: Copy, kept: Begun | None) -> None:
         self._news[copy] = kept
         self._came.set()
 
@@ -52,7 +52,7 @@ class Keeper:
     def __init__(self, world: World, journal: Path) -> None:
         self._world = world
         self._journal = Journal(world.disk, journal)
-        self._starts: dict[Copy, Kept] = {}
+        self._starts: dict[Copy, Begun] = {}
         self._renewed_ms: dict[str, int] = {}
         self._beginning: dict[Copy, asyncio.Lock] = {}
         self._ending: dict[Copy, None] = {}
@@ -101,7 +101,7 @@ class Keeper:
 
     # -- starting --------------------------------------------------------------------------------------------------------
 
-    async def _begin(self, begin: Begin) -> Kept | None:
+    async def _begin(self, begin: Begin) -> Begun | None:
         copy = known_by(begin.order.env)
         async with self._beginning.setdefault(copy, asyncio.Lock()):
             known = self._starts.get(copy)
@@ -114,9 +114,9 @@ class Keeper:
             self._tell(kept)
             return await self._start(begin, kept)
 
-    def _as_begun(self, begin: Begin, copy: Copy) -> Kept:
+    def _as_begun(self, begin: Begin, copy: Copy) -> Begun:
         env = begin.order.env
-        return Kept(
+        return Begun(
             node=env["REMIT_NODE"],
             scope=env["REMIT_SCOPE"],
             key=copy.key,
@@ -129,7 +129,7 @@ class Keeper:
             ports=begin.ports,
         )
 
-    async def _start(self, begin: Begin, kept: Kept) -> Kept:
+    async def _start(self, begin: Begin, kept: Begun) -> Begun:
         """Its start is on record. Whatever comes of it, it is not begun again under this number."""
         try:
             if self._left_ms(kept) <= 0:
@@ -145,7 +145,7 @@ class Keeper:
         self._news.set()
         return kept
 
-    async def _find_again(self, kept: Kept) -> None:
+    async def _find_again(self, kept: Begun) -> None:
         """After a restart: what runs is watched again. What was begun and is not known to run is ended, if it does run."""
         if not kept.alive:
             return
@@ -153,13 +153,12 @@ class Keeper:
             self._watch(kept)
             return
         if not kept.pid:
-            for running in await self._world.runner.find("REMIT_TOKEN", kept.copy.token):
-                await self._world.runner.stop(running, grace_ms=0)
+            await self._world.runner.clear(kept.copy.file_name)
         await self._note(replace(kept, ended=Ended(), ended_ms=self._world.clock.now_ms()))
 
     # -- ending ----------------------------------------------------------------------------------------------------------
 
-    def _watch(self, kept: Kept) -> None:
+    def _watch(self, kept: Begun) -> None:
         async def wait() -> None:
             ended = await self._world.runner.wait(kept.running)
             await self._world.runner.stop(kept.running, grace_ms=kept.grace_ms)  # whatever it has left behind
@@ -197,12 +196,12 @@ class Keeper:
                 async with self._world.clock.timeout_ms(wait_ms):
                     await self._news.wait()
 
-    def _left_ms(self, kept: Kept) -> int:
+    def _left_ms(self, kept: Begun) -> int:
         """How long it may still run without a renewal."""
         deadline_ms = self._deadline_ms(kept)
         return LOOK_MS if deadline_ms is None else deadline_ms - self._world.clock.now_ms()
 
-    def _deadline_ms(self, kept: Kept) -> int | None:
+    def _deadline_ms(self, kept: Begun) -> int | None:
         """None: it runs for ever. Of a node whose renewals are not known, nothing more may start."""
         if not kept.fence_ms:
             return None
@@ -229,16 +228,16 @@ class Keeper:
             live = list(self._starts.values())
             await self._world.offload(lambda: self._journal.rewrite(live))
 
-    async def _note(self, kept: Kept) -> None:
+    async def _note(self, kept: Begun) -> None:
         self._tell(kept)
         await self._write(kept, durably=False)
 
-    def _tell(self, kept: Kept) -> None:
+    def _tell(self, kept: Begun) -> None:
         self._starts[kept.copy] = kept
         for reader in self._readers:
             reader.tell(kept.copy, kept)
 
-    async def _write(self, kept: Kept, *, durably: bool) -> None:
+    async def _write(self, kept: Begun, *, durably: bool) -> None:
         """A disk that does not keep it ends this process: what was not written down must not be relied on."""
         await self._world.offload(lambda: self._journal.write([kept], durably=durably))
 

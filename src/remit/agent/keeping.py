@@ -15,7 +15,7 @@ from remit.agent.copies import Copy
 from remit.world.promises import Ended, Link, LinkError, Order, Running
 
 
-class Kept(Struct, frozen=True, omit_defaults=True):
+class Begun(Struct, frozen=True, omit_defaults=True):
     """One start of a copy, as the keeper knows it: the `number`th within its attempt. `ended` is there once it has.
 
     `since_ms` is when it was started, on the boot clock. One that never ran says why not: `failed` and `cure`.
@@ -52,6 +52,11 @@ class Kept(Struct, frozen=True, omit_defaults=True):
     @property
     def alive(self) -> bool:
         return self.ended is None
+
+    @property
+    def stage(self) -> tuple[int, bool, bool]:
+        """How far it has come: of two words on a copy the one that is further stands."""
+        return self.number, self.ended is not None, self.pid != 0
 
 
 class Use(Struct, frozen=True):
@@ -106,7 +111,7 @@ Word = Begin | Halt | Drop | Renewed | Uses
 class Answer(Struct, frozen=True, omit_defaults=True):
     """`kept` after a `Begin`; None there: it is past its deadline, and nothing was started."""
 
-    kept: Kept | None = None
+    kept: Begun | None = None
     uses: tuple[Use, ...] = ()
 
 
@@ -114,7 +119,7 @@ class Table(Struct, frozen=True, omit_defaults=True):
     """What changed among the starts. The first of a stream is the whole table."""
 
     whole: bool = False
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[Begun, ...] = ()
     gone: tuple[tuple[str, str, int], ...] = ()
 
 
@@ -150,7 +155,7 @@ class Keeping:
     def __init__(self, link: Link, keeper: str) -> None:
         self._link, self._keeper = link, keeper
 
-    async def begin(self, order: Order, *, number: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int]) -> Kept | None:
+    async def begin(self, order: Order, *, number: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int]) -> Begun | None:
         return (await self._say(Begin(order, number, fence_ms, grace_ms, dict(ports)))).kept
 
     async def halt(self, copy: Copy, grace_ms: int) -> None:
@@ -176,4 +181,3 @@ class Keeping:
             return _answers.decode(body)
         except msgspec.DecodeError as error:
             raise LinkError(f"the keeper said what cannot be read ({error})", "do both run the same version?") from error
-

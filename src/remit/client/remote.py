@@ -23,7 +23,7 @@ class Unread(Exception):
     """The far side cannot read what was said to it, and nothing happened. It would not help to say it again."""
 
 
-class Call(msgspec.Struct, omit_defaults=True, gc=False):
+class Call(msgspec.Struct, omit_defaults=True, gc=False, tag="call"):
     """What is said: `operations` to ask, an actor to `renew`, `beats` of nodes, what was `heard` of them, the `states` of some
     (of all, if none is named); or nothing of all this, for the status.
     """
@@ -137,6 +137,9 @@ class Answering:
             call = _calls.decode(body)
         except _MALFORMED as error:
             return _encoder.encode(Reply(failed="unread", why=str(error)))
+        return await self.answer(call)
+
+    async def answer(self, call: Call) -> bytes:
         try:
             reply = await self._answer(call)
         except NoVerdict as error:

@@ -1,4 +1,4 @@
-"""What is an agent told of its nodes? Their rows, once whole and then what changes: the words of one stream, and no opinions."""
+"""What is an agent told of its nodes? Their rows, once whole and then what changes: the words of one stream."""
 
 from __future__ import annotations
 

@@ -73,12 +73,22 @@ class Board(Sight):
         self._new: list[Row] = []
         self._listeners: list[Listener] = []
         self._at_node: dict[str, list[Listener]] = {}
+        self._touched: dict[Listener, None] = {}
+        """Who listens at a node of which something was told since the last commit."""
 
     def subscribe(self, listener: Listener, node: str = "") -> None:
-        """Hear of everything from now on; or only of the replicas on one node: there may be very many such listeners, and each
-        change concerns at most two of them.
+        """Hear of everything from now on; or only of one node and the replicas on it: there may be very many such listeners,
+        and each change concerns at most two of them.
         """
         (self._at_node.setdefault(node, []) if node else self._listeners).append(listener)
+
+    def unsubscribe(self, listener: Listener, node: str = "") -> None:
+        """Hear no more of it."""
+        listeners = self._at_node.get(node, []) if node else self._listeners
+        listeners.remove(listener)
+        self._touched.pop(listener, None)
+        if node and not listeners:
+            del self._at_node[node]
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
@@ -139,9 +149,9 @@ class Board(Sight):
         super().reached(head, revision)
         for listener in self._listeners:
             listener.reached()
-        for listeners in self._at_node.values():
-            for listener in listeners:
-                listener.reached()
+        touched, self._touched = self._touched, {}
+        for listener in touched:
+            listener.reached()
 
     def _set(self, key: str, value: bytes | None, revision: int) -> None:
         if key == MARKER:
@@ -169,9 +179,10 @@ class Board(Sight):
         for listener in self._listeners:
             listener.changed(key, old, new)
         if self._at_node:
-            for name in dict.fromkeys(one.status.node for one in (old, new) if isinstance(one, Replica)):
+            for name in dict.fromkeys(_node_of(key, one) for one in (old, new) if one is not None):
                 for listener in self._at_node.get(name, ()):
                     listener.changed(key, old, new)
+                    self._touched[listener] = None
 
     def _enlist(self, kept: Kept, thing: Any) -> None:
         if not isinstance(thing, Replica):
@@ -188,6 +199,12 @@ class Board(Sight):
         self.by_phase[thing.status.phase].pop(key, None)
         _forget(self.by_node, thing.status.node, key)
         _forget(self.by_workload, (thing.metadata.tenant, thing.spec.workload), key)
+
+
+def _node_of(key: str, thing: Any) -> str:
+    if isinstance(thing, Replica):
+        return thing.status.node
+    return key.removeprefix("node/") if key.startswith("node/") else ""
 
 
 def _forget(index: dict[Any, dict[str, None]], at: Any, key: str) -> None:

@@ -114,5 +114,5 @@ class Process:
             disk=self.machine.disk.mount(lambda: not unit.dead),
             offload=SimOffload(lambda: 1, lambda: not unit.dead),
             link=SimLink(self.network, self.name, unit),
-            runner=SimRunner(self.machine.machinery, unit, lambda: 0.005),
+            runner=SimRunner(self.machine.machinery, unit, lambda: 0.005, self.machine.clock),
         )

@@ -13,7 +13,19 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from remit.simulate.loop import SimLoop, Unit
-from remit.world.promises import Confinement, Ended, NotStarted, Order, Running, Usage, WorldError, check_group, check_order
+from remit.world.promises import (
+    Clock,
+    Confinement,
+    Ended,
+    NotStarted,
+    Order,
+    Running,
+    Usage,
+    WorldError,
+    check_group,
+    check_in_time,
+    check_order,
+)
 
 SIGTERM: Final = 15
 SIGKILL: Final = 9
@@ -159,8 +171,9 @@ class Machinery:
 class SimRunner:
     """One process's hand on its machine: the twin of `world.runner.ProcessRunner`. A dead hand moves nothing."""
 
-    def __init__(self, machinery: Machinery, unit: Unit, pause: Callable[[], float]) -> None:
+    def __init__(self, machinery: Machinery, unit: Unit, pause: Callable[[], float], clock: Clock) -> None:
         self._machinery = machinery
+        self._clock = clock
         self._unit = unit
         self._pause = pause
         self._own: dict[Running, Run] = {}
@@ -170,6 +183,7 @@ class SimRunner:
         check_order(order)
         await asyncio.sleep(self._pause())
         self._check_alive()
+        check_in_time(order, self._clock.now_ms())
         running = self._machinery.start(order, self._unit)
         self._own[running] = self._machinery.runs[running.pid]
         return running

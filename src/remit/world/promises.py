@@ -184,7 +184,8 @@ class Order(NamedTuple):
     `user`: its name; empty is whoever starts it. `stdout`, `stderr`: files that are added to, made if absent; None is nowhere.
     `group`: a name, safe as a file name, under which all that comes of it is kept together and limited, however it forks;
     a name in which somebody still runs is refused, so that a name is run once at a time. `writable`: with a sandbox, the only
-    places that it can change. `with_parent`: it is killed when its starter ends, however that ends.
+    places that it can change. `with_parent`: it is killed when its starter ends, however that ends. `not_after_ms`: past this
+    instant of the clock it is not started any more.
     """
 
     argv: tuple[str, ...]
@@ -198,6 +199,7 @@ class Order(NamedTuple):
     sandbox: Literal["none", "bwrap"] = "none"
     writable: tuple[Path, ...] = ()
     with_parent: bool = False
+    not_after_ms: int | None = None
 
 
 _GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -217,6 +219,12 @@ def check_order(order: Order) -> None:
         check_group(order.group)
     elif any(order.limits):
         raise ValueError("limits are those of a group: name one")
+
+
+def check_in_time(order: Order, now_ms: int) -> None:
+    """Looked at in the same step in which it is started."""
+    if order.not_after_ms is not None and now_ms >= order.not_after_ms:
+        raise NotStarted("it is too late for it to be started", "ask what has become of it, then order it anew")
 
 
 class Running(NamedTuple):

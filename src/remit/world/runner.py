@@ -34,6 +34,7 @@ from remit.world.promises import (
     Usage,
     WorldError,
     check_group,
+    check_in_time,
     check_order,
 )
 from remit.world.sandbox import PROGRAM
@@ -69,6 +70,7 @@ class ProcessRunner:
             if not self._settle(child) and child in self._children:
                 self._children[child] = self._children.pop(child)  # to the end of the line
         # Here and not in a thread: it takes a millisecond or two, and whoever is cancelled has started nothing unknown.
+        check_in_time(order, self._clock.now_ms())
         pid, mark = self._spawn(order)
         found = procfs.member(pid)
         if found is None:

@@ -1,0 +1,95 @@
+"""Is a process up, ready, alive? What probes answered, counted; nobody is asked here, and time comes as an argument.
+
+The start-up probe comes first: until it has passed once the other two are not asked. One that is ready stays so until `failures`
+in a row; one that is not is ready after one success. A start-up probe that fails so often, or a liveness probe, ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from remit.model.kinds import Probe, Probes
+
+Which = Literal["start", "ready", "live"]
+
+
+class Tries:
+    """One probe of one process."""
+
+    def __init__(self, probe: Probe, now_ms: int) -> None:
+        self.probe = probe
+        self.failed = 0
+        self.passed = False
+        """Did it pass, and not fail too often since?"""
+        self.judged = False
+        """Has it passed, or failed too often, at least once?"""
+        self.due_ms = now_ms
+        self.said = ""
+
+    def told(self, ok: bool, said: str, now_ms: int) -> None:
+        self.due_ms = now_ms + int(self.probe.period)
+        self.said = said
+        if ok:
+            self.failed, self.passed, self.judged = 0, True, True
+            return
+        self.failed += 1
+        if self.failed >= self.probe.failures:
+            self.passed, self.judged = False, True
+
+
+class Health:
+    """All probes of one start of a copy: the `of`th within its attempt."""
+
+    def __init__(self, probes: Probes, now_ms: int, of: int = 0) -> None:
+        self.of = of
+        wanted: tuple[tuple[Which, Probe | None], ...] = (
+            ("start", probes.start),
+            ("ready", probes.ready),
+            ("live", probes.live),
+        )
+        self.tries: dict[Which, Tries] = {which: Tries(probe, now_ms) for which, probe in wanted if probe is not None}
+
+    @property
+    def has_started(self) -> bool:
+        start = self.tries.get("start")
+        return start is None or start.passed
+
+    @property
+    def is_ready(self) -> bool:
+        ready = self.tries.get("ready")
+        return self.has_started and (ready is None or ready.passed)
+
+    @property
+    def is_unready(self) -> bool:
+        """Is it known not to be ready? Until its probe has been answered often enough nothing is known."""
+        ready = self.tries.get("ready")
+        return ready is not None and ready.judged and not ready.passed
+
+    @property
+    def is_dead(self) -> bool:
+        ended_by = [self.tries[which] for which in ("start", "live") if which in self.tries]
+        return any(one.judged and not one.passed for one in ended_by)
+
+    @property
+    def said(self) -> str:
+        return next((f"its {which} probe failed: {one.said}" for which, one in self.tries.items() if one.failed), "")
+
+    def due(self, now_ms: int) -> Iterator[Which]:
+        for which, one in self.tries.items():
+            if one.due_ms <= now_ms and self._asked(which, one):
+                yield which
+
+    def next_ms(self) -> int | None:
+        return min((one.due_ms for which, one in self.tries.items() if self._asked(which, one)), default=None)
+
+    def _asked(self, which: Which, one: Tries) -> bool:
+        return not one.passed if which == "start" else self.has_started
+
+    def asked(self, which: Which, now_ms: int) -> None:
+        """It is under way: not again before its time is over."""
+        one = self.tries[which]
+        one.due_ms = now_ms + int(one.probe.timeout) + int(one.probe.period)
+
+    def told(self, which: Which, ok: bool, said: str, now_ms: int) -> None:
+        self.tries[which].told(ok, said, now_ms)

@@ -1,0 +1,148 @@
+"""What is an agent told of its nodes? Their rows on the server's board, once whole and then as they change; no opinions.
+
+Whoever listens hears at least once a beat, so that it knows how old what it knows is, and that somebody is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from remit.law.tempo import Tempo
+from remit.model.orders import OrdersOf
+from remit.model.records import Phase, Replica
+from remit.observation.board import Board
+from remit.world.promises import Clock
+
+
+class _Row(Struct, frozen=True):
+    """As `model.orders.OrderRow`, with the bytes that are stored."""
+
+    key: str
+    revision: int
+    replica: msgspec.Raw
+
+
+class _Told(Struct, frozen=True, omit_defaults=True):
+    """As `model.orders.Orders`."""
+
+    incarnation: str
+    revision: int
+    age_ms: int = 0
+    whole: bool = False
+    replicas: tuple[_Row, ...] = ()
+    gone: tuple[str, ...] = ()
+    generations: tuple[msgspec.Raw, ...] = ()
+    nodes: dict[str, tuple[msgspec.Raw, int]] = {}
+    nodes_gone: tuple[str, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Listening:
+    """What has changed for one stream since it was last told."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, None] = {}
+        self._came = asyncio.Event()
+
+    def changed(self, key: str, old: Any, new: Any) -> None:
+        self._keys[key] = None
+
+    def reached(self) -> None:
+        if self._keys:
+            self._came.set()
+
+    async def wait(self) -> None:
+        await self._came.wait()
+
+    def take(self) -> list[str]:
+        self._came.clear()
+        keys, self._keys = self._keys, {}
+        return list(keys)
+
+
+class OrderFeed:
+    """For every agent of a scope, from one board."""
+
+    def __init__(self, board: Board, clock: Clock, tempo: Tempo) -> None:
+        self._board, self._clock, self._tempo = board, clock, tempo
+
+    async def stream(self, asked: OrdersOf) -> AsyncGenerator[bytes, None]:
+        nodes = tuple(dict.fromkeys(asked.nodes))
+        listening = _Listening()
+        for node in nodes:
+            self._board.subscribe(listening, node)
+        try:
+            while not self._board.sober:
+                await self._clock.sleep_ms(self._tempo.beat_ms // 8)
+            listening.take()
+            known: dict[str, int] = {}
+            incarnation = self._incarnation()
+            yield self._told(nodes, self._all_keys(nodes), known, whole=True)
+            while self._incarnation() == incarnation and self._board.sober:
+                with suppress(TimeoutError):
+                    async with self._clock.timeout_ms(self._tempo.beat_ms):
+                        await listening.wait()
+                yield self._told(nodes, listening.take(), known)
+        finally:
+            for node in nodes:
+                self._board.unsubscribe(listening, node)
+
+    def _incarnation(self) -> str:
+        return self._board.head.incarnation if self._board.head is not None else ""
+
+    def _all_keys(self, nodes: Sequence[str]) -> list[str]:
+        return [*(f"node/{node}" for node in nodes), *(kept.key for node in nodes for kept in self._board.on(node))]
+
+    def _told(self, nodes: Sequence[str], keys: Sequence[str], known: dict[str, int], *, whole: bool = False) -> bytes:
+        """`known` are the generations that this stream has been told, and at which revision."""
+        here = frozenset(nodes)
+        rows, gone, generations = list[_Row](), list[str](), list[msgspec.Raw]()
+        declared, undeclared = dict[str, tuple[msgspec.Raw, int]](), list[str]()
+        for key in keys:
+            kept = self._board.rows.get(key)
+            if key.startswith("node/"):
+                name = key.removeprefix("node/")
+                if kept is None:
+                    undeclared.append(name)
+                else:
+                    declared[name] = msgspec.Raw(kept.value), kept.revision
+                continue
+            replica = None if kept is None else kept.thing
+            if kept is None or not isinstance(replica, Replica) or not _ordered(replica, here):
+                gone.append(key)
+                continue
+            generation = self._board.rows.get(_generation_key(replica))
+            if generation is not None and known.get(generation.key) != generation.revision:
+                known[generation.key] = generation.revision
+                generations.append(msgspec.Raw(generation.value))
+            rows.append(_Row(key, kept.revision, msgspec.Raw(kept.value)))
+        told = _Told(
+            incarnation=self._incarnation(),
+            revision=self._board.revision,
+            age_ms=self._board.age_ms(),
+            whole=whole,
+            replicas=tuple(rows),
+            gone=() if whole else tuple(gone),
+            generations=tuple(generations),
+            nodes=declared,
+            nodes_gone=() if whole else tuple(undeclared),
+        )
+        return _encode(told)
+
+
+def _ordered(replica: Replica, nodes: frozenset[str]) -> bool:
+    """Is it one of these nodes' to act on? What is only reserved is not yet, and what was released is no more."""
+    return replica.status.node in nodes and replica.status.phase not in (Phase.RELEASED, Phase.RESERVED)
+
+
+def _generation_key(replica: Replica) -> str:
+    meta, spec = replica.metadata, replica.spec
+    return f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}"
