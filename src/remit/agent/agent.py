@@ -35,6 +35,9 @@ AGAIN_MS: Final = 5_000
 
 BACKOFF_MS: Final = 200
 BACKOFF_MS_MAX: Final = 15_000
+SWEEP_BEATS: Final = 10
+"""After so many beats a node is looked at again, whatever was told of it."""
+
 CLAIMS_MAX: Final = 1_000
 """How many travel together."""
 
@@ -62,6 +65,25 @@ class _Node:
         self.settled = ""
 
 
+class _Awaited:
+    """Which replicas' last move the orders do not show yet, and at which revision they will."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, tuple[int, str]] = {}
+
+    def add(self, key: str, node: str, revision: int) -> None:
+        self._at[key] = revision, node
+
+    def is_ahead(self, key: str, revision: int) -> bool:
+        return self._at.get(key, (0, ""))[0] > revision
+
+    def pop_reached(self, revision: int) -> list[str]:
+        reached = {key: node for key, (at, node) in self._at.items() if at <= revision}
+        for key in reached:
+            del self._at[key]
+        return list(dict.fromkeys(reached.values()))
+
+
 class Agent:
     """One process's. `run` goes on for ever. `revive` is called when the keeper does not answer."""
 
@@ -85,8 +107,9 @@ class Agent:
         self._wake = asyncio.Event()
         self._tabled = asyncio.Event()
         self._asking: dict[str, None] = {}
-        self._seen_at: dict[str, int] = {}
-        """By replica: the revision that the orders must have reached before it is looked at again."""
+        self._awaited = _Awaited()
+        self._due_ms: dict[str, int] = {}
+        """When each node is looked at next."""
         self._not_before_ms: dict[str, int] = {}
         self._failures: dict[str, int] = {}
         self._under_way: dict[tuple[str, Copy], int] = {}
@@ -121,12 +144,18 @@ class Agent:
             await self._pause(self._tempo.beat_ms // 4)
 
     def _take(self, orders: Orders) -> None:
-        for key in self.orders.take(orders):
+        if orders.incarnation != self.orders.incarnation:
+            self._awaited = _Awaited()  # a restored scope counts its revisions from its backup's
+        for key, node in self.orders.take(orders).items():
             self._not_before_ms.pop(key, None)
             self._failures.pop(key, None)
+            self._touch(node)
+        for node in (*orders.nodes, *orders.nodes_gone) if not orders.whole else tuple(self._nodes):
+            self._touch(node)
         if orders.whole:
             self.orders.let_go()
-        self._wake.set()
+        for node in self._awaited.pop_reached(self.orders.revision):
+            self._touch(node)
 
     async def _follow_keeper(self) -> None:
         while True:
@@ -142,13 +171,14 @@ class Agent:
         if table.whole:
             for node in self._nodes.values():
                 node.kept.clear()
+                self._touch(node.name)
         for kept in table.kept:
             self._keep(kept)
         for gone in table.gone:
             for node in self._nodes.values():
-                node.kept.pop(Copy(*gone), None)
+                if node.kept.pop(Copy(*gone), None) is not None:
+                    self._touch(node.name)
         self._tabled.set()
-        self._wake.set()
 
     def _keep(self, kept: Begun) -> None:
         node = self._nodes.get(kept.node)
@@ -156,6 +186,7 @@ class Agent:
             known = node.kept.get(kept.copy)
             if known is None or kept.stage >= known.stage:
                 node.kept[kept.copy] = kept
+                self._touch(node.name)
 
     # -- leases ----------------------------------------------------------------------------------------------------------
 
@@ -182,7 +213,8 @@ class Agent:
                 node.tenure = Tenure(actor, self._tempo.lease_ms, sent_ms)
                 renewed[node.name] = sent_ms
         await self._renewed(renewed)
-        self._wake.set()
+        for name in renewed:
+            self._touch(name)
 
     async def _declare(self, nodes: Sequence[_Node]) -> None:
         """A node that is not there yet, or has changed its size. What people have set on it stays as they set it."""
@@ -255,26 +287,39 @@ class Agent:
     # -- acting ----------------------------------------------------------------------------------------------------------
 
     async def _act(self) -> None:
+        """Look at whoever has news, or whose time has come; and at everybody now and then, whatever was told."""
         clock = self._world.clock
         while True:
             self._wake.clear()
             now_ms = clock.now_ms()
-            until_ms = now_ms + self._tempo.beat_ms
             says: list[tuple[Actor, Say]] = []
-            for node in self._nodes.values():
-                for deed in self._looked(node, now_ms):
-                    self._perform(node, deed, now_ms, says)
-                if node.mind.wake_ms is not None:
-                    until_ms = min(until_ms, node.mind.wake_ms)
-                until_ms = min(until_ms, self._probe(node, until_ms))
+            for name in [name for name, due_ms in self._due_ms.items() if due_ms <= now_ms]:
+                self._look(self._nodes[name], now_ms, says)
             for first in range(0, len(says), CLAIMS_MAX):
                 self._spawn(self._say(says[first : first + CLAIMS_MAX]), "say")
+            until_ms = min(self._due_ms.values(), default=now_ms + self._tempo.beat_ms)
             with suppress(TimeoutError):
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
                     await self._wake.wait()
 
-    def _probe(self, node: _Node, until_ms: int) -> int:
-        """Ask what runs how it is. Answers when the next question is due, or `until_ms`."""
+    def _look(self, node: _Node, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
+        sweep_ms = SWEEP_BEATS * self._tempo.beat_ms
+        self._due_ms[node.name] = now_ms + sweep_ms - self._chance.uniform_ms(sweep_ms // 4)
+        may_act = node.tenure is not None and node.tenure.may_act(now_ms)
+        for deed in node.mind.look(now_ms, self.orders, node.kept, may_act=may_act):
+            self._perform(node, deed, now_ms, says)
+        if node.mind.wake_ms is not None:
+            self._touch(node.name, node.mind.wake_ms)
+        self._probe(node)
+
+    def _touch(self, name: str, at_ms: int | None = None) -> None:
+        """There is news of this node, or will be then."""
+        if name in self._nodes:
+            self._due_ms[name] = min(self._world.clock.now_ms() if at_ms is None else at_ms, self._due_ms.get(name, 1 << 62))
+            self._wake.set()
+
+    def _probe(self, node: _Node) -> None:
+        """Ask what runs how it is."""
         for copy, kept in node.kept.items():
             order = self.orders.get(copy.key)
             if not kept.alive or not kept.pid or order is None or not node.mind.ordered(self.orders, copy):
@@ -282,47 +327,45 @@ class Agent:
             generation = self.orders.spec_of(order.replica)
             if generation is not None:
                 patient = Patient(node.place, kept, order.replica, generation, node.mind.course(copy))
-                due_ms = ask_what_is_due(self._world, patient, self._spawn, self._wake.set)
-                until_ms = until_ms if due_ms is None else min(until_ms, due_ms)
-        return until_ms
-
-    def _looked(self, node: _Node, now_ms: int) -> list[Act]:
-        may_act = node.tenure is not None and node.tenure.may_act(now_ms)
-        return node.mind.look(now_ms, self.orders, node.kept, may_act=may_act)
+                due_ms = ask_what_is_due(self._world, patient, self._spawn, lambda: self._touch(node.name))
+                if due_ms is not None:
+                    self._touch(node.name, due_ms)
 
     def _perform(self, node: _Node, deed: Act, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
         match deed:
             case Say(copy, _):
-                if node.tenure is not None and self._may_say(copy.key, now_ms):
+                if node.tenure is not None and self._may_say(node, copy.key, now_ms):
                     self._asking[copy.key] = None
                     says.append((node.tenure.actor, deed))
             case Start(copy):
-                self._once("start", copy, now_ms, lambda: self._start(node, deed))
+                self._once("start", node.name, copy, now_ms, lambda: self._start(node, deed))
             case End(copy, grace_ms):
-                self._once("end", copy, now_ms, lambda: self._keeping.halt(copy, grace_ms))
+                self._once("end", node.name, copy, now_ms, lambda: self._keeping.halt(copy, grace_ms))
             case Leave(copy):
-                self._once("leave", copy, now_ms, lambda: self._leave(node, copy))
+                self._once("leave", node.name, copy, now_ms, lambda: self._leave(node, copy))
 
-    def _may_say(self, key: str, now_ms: int) -> bool:
-        return (
-            key not in self._asking
-            and self.orders.revision >= self._seen_at.get(key, 0)
-            and now_ms >= self._not_before_ms.get(key, 0)
-        )
+    def _may_say(self, node: _Node, key: str, now_ms: int) -> bool:
+        """Not while it is asked, nor before the orders show what was answered, nor soon after a refusal."""
+        if key in self._asking or self._awaited.is_ahead(key, self.orders.revision):
+            return False
+        at_ms = self._not_before_ms.get(key, 0)
+        if at_ms > now_ms:
+            self._touch(node.name, at_ms)
+        return at_ms <= now_ms
 
     async def _say(self, says: Sequence[tuple[Actor, Say]]) -> None:
         try:
             verdicts = await self._ask([say.move for _, say in says], [actor for actor, _ in says])
-            for index, (_, say) in enumerate(says):
-                self._heard(say.copy.key, None if verdicts is None else verdicts[index])
+            for index, (actor, say) in enumerate(says):
+                self._heard(say.copy.key, _node_of(actor), None if verdicts is None else verdicts[index])
         finally:
-            for _, say in says:
+            for actor, say in says:
                 self._asking.pop(say.copy.key, None)
-            self._wake.set()
+                self._touch(_node_of(actor))
 
-    def _heard(self, key: str, verdict: Verdict | None) -> None:
+    def _heard(self, key: str, node: str, verdict: Verdict | None) -> None:
         if isinstance(verdict, Accepted):
-            self._seen_at[key] = verdict.revision
+            self._awaited.add(key, node, verdict.revision)
             self._failures.pop(key, None)
             return
         failures = self._failures[key] = self._failures.get(key, 0) + 1
@@ -340,21 +383,23 @@ class Agent:
 
     # -- the keeper's hand -----------------------------------------------------------------------------------------------
 
-    def _once(self, what: str, copy: Copy, now_ms: int, deed: Callable[[], Awaitable[None]]) -> None:
+    def _once(self, what: str, node: str, copy: Copy, now_ms: int, deed: Callable[[], Awaitable[None]]) -> None:
         """Ask for it, and not again while that is under way, or has just been."""
-        if now_ms < self._under_way.get((what, copy), -AGAIN_MS) + AGAIN_MS:
+        asked_ms = self._under_way.get((what, copy))
+        if asked_ms is not None and now_ms < asked_ms + AGAIN_MS:
+            self._touch(node, asked_ms + AGAIN_MS)
             return
         self._under_way[what, copy] = now_ms
-        self._spawn(self._try(what, copy, deed), f"{what} {copy.key}")
+        self._spawn(self._try(what, node, copy, deed), f"{what} {copy.key}")
 
-    async def _try(self, what: str, copy: Copy, deed: Callable[[], Awaitable[None]]) -> None:
+    async def _try(self, what: str, node: str, copy: Copy, deed: Callable[[], Awaitable[None]]) -> None:
         try:
             await deed()
             if what != "end":  # that one takes its grace; whoever looks meanwhile need not ask again
                 self._under_way.pop((what, copy), None)
         except WorldError:
             self._under_way[what, copy] = self._world.clock.now_ms()
-        self._wake.set()
+        self._touch(node)
 
     async def _start(self, node: _Node, start: Start) -> None:
         template = start.generation.spec.template
@@ -381,7 +426,7 @@ class Agent:
     async def _leave(self, node: _Node, copy: Copy) -> None:
         await self._keeping.drop(copy)
         node.kept.pop(copy, None)
-        for known in (self._seen_at, self._not_before_ms, self._failures):
+        for known in (self._not_before_ms, self._failures):
             known.pop(copy.key, None)
         self._under_way.pop(("end", copy), None)
         with suppress(DiskError):
@@ -407,3 +452,7 @@ def _declaration(node: Node, found: tuple[Node, int] | None) -> Apply | None:
     if wanted == spec or there.metadata.deleting:
         return None
     return Apply(replace(there, spec=wanted), expect=revision)
+
+
+def _node_of(actor: Actor) -> str:
+    return actor.lease.partition("/")[2]

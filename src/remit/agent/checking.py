@@ -1,4 +1,4 @@
-"""How is it asked whether a process is well? By HTTP, by a connection, or by a command beside it; what follows is in probing.py."""
+"""How is a process asked whether it is well? By HTTP, a connection, or a command beside it; the count is in probing.py."""
 
 from __future__ import annotations
 

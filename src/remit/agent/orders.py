@@ -50,13 +50,14 @@ class Assigned:
         meta, spec = replica.metadata, replica.spec
         return self._generations.get(generation_name(meta.tenant, spec.workload, spec.generation))
 
-    def take(self, told: Orders) -> list[str]:
-        """What was told. Answers the keys of replicas of which that was news."""
+    def take(self, told: Orders) -> dict[str, str]:
+        """What was told. Answers of which replicas that was news, and on which nodes they are, or were."""
         gone = tuple(self._replicas.keys() - {row.key for row in told.replicas}) if told.whole else told.gone
         if told.whole:
             self._nodes.clear()
             self._generations.clear()
-        for key in sorted(gone):
+        news = {key: old.replica.status.node for key in sorted(gone) if (old := self._replicas.get(key)) is not None}
+        for key in news:
             self._forget(key)
         for generation in told.generations:
             self._generations[_name_of(generation)] = generation.spec
@@ -64,13 +65,14 @@ class Assigned:
             self._forget(row.key)
             self._replicas[row.key] = Ordered(row.replica, row.revision)
             self._by_node.setdefault(row.replica.status.node, {})[row.key] = None
+            news[row.key] = row.replica.status.node
         for name, (node, revision) in told.nodes.items():
             self._nodes[name] = node, revision
         for name in told.nodes_gone:
             self._nodes.pop(name, None)
         self.incarnation, self.revision = told.incarnation, told.revision
         self._seen_ms = self._clock.now_ms() - told.age_ms
-        return [*sorted(gone), *(row.key for row in told.replicas)]
+        return news
 
     def let_go(self) -> None:
         """Generations that no replica here is of any more are not needed."""

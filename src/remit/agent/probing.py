@@ -1,7 +1,8 @@
 """Is a process up, ready, alive? What probes answered, counted; nobody is asked here, and time comes as an argument.
 
-The start-up probe comes first: until it has passed once the other two are not asked. One that is ready stays so until `failures`
-in a row; one that is not is ready after one success. A start-up probe that fails so often, or a liveness probe, ends it.
+The start-up probe comes first: until it has passed once the other two are not asked. One that is ready stays so until it has
+failed `failures` times in a row; one that is not is ready after one success. A start-up probe that fails so often, or a
+liveness probe, ends it.
 """
 
 from __future__ import annotations
