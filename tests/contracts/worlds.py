@@ -24,12 +24,24 @@ from remit.world.cgroups_found import mounted
 from remit.world.chance import SeededChance
 from remit.world.clock import BootClock
 from remit.world.link import SocketLink
+from remit.world.machine import KernelPorts, ThisHost
+from remit.world.probes import SocketProber
 from remit.world.production import production
-from remit.world.promises import Chance, Clock, Link, Order, Runner, World
+from remit.world.promises import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, World
 from remit.world.runner import ProcessRunner
 
 NAMES: Final = ("a", "b")
 """What processes are called in the suite of links."""
+
+
+ANSWERER: Final = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    while True:
+        with server.accept()[0] as one:
+            if one.recv(4096):
+                one.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
+"""
 
 
 class Program(Enum):
@@ -77,6 +89,18 @@ class RunnerTwin(Twin, Protocol):
     def order(self, program: Program) -> Order: ...
 
 
+class HostTwin(RunnerTwin, Protocol):
+    def host(self) -> Host: ...
+
+    def ports(self) -> Ports: ...
+
+    def prober(self) -> Prober: ...
+
+    def answering(self, port: int) -> Order:
+        """Takes connections at `port` of 127.0.0.1 a moment after its start, and answers a GET of / well."""
+        ...
+
+
 class Production:
     """The real machine; processes speak over Unix sockets."""
 
@@ -104,6 +128,18 @@ class Production:
 
     def runner(self) -> Runner:
         return ProcessRunner(BootClock(), parent=self._groups)
+
+    def host(self) -> Host:
+        return ThisHost(BootClock())
+
+    def ports(self) -> Ports:
+        return KernelPorts(BootClock())
+
+    def prober(self) -> Prober:
+        return SocketProber(BootClock())
+
+    def answering(self, port: int) -> Order:
+        return Order((sys.executable, "-c", ANSWERER, str(port)))
 
     def order(self, program: Program) -> Order:
         script = {
@@ -185,6 +221,18 @@ class Simulated:
     def runner(self) -> Runner:
         return self._process("runner").world.runner
 
+    def host(self) -> Host:
+        return self._process("host").world.host
+
+    def ports(self) -> Ports:
+        return self._process("ports").world.ports
+
+    def prober(self) -> Prober:
+        return self._process("prober").world.prober
+
+    def answering(self, port: int) -> Order:
+        return Order(Behaviour(None, listen=port, ready=100).argv())
+
     def order(self, program: Program) -> Order:
         plays = {
             Program.EXITS_0: Behaviour(1, 0),
@@ -221,3 +269,4 @@ class _Unrecorded:
 WORLDS: list[type[WorldTwin]] = [Production, Simulated]
 LINKS: list[type[LinkTwin]] = [Production, OverTcp, Simulated]
 RUNNERS: list[type[RunnerTwin]] = [Production, Simulated]
+HOSTS: list[type[HostTwin]] = [Production, Simulated]

@@ -8,6 +8,7 @@ from typing import Any
 
 from remit.simulate.clocks import SeededIds, SimClock
 from remit.simulate.disks import SimDisk
+from remit.simulate.hosts import SimHost, SimPorts, SimProber
 from remit.simulate.loop import SimLoop, Unit
 from remit.simulate.network import Network, SimLink
 from remit.simulate.offloads import SimOffload
@@ -27,6 +28,7 @@ class Machine:
         self.clock = SimClock(loop, name, start_ms=start_ms, rate=rate)
         self.disk = SimDisk()
         self.machinery = Machinery(loop, name, recorder)
+        self.ports = SimPorts(self.machinery)
         self.pipes: dict[str, int] = {}
         """What processes of this machine tell each other without a network."""
 
@@ -115,4 +117,7 @@ class Process:
             offload=SimOffload(lambda: 1, lambda: not unit.dead),
             link=SimLink(self.network, self.name, unit),
             runner=SimRunner(self.machine.machinery, unit, lambda: 0.005, self.machine.clock),
+            host=SimHost(self.machine.name, self.machine.clock),
+            ports=self.machine.ports,
+            prober=SimProber(self.machine.machinery, lambda: 0.002),
         )

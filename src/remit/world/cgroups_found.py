@@ -30,7 +30,7 @@ class Tried(NamedTuple):
 
 def find(parent: str = PARENT, *, mounts: str | None = None) -> Cgroups:
     """All that is usable, with our groups in the directory `parent` of each. Takes a few milliseconds: it forks."""
-    places = mounted(_MOUNTS.read_text() if mounts is None else mounts)
+    places = mounted(_text(_MOUNTS) if mounts is None else mounts)
     tries = [try_one(place, parent) for place in places if place.version == 2 or set(place.controllers) & set(WANTED)]
     usable = [one.found for one in tries if one.found is not None]
     usable = [one for one in usable if one.controllers or one.kills]
@@ -62,7 +62,7 @@ def mounted(text: str) -> list[Mounted]:
 def try_one(mount: Mounted, parent: str) -> Tried:
     """At the root of the hierarchy, else as near to it as we may: a service is often let in only further down."""
     whys = []
-    for base in _bases(mount):
+    for base in bases(mount):
         tried = _try_at(mount, base, base / parent)
         if tried.found is not None:
             return tried
@@ -70,15 +70,27 @@ def try_one(mount: Mounted, parent: str) -> Tried:
     return Tried(None, whys[0])
 
 
-def _bases(mount: Mounted) -> list[Path]:
+def bases(mount: Mounted) -> list[Path]:
+    """The groups that we are in ourselves, from the root of the hierarchy on."""
     found = [mount.place]
-    for line in _OWN.read_text().splitlines():
+    for line in _text(_OWN).splitlines():
         _, names, path = line.split(":", 2)
         mine = names == "" if mount.version == 2 else bool(set(names.split(",")) & set(mount.controllers))
         if mine:
             for part in Path(path).parts[1:]:
                 found.append(found[-1] / part)
     return [base for base in found if base.is_dir()]
+
+
+def own_groups() -> list[tuple[Mounted, list[Path]]]:
+    return [(mount, bases(mount)) for mount in mounted(_text(_MOUNTS))]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _try_at(mount: Mounted, base: Path, parent: Path) -> Tried:

@@ -303,6 +303,60 @@ class Runner(Protocol):
         ...
 
 
+class Gpu(NamedTuple):
+    """`name` as the machine calls it (`gpu-0`); `model` as its maker does; empty and 0 where that cannot be told."""
+
+    name: str
+    model: str = ""
+    memory_bytes: int = 0
+
+
+class Equipment(NamedTuple):
+    """What a machine has for us: no more than the limits allow under which we run ourselves."""
+
+    hostname: str
+    kernel: str
+    boot: str
+    cpu_milli: int
+    memory_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+
+
+class Host(Protocol):
+    """The machine that we run on."""
+
+    def equipment(self) -> Equipment:
+        """It looks every time, and blocks: from async code, call it through an `Offload`."""
+        ...
+
+
+class Ports(Protocol):
+    """Numbers of TCP ports of this machine at which nobody listens."""
+
+    async def free(self, count: int, /) -> list[int]:
+        """So many different ones, none of which was given out here within the last minute. Raises `NoPorts`."""
+        ...
+
+
+class Probed(NamedTuple):
+    """Was the answer a good one? `detail` says what it was, in a few words for people."""
+
+    ok: bool
+    detail: str
+
+
+class Prober(Protocol):
+    """Asks work how it is. Whatever happens is an answer: nothing is raised but cancellation."""
+
+    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
+        """GET: 200 to 399 is good. Redirects are not followed, and what comes after the head is not read."""
+        ...
+
+    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> Probed:
+        """That a connection is taken is good."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """All that a component is given of the outside. `dataclasses.replace` changes one promise, say another offload."""
@@ -314,6 +368,9 @@ class World:
     offload: Offload
     link: Link
     runner: Runner
+    host: Host
+    ports: Ports
+    prober: Prober
 
 
 class WorldError(Exception):
@@ -378,3 +435,7 @@ class NotServed(WorldError):
 
 class NotStarted(WorldError):
     """Nothing runs: there is no such program, or the machine refused."""
+
+
+class NoPorts(WorldError):
+    """The machine has no port left to give, or too few."""

@@ -13,7 +13,20 @@ from typing import Any, TypeVar
 
 from remit.world.chance import SeededChance
 from remit.world.disk import FileDisk
-from remit.world.promises import Confinement, Ended, NotStarted, OffloadClosed, Order, Running, Service, Unreached, Usage, World
+from remit.world.promises import (
+    Confinement,
+    Ended,
+    Equipment,
+    NotStarted,
+    OffloadClosed,
+    Order,
+    Probed,
+    Running,
+    Service,
+    Unreached,
+    Usage,
+    World,
+)
 
 T = TypeVar("T")
 
@@ -146,9 +159,38 @@ class NoRunner:
         pass
 
 
+class NoHost:
+    def equipment(self) -> Equipment:
+        return Equipment("virtual", "none", "virtual", 1_000, 1 << 30)
+
+
+class NoProbes:
+    """Ports and probes of a machine on which nothing runs."""
+
+    async def free(self, count: int, /) -> list[int]:
+        return list(range(20_000, 20_000 + count))
+
+    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
+        return Probed(ok=False, detail="nobody is there")
+
+    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> Probed:
+        return Probed(ok=False, detail="nobody is there")
+
+
 def virtual_world(seed: str = "1") -> World:
     chance = SeededChance(seed)
-    return World(VirtualClock(), chance, VirtualIds(chance.stream("ids")), FileDisk(), InlineOffload(), NoLink(), NoRunner())
+    return World(
+        clock=VirtualClock(),
+        chance=chance,
+        ids=VirtualIds(chance.stream("ids")),
+        disk=FileDisk(),
+        offload=InlineOffload(),
+        link=NoLink(),
+        runner=NoRunner(),
+        host=NoHost(),
+        ports=NoProbes(),
+        prober=NoProbes(),
+    )
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,67 @@
+"""Does a machine say what it has, give ports that are free, and tell how work answers?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.worlds import HOSTS, HostTwin
+
+SOON_MS = 10_000
+HERE = "127.0.0.1"
+
+
+@pytest.fixture(params=HOSTS, ids=lambda twin: twin.__name__)
+def twin(request: pytest.FixtureRequest, tmp_path: Path) -> HostTwin:
+    make: type[HostTwin] = request.param
+    return make(tmp_path)
+
+
+def test_a_machine_has_a_name_and_something_to_give(twin: HostTwin) -> None:
+    async def scene() -> None:
+        found = twin.host().equipment()
+        assert found.hostname
+        assert found.kernel
+        assert found.boot == twin.clock().boot()
+        assert found.cpu_milli > 0
+        assert found.memory_bytes > 1 << 20
+        assert twin.host().equipment() == found
+
+    twin.run(scene())
+
+
+def test_ports_differ_also_from_those_given_out_just_before(twin: HostTwin) -> None:
+    async def scene() -> None:
+        ports = twin.ports()
+        assert await ports.free(0) == []
+        found = [port for count in (1, 3, 50, 50) for port in await ports.free(count)]
+        assert len(set(found)) == 104
+        assert all(1024 <= port < 65_536 for port in found)
+        with pytest.raises(ValueError, match="-1"):
+            await ports.free(-1)
+
+    twin.run(scene())
+
+
+def test_work_answers_from_when_it_listens_until_it_ends(twin: HostTwin) -> None:
+    async def scene() -> None:
+        runner, prober, clock = twin.runner(), twin.prober(), twin.clock()
+        (port,) = await twin.ports().free(1)
+        for probed in (
+            await prober.http(HERE, port, "/", timeout_ms=SOON_MS),
+            await prober.tcp(HERE, port, timeout_ms=SOON_MS),
+        ):
+            assert not probed.ok
+            assert str(port) in probed.detail
+        running = await runner.start(twin.answering(port))
+        async with clock.timeout_ms(SOON_MS):
+            while not (await prober.tcp(HERE, port, timeout_ms=SOON_MS)).ok:
+                await clock.sleep_ms(20)
+        probed = await prober.http(HERE, port, "/", timeout_ms=SOON_MS)
+        assert probed.ok, probed
+        assert "200" in probed.detail
+        await runner.stop(running, grace_ms=SOON_MS)
+        assert not (await prober.http(HERE, port, "/", timeout_ms=SOON_MS)).ok
+
+    twin.run(scene())
