@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,17 +11,21 @@ from pathlib import Path
 from typing import Final
 
 from remit.client.client import Client, NoAnswer
-from remit.client.remote import Answering, Remote
-from remit.commitment.authority import Authority
+from remit.client.remote import Remote
+from remit.commitment.authority import Authority, one_failure
 from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
 from remit.law.tempo import Tempo
+from remit.observation.board import Board
+from remit.observation.following import Follower
 from remit.observation.view import View
 from remit.proposal.paths import Tell, untold
 from remit.proposal.plugins import Filter, installed_filters, installed_scores
 from remit.proposal.scheduler import LEASE, Rhythm, Scheduler
 from remit.proposal.scores import DEFAULT
 from remit.proposal.victims import Pace
+from remit.serve.door import Door
+from remit.serve.orders import OrderFeed
 from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
 from remit.world.promises import World
@@ -67,8 +72,13 @@ async def server(
         batch_max=batch_max,
         tempo=tempo,
     )
-    async with world.link.serve(name, Answering(standby)):
-        await standby.serve(beat_ms=beat_ms)
+    board = Board(world.clock)
+    follower = Follower(store, store, world, board, idle_ms=5 * beat_ms)
+    door = Door(standby, store, OrderFeed(board, store, world.clock, tempo))
+    with one_failure():
+        async with world.link.serve(name, door), asyncio.TaskGroup() as group:
+            group.create_task(follower.follow(), name="board")
+            await standby.serve(beat_ms=beat_ms)
 
 
 def scheduler(

@@ -118,6 +118,11 @@ class Agent:
         self._chance = world.chance.stream(f"agent {name}")
         self._group: asyncio.TaskGroup | None = None
 
+    def actor(self, node: str) -> Actor | None:
+        """As whom it speaks for a node, while it holds that one's lease."""
+        tenure = self._nodes[node].tenure
+        return tenure.actor if tenure is not None and tenure.may_act(self._world.clock.now_ms()) else None
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -138,14 +143,12 @@ class Agent:
                         # A server beats: one that says nothing for long is gone, whatever it looks like.
                         async with self._world.clock.timeout_ms(self._tempo.unknown_ms):
                             orders = await anext(told, None)
-                        if orders is None:
-                            break
+                        if orders is None or orders.revision < self.orders.revision:
+                            break  # it is over, or told by one who knows less than this agent does
                         self._take(orders)
             await self._pause(self._tempo.beat_ms // 4)
 
     def _take(self, orders: Orders) -> None:
-        if orders.incarnation != self.orders.incarnation:
-            self._awaited = _Awaited()  # a restored scope counts its revisions from its backup's
         for key, node in self.orders.take(orders).items():
             self._not_before_ms.pop(key, None)
             self._failures.pop(key, None)

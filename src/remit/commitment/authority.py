@@ -240,7 +240,7 @@ class Authority:
         self._ended = None
         self._running = True
         try:
-            with _one_failure():
+            with one_failure():
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._keep_house())
                     while True:
@@ -466,7 +466,7 @@ class _Beats:
     async def during(self, work: Awaitable[T]) -> T:
         """Whoever is deposed over it leaves off. A batch under way is seen to its end: else nobody would know the place."""
         over = asyncio.Event()
-        with _one_failure():
+        with one_failure():
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat(over))
                 done = await work
@@ -486,7 +486,7 @@ class _Beats:
 
 
 @contextmanager
-def _one_failure() -> Iterator[None]:
+def one_failure() -> Iterator[None]:
     """Around a group of tasks: of its failures the first. If somebody has cancelled it meanwhile, that is what is raised: the
     group would forget it, and whoever catches the failure would go on.
     """

@@ -17,6 +17,7 @@ from remit.law.tempo import Tempo
 from remit.model.orders import OrdersOf
 from remit.model.records import Phase, Replica
 from remit.observation.board import Board
+from remit.store.protocol import HEAD, Store
 from remit.world.promises import Clock
 
 
@@ -71,8 +72,8 @@ class _Listening:
 class OrderFeed:
     """For every agent of a scope, from one board."""
 
-    def __init__(self, board: Board, clock: Clock, tempo: Tempo) -> None:
-        self._board, self._clock, self._tempo = board, clock, tempo
+    def __init__(self, board: Board, store: Store, clock: Clock, tempo: Tempo) -> None:
+        self._board, self._store, self._clock, self._tempo = board, store, clock, tempo
 
     async def stream(self, asked: OrdersOf) -> AsyncGenerator[bytes, None]:
         nodes = tuple(dict.fromkeys(asked.nodes))
@@ -80,8 +81,7 @@ class OrderFeed:
         for node in nodes:
             self._board.subscribe(listening, node)
         try:
-            while not self._board.sober:
-                await self._clock.sleep_ms(self._tempo.beat_ms // 8)
+            await self._catch_up()
             listening.take()
             known: dict[str, int] = {}
             incarnation = self._incarnation()
@@ -94,6 +94,12 @@ class OrderFeed:
         finally:
             for node in nodes:
                 self._board.unsubscribe(listening, node)
+
+    async def _catch_up(self) -> None:
+        """Whoever asks may have been told more before than this board shows: by another server, before it was killed."""
+        head = await self._store.get(HEAD)
+        while not self._board.sober or (head is not None and self._board.revision < head.revision):
+            await self._clock.sleep_ms(max(1, self._tempo.beat_ms // 40))
 
     def _incarnation(self) -> str:
         return self._board.head.incarnation if self._board.head is not None else ""

@@ -8,17 +8,19 @@ from typing import Final
 
 import numpy as np
 
+from remit.agent.keeper import Keeper
 from remit.assembly import scheduler, server
 from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.law.fit import Ask, Peers, Site, Truth
+from remit.law.tempo import Tempo
 from remit.model.claims import Actor, Code, Role
 from remit.proposal.paths import Path
 from remit.proposal.plugins import Filter
 from remit.proposal.scheduler import Rhythm
 from remit.proposal.victims import Pace as VictimsPace
-from remit.simulate.actors.agents import Agent, Keeper, beat, node_named
+from remit.simulate.actors.agents import JOURNAL, Farm, node_named
 from remit.simulate.actors.budgets import Budgets
-from remit.simulate.actors.controllers import Beats, Endpoints, Nodes, Repair, Rollouts, Workloads
+from remit.simulate.actors.controllers import Endpoints, Nodes, Repair, Rollouts, Workloads
 from remit.simulate.actors.gossip import Gossip, tell_warmth
 from remit.simulate.actors.guesser import Guesser
 from remit.simulate.actors.meddler import Meddler
@@ -119,9 +121,10 @@ class Cluster:
             self._add(f"guesser-{scope}-{n}", self._guesser_main(scope, n))
         for n in range(1, min(cluster.agents, cluster.nodes) + 1):
             machine = self._machine(f"host-{scope}-{n}")
-            keeper = Keeper(machine, self.pace.beat_ms)
-            self._add(f"keeper-{scope}-{n}", keeper.watch, machine)
-            self._add(f"agent-{scope}-{n}", self._agent_main(scope, keeper), machine)
+            agent, keeper = f"agent-{scope}-{n}", f"keeper-{scope}-{n}"
+            self.network.bring_near(agent, keeper)
+            self._add(keeper, self._keeper_main, machine)
+            self._add(agent, self._agent_main(scope, keeper), machine)
 
     def _machine(self, name: str) -> Machine:
         rate = 1.0 + _DRIFT_MAX * (2 * self._lots.random() - 1)
@@ -165,6 +168,7 @@ class Cluster:
                 beat_ms=pace.server_beat_ms,
                 term_ms=pace.server_term_ms,
                 batch_max=self._batch_max(),
+                tempo=Tempo(pace.beat_ms),
             )
 
         return main
@@ -192,8 +196,6 @@ class Cluster:
                     group.create_task(Budgets(seat, upper).play(), name="budgets")
                     group.create_task(Policies(seat, upper).play(), name="policies")
                     group.create_task(nodes.tick(), name="node ticks")
-                    async with process.world.link.serve(process.name, Beats([nodes])):
-                        await asyncio.Event().wait()
 
         return main
 
@@ -233,21 +235,19 @@ class Cluster:
 
         return main
 
-    def _agent_main(self, scope: str, keeper: Keeper) -> Main:
-        listeners = [f"controllers-{scope}-{n}" for n in range(1, self.scenario.cluster.controllers + 1)]
+    async def _keeper_main(self, process: Process) -> None:
+        keeper = Keeper(process.world, JOURNAL)
+        async with process.world.link.serve(process.name, keeper):
+            await keeper.run()
 
+    def _agent_main(self, scope: str, keeper: str) -> Main:
         async def main(process: Process) -> None:
-            seat = self._seat(process, scope)
-            agents = [
-                Agent(seat, node_named(name, int(name.rsplit("-n", 1)[1]), scope), keeper) for name in self.hosted(process.name)
-            ]
+            nodes = [node_named(name, int(name.rsplit("-n", 1)[1]), scope) for name in self.hosted(process.name)]
+            farm = Farm(self._seat(process, scope), keeper, nodes)
             async with asyncio.TaskGroup() as group:
-                group.create_task(seat.view.follow(), name="view")
-                group.create_task(beat(seat, agents, listeners), name="beats")
-                for agent in agents:
-                    group.create_task(agent.play(), name=f"agent of {agent.name}")
+                group.create_task(farm.agent.run(), name="agent")
                 if self.scenario.cluster.gossips:
-                    group.create_task(tell_warmth(seat, agents), name="warmth")
+                    group.create_task(tell_warmth(farm), name="warmth")
 
         return main
 

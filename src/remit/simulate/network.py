@@ -22,6 +22,9 @@ from remit.world.promises import NotServed, Service, Unheard, Unreached
 RESET_S: Final = 0.05
 """After so long a caller hears that the far side's process is gone, if its machine is there."""
 
+NEAR_S: Final = 0.000_1
+"""What a message takes on one machine."""
+
 LET_GO_S: Final = 1.0
 """How long a service that ends goes on with what it has begun."""
 
@@ -56,6 +59,8 @@ class Network:
         self.loop = loop
         self._lots = stream(f"{seed}/network")
         self._ways: dict[tuple[str, str], Way] = {}
+        self._near: set[tuple[str, str]] = set()
+        """Processes of one machine: no network lies between them."""
         self._serving: dict[str, tuple[Unit, Service]] = {}
         self._under_way: dict[Unit, dict[_Call | _Flow, None]] = {}
 
@@ -99,6 +104,10 @@ class Network:
                 worst[name] = max(value, worst.get(name, getattr(self._fair, name)))
         self.weather = replace(self._fair, **worst)
 
+    def bring_near(self, one: str, other: str) -> None:
+        """They are on one machine: what they tell each other arrives, once, and soon."""
+        self._near |= {(one, other), (other, one)}
+
     def reaches(self, source: str, target: str) -> bool:
         way = self._ways.get((source, target))
         return way is None or not (way.cuts or way.clogs)
@@ -115,6 +124,9 @@ class Network:
 
     def send(self, source: str, target: str, unit: Unit, callback: Callable[..., object], *args: Any) -> None:
         """Let `callback` happen in `unit`, the process `target`; or not, or late, or twice."""
+        if (source, target) in self._near:
+            self._carry(NEAR_S, callback, args, unit)
+            return
         weather, delay_s = self.weather, self.delay_s()
         way = self._ways.get((source, target))
         if way is not None:

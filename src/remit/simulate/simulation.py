@@ -157,7 +157,11 @@ class Simulation(Record):
     def _show_views(self) -> None:
         for (name, scope), seat in self.cluster.seats.items():
             if seat.process.alive and seat.world is seat.process.world:
-                if isinstance(seat.watched, Watched):
+                if seat.farm is not None:
+                    orders = seat.farm.agent.orders
+                    rows = {key: order.revision for node in seat.farm.names for key, order in orders.on(node)}
+                    self.judge.viewed(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(seat.farm.names))
+                elif isinstance(seat.watched, Watched):
                     view = seat.watched
                     wrong = list(recount(view)) if view.head is not None else []
                     self.judge.viewed(name, scope, view.revision, view.revisions(), SEEN, wrong)

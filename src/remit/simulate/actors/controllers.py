@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from remit.client.client import NoAnswer
 from remit.model.claims import AnyClaim, Close, Delete, Forget, Mark, Move, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.records import Grant, Phase, Replica
@@ -191,12 +192,26 @@ class Nodes(Player):
         clock, beat_ms = self.world.clock, self.seat.pace.beat_ms
         while True:
             before_ms = clock.now_ms()
-            await clock.sleep_ms(beat_ms)
+            await clock.sleep_ms(beat_ms // 2)
             if clock.now_ms() - before_ms > 2 * beat_ms:
                 self._since_ms = clock.now_ms()
+            await self._listen()
             for key, _ in self.view.kind("node/"):
                 self.changes.keys[key] = None
             self.changes.wake()
+
+    async def _listen(self) -> None:
+        try:
+            heard, sent_ms = await self.client.heard(deadline_ms=self.seat.pace.beat_ms)
+        except NoAnswer:
+            return
+        if self.view.head is None or heard.incarnation != self.view.head.incarnation:
+            return
+        self.renew(heard.incarnation)
+        self._since_ms = max(self._since_ms, sent_ms - heard.listened_ms)
+        for name, node in heard.nodes.items():
+            if node.settled == heard.incarnation:
+                self.beats[name] = max(self.beats.get(name, 0), sent_ms - node.silent_ms)
 
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         if self.view.head is not None:
@@ -255,28 +270,6 @@ class Nodes(Player):
 
     def _holding(self, node: str) -> Iterator[str]:
         return (key for key in self.view.by_node.get(node, ()) if self.view.get(key).status.phase is not Phase.RELEASED)
-
-
-class Beats:
-    """Where agents' beats arrive: a service of the controllers' process."""
-
-    def __init__(self, nodes: Sequence[Nodes]) -> None:
-        self._nodes = nodes
-
-    async def request(self, body: bytes, /) -> bytes:
-        for nodes in self._nodes:
-            incarnation, _, names = body.decode().partition(" ")
-            if nodes.view.head is None or incarnation != nodes.view.head.incarnation:
-                continue  # it speaks of what was before a restore
-            nodes.renew(incarnation)
-            for name in names.split(","):
-                if nodes.view.get(f"node/{name}") is not None:
-                    nodes.beats[name] = nodes.world.clock.now_ms()
-        return b""
-
-    async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        raise NotImplementedError("beats are requests")
-        yield body  # type: ignore[unreachable]
 
 
 class Rollouts(Player):

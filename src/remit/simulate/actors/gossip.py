@@ -6,22 +6,21 @@ node that is full, closed, forbidden, without the device, or gone; and it closes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec.structs import replace
 
 from remit.client.client import NoAnswer
-from remit.model.claims import AnyClaim, Apply, Delete, Report
+from remit.model.claims import AnyClaim, Apply, Delete, Evidence, Report
 from remit.model.fields import Metadata
 from remit.model.kinds import Node, NodeHealth, Taint
 from remit.model.records import Phase, Replica, SummarySpec
 from remit.observation.hints import FULL, PREFIX
-from remit.simulate.actors.agents import Agent, node_named
+from remit.simulate.actors.agents import Farm, node_named
 from remit.simulate.actors.controllers import MEDDLED
 from remit.simulate.actors.people import TENANTS, People
 from remit.simulate.actors.policies import latest
-from remit.simulate.actors.seat import Seat
 
 KEPT_MAX: Final = 16
 """Of how many workloads an agent says that its node is warm: of the last ones."""
@@ -33,25 +32,31 @@ PASSING: Final = f"{MEDDLED.removeprefix('node/')}passing-"
 """Nodes that come and go: nobody beats for them."""
 
 
-async def tell_warmth(seat: Seat, agents: Sequence[Agent]) -> None:
+async def tell_warmth(farm: Farm) -> None:
     """Now and then, of each node: what ran there last, also what is long gone. That much is true, and soon old."""
+    seat, orders = farm.seat, farm.agent.orders
     clock, chance = seat.world.clock, seat.world.chance.stream("warmth")
-    lately: dict[str, dict[str, None]] = {agent.name: {} for agent in agents}
+    lately: dict[str, dict[str, None]] = {name: {} for name in farm.names}
     while True:
         await clock.sleep_ms(seat.pace.beat_ms * 2 + chance.uniform_ms(8 * seat.pace.beat_ms))
-        for agent in agents if not seat.pace.quiet else ():
-            known = lately[agent.name]
-            for key in seat.view.by_node.get(agent.name, ()):
-                replica: Replica = seat.view.get(key)
+        for name in farm.names if not seat.pace.quiet else ():
+            known = lately[name]
+            for _, order in orders.on(name):
+                replica: Replica = order.replica
                 work = f"{replica.metadata.tenant}/{replica.spec.workload}"
                 known.pop(work, None)
                 known[work] = None
             for old in list(known)[:-KEPT_MAX]:
                 del known[old]
-            if agent.tenure is not None and known:
+            actor = farm.agent.actor(name)
+            if actor is not None and known:
                 counts = dict.fromkeys(known, FULL)
-                said = SummarySpec(f"agent/{agent.name}", agent.tenure.actor.epoch, clock.now_ms(), counts=counts)
-                await agent.say([Report(PREFIX + agent.name, said)])
+                said = SummarySpec(actor.lease, actor.epoch, clock.now_ms(), counts=counts)
+                evidence = Evidence(orders.revision, orders.age_ms())
+                try:
+                    await farm.client.ask_many([Report(PREFIX + name, said)], actors=[actor], evidence=evidence)
+                except NoAnswer as error:
+                    seat.give_up(error)
 
 
 class Gossip:

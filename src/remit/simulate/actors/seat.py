@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from remit.client.client import Client, NoAnswer
 from remit.client.endpoint import Endpoint, Status
@@ -23,6 +23,9 @@ from remit.simulate.actors.watched import Watched
 from remit.simulate.processes import Process
 from remit.simulate.stores import StoreService
 from remit.world.promises import World
+
+if TYPE_CHECKING:
+    from remit.simulate.actors.agents import Farm
 
 HANDS_OVER: Final = 250
 """After about so many turns a player lets go of its role."""
@@ -124,6 +127,8 @@ class Seat:
         self.servers = tuple(servers)
         self.ear = ear
         self.pace = pace
+        self.farm: Farm | None = None
+        """Instead of `view`: what a real agent keeps."""
         self.watched: Watched | None = None
         """Instead of `view`: what a real scheduler keeps."""
         self.view = View(

@@ -187,16 +187,18 @@ class Judge:
         rows: Mapping[str, int],
         kinds: tuple[str, ...] = (),
         wrong: Sequence[str] = (),
+        nodes: frozenset[str] | None = None,
     ) -> None:
         """What a living observer's copy of a scope shows as the run ends: the revision that it stands at, and that of each key,
         of the `kinds` that it keeps, or of all; and which of its sums it finds `wrong` itself. A new incarnation's revisions
-        are past all that were ever used, so one that has not seen it is behind.
+        are past all that were ever used, so one that has not seen it is behind. `nodes`: it keeps only what is there.
         """
         history, core, late_ms = self.history(scope), self.liveness.core, None
         if core is not None and revision < history.revision:
             bounds = self.liveness.bounds
             late_ms = self.now_ms() - max(core.since_ms, behind_since_ms(history, revision)) - bounds.view_ms * bounds.pace
-        found = self.observers.views_show_what_stands(history, observer, revision, rows, late_ms=late_ms, kinds=kinds)
+        kept = (observer, revision, rows)
+        found = self.observers.views_show_what_stands(history, *kept, late_ms=late_ms, kinds=kinds, nodes=nodes)
         self._note("views_show_what_stands", "S23", scope, found)
         self._note("views_show_what_stands", "S23", scope, ((observer, why) for why in wrong))
 

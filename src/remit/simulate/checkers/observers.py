@@ -8,7 +8,7 @@ from typing import Final
 
 from remit.simulate.checkers.history import History
 from remit.simulate.checkers.promise import UNDECIDED, Found
-from remit.simulate.checkers.rows import MARKER
+from remit.simulate.checkers.rows import MARKER, phase_of
 
 UNVIEWED: Final = ("head", MARKER)
 UNVIEWED_KINDS: Final = ("batch/", "event/", "decision/")
@@ -47,6 +47,7 @@ class Observers:
         *,
         late_ms: float | None,
         kinds: tuple[str, ...] = (),
+        nodes: frozenset[str] | None = None,
     ) -> Found:
         """S23: a view at the last revision has exactly the keys that stand, each at its revision. One that is behind may still
         catch up; `late_ms` is for how long it could have and has not, beyond what is allowed, and None if nobody can say.
@@ -60,8 +61,9 @@ class Observers:
             return
         stands = {
             key: at
-            for key, (at, _) in history.rows.items()
+            for key, (at, row) in history.rows.items()
             if key not in UNVIEWED and not key.startswith(UNVIEWED_KINDS) and (not kinds or key.startswith(kinds))
+            if nodes is None or (row["status"].get("node") in nodes and phase_of(row) not in ("reserved", "released"))
         }
         for key in sorted(stands.keys() | rows.keys()):
             if key not in rows:
