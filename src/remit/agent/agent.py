@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from remit.agent.checking import Patient, ask_what_is_due
 from remit.agent.copies import Copy
 from remit.agent.core import Act, End, Leave, Mind, Say, Start
-from remit.agent.keeping import Begun, Keeping, Table
+from remit.agent.keeping import NEVER, Begun, Keeping, Table
 from remit.agent.orders import Assigned
 from remit.agent.usage import Meter
 from remit.agent.work import Place, fence_ms, order_for
@@ -415,6 +415,8 @@ class Agent:
         kept = await self._keeping.begin(
             order, number=start.number, fence_ms=fence, grace_ms=self._tempo.kill_grace_ms, ports=ports
         )
+        if kept is not None and kept.number == NEVER:
+            raise DiskError(kept.failed, kept.cure)
         if kept is not None:
             self._keep(kept)
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from remit.agent.copies import Copy
-from remit.agent.keeping import Begun
+from remit.agent.keeping import NEVER, Begun
 from remit.world.promises import Disk, Missing
 
 REWRITE_LINES: Final = 10_000
@@ -30,7 +30,7 @@ class Journal:
         self._disk, self._path = disk, path
         self._lines = 0
         self._torn = False
-        """Was the last line cut off? Then the next one begins on a line of its own."""
+        """May the last line have been cut off? Then the next one begins on a line of its own."""
 
     def read(self) -> dict[Copy, Begun]:
         self._disk.make_directory(self._path.parent)
@@ -45,7 +45,7 @@ class Journal:
             if kept is None:
                 continue
             self._lines += 1
-            if kept.number < 0:
+            if kept.number == NEVER:
                 found.pop(kept.copy, None)
             else:
                 found[kept.copy] = kept
@@ -54,7 +54,8 @@ class Journal:
     def write(self, entries: list[Begun], *, durably: bool) -> None:
         self._lines += len(entries)
         lines = b"".join(_encoder.encode(one) + b"\n" for one in entries)
-        self._disk.append(self._path, b"\n" * self._torn + lines, durably=durably)
+        torn, self._torn = self._torn, True
+        self._disk.append(self._path, b"\n" * torn + lines, durably=durably)
         self._torn = False
 
     def grown(self, live: int) -> bool:
@@ -67,7 +68,7 @@ class Journal:
 
 def forgotten(kept: Begun) -> Begun:
     """What is written when a copy is forgotten."""
-    return msgspec.structs.replace(kept, number=-1, ports={}, failed="", cure="")
+    return msgspec.structs.replace(kept, number=NEVER, ports={}, failed="", cure="")
 
 
 def _read_line(line: bytes) -> Begun | None:

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from remit.agent.copies import Copy, known_by
 from remit.agent.journal import Journal, forgotten
-from remit.agent.keeping import Answer, Begin, Begun, Drop, Halt, Renewed, Table, Use, Uses, encode, read_word
-from remit.world.promises import Ended, NotStarted, Running, World
+from remit.agent.keeping import NEVER, Answer, Begin, Begun, Drop, Halt, Renewed, Table, Use, Uses, encode, read_word
+from remit.world.promises import DiskError, Ended, NotStarted, Running, World
 
 LOOK_MS: Final = 1_000
 """It looks at the deadlines at least so often; and whenever one comes."""
@@ -62,7 +62,7 @@ class Keeper:
         self._ready = asyncio.Event()
 
     async def run(self) -> None:
-        self._starts = await self._world.offload(self._journal.read)
+        self._starts = await self._read()
         async with asyncio.TaskGroup() as group:
             self._group = group
             for kept in tuple(self._starts.values()):
@@ -110,7 +110,11 @@ class Keeper:
             kept = self._as_begun(begin, copy)
             if self._left_ms(kept) <= 0:
                 return None
-            await self._write(kept, durably=True)
+            try:
+                await self._world.offload(lambda: self._journal.write([kept], durably=True))
+            except DiskError as error:
+                # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
+                return replace(kept, number=NEVER, ended=Ended(), failed=error.cause, cure=error.cure)
             self._tell(kept)
             return await self._start(begin, kept)
 
@@ -221,25 +225,35 @@ class Keeper:
             return
         del self._starts[copy]
         self._beginning.pop(copy, None)
-        await self._write(forgotten(kept), durably=False)
+        await self._write(forgotten(kept))
         for reader in self._readers:
             reader.tell(copy, None)
         if self._journal.grown(len(self._starts)):
             live = list(self._starts.values())
-            await self._world.offload(lambda: self._journal.rewrite(live))
+            with suppress(DiskError):
+                await self._world.offload(lambda: self._journal.rewrite(live))
 
     async def _note(self, kept: Begun) -> None:
+        """What runs and how it ended. Where that cannot be written it is known here all the same, and written with the rest."""
         self._tell(kept)
-        await self._write(kept, durably=False)
+        await self._write(kept)
 
     def _tell(self, kept: Begun) -> None:
         self._starts[kept.copy] = kept
         for reader in self._readers:
             reader.tell(kept.copy, kept)
 
-    async def _write(self, kept: Begun, *, durably: bool) -> None:
-        """A disk that does not keep it ends this process: what was not written down must not be relied on."""
-        await self._world.offload(lambda: self._journal.write([kept], durably=durably))
+    async def _write(self, kept: Begun) -> None:
+        with suppress(DiskError):
+            await self._world.offload(lambda: self._journal.write([kept], durably=False))
+
+    async def _read(self) -> dict[Copy, Begun]:
+        """Until its journal can be read a keeper starts and ends nothing: it does not know what is its own."""
+        while True:
+            try:
+                return await self._world.offload(self._journal.read)
+            except DiskError:
+                await self._world.clock.sleep_ms(LOOK_MS)
 
     def _uses(self) -> tuple[Use, ...]:
         runs = [kept for kept in self._starts.values() if kept.alive and kept.pid]

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from remit.agent.copies import Copy
 from remit.world.promises import Ended, Link, LinkError, Order, Running
+
+NEVER: Final = -1
+"""The number of a start that was not begun: it may be asked for again."""
 
 
 class Begun(Struct, frozen=True, omit_defaults=True):

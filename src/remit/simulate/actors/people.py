@@ -19,14 +19,19 @@ from remit.model.kinds import (
     Disruption,
     Effect,
     Gang,
+    HttpProbe,
     Override,
     OverrideScope,
     OverrideSpec,
     Placement,
+    PortAsk,
     PriorityClass,
     PriorityClassSpec,
+    Probe,
+    Probes,
     Region,
     RegionSpec,
+    Restart,
     Rollout,
     Spread,
     Template,
@@ -282,9 +287,10 @@ class People:
             0 if chance.below(10) else 1,
             chance.choice((0, 200, 2_000, None)) if kind != "stubborn" else None,
         )
+        template = Template(command=program.argv(), resources=Amount.parse({"cpu": cpu, "memory": "256Mi"}), devices=devices)
         spec = WorkloadSpec(
             type=type_,  # type: ignore[arg-type]
-            template=Template(command=program.argv(), resources=Amount.parse({"cpu": cpu, "memory": "256Mi"}), devices=devices),
+            template=self._in_service(template) if type_ == "service" else template,
             replicas=many,
             priority_class=rank,
             replace=replace_,  # type: ignore[arg-type]
@@ -295,6 +301,29 @@ class People:
             disruption=Disruption(min_available=many - 1 if kind == "steadfast" else 0),
         )
         return Workload(metadata=Metadata(name=name, tenant=tenant, labels={"app": name}), spec=spec)
+
+    def _in_service(self, template: Template) -> Template:
+        """Started again within its attempt, after a while; and now and then it listens, and is asked how it is."""
+        chance, beat_ms = self.chance, self.seat.pace.beat_ms
+        again = Restart(
+            when=chance.choice(("", "", "", "", "never", "failure")),
+            backoff=Duration(beat_ms // 2),
+            backoff_max=Duration(4 * beat_ms),
+        )
+        if chance.below(3):
+            return replace(template, restart=again)
+        words = ["listen=$(PORT_http)", f"ready={chance.uniform_ms(4 * beat_ms)}"]
+        if chance.below(4) == 0:
+            words.append(f"sick={10_000 + chance.below(60_000)}")
+        probe = Probe(http=HttpProbe(port="http"), period=Duration(beat_ms), timeout=Duration(beat_ms // 2))
+        probes = Probes(
+            start=replace(probe, failures=20) if chance.below(2) else None,
+            ready=probe,
+            live=replace(probe, failures=8) if chance.below(3) == 0 else None,
+        )
+        return replace(
+            template, command=(*template.command, *words), ports=(PortAsk(name="http"),), probes=probes, restart=again
+        )
 
 
 def _declared(metadata: Metadata) -> Metadata:

@@ -120,8 +120,8 @@ class Step:
 class History:
     """One scope."""
 
-    def __init__(self, scope: str) -> None:
-        self.scope = scope
+    def __init__(self, scope: str, pace: float = 1.0) -> None:
+        self.scope, self.pace = scope, pace
         self.rows: Rows = {}
         self.kinds: dict[str, dict[str, Json]] = {}
         self.stories: dict[str, list[Told]] = {}
@@ -216,7 +216,7 @@ class History:
         key = generation_key(replica)
         shape = self.shapes.get(key)
         if shape is None and key in self.rows:
-            shape = self.shapes[key] = Shape(key, self.rows[key][1])
+            shape = self.shapes[key] = Shape(key, self.rows[key][1], self.pace)
         return shape
 
     def revisions_in(self, incarnation: str) -> Revisions | None:

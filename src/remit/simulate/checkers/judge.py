@@ -52,7 +52,7 @@ class Judge:
     def history(self, scope: str) -> History:
         found = self.histories.get(scope)
         if found is None:
-            found = self.histories[scope] = History(scope)
+            found = self.histories[scope] = History(scope, self.liveness.bounds.beat_ms / 2_000)
         return found
 
     @property

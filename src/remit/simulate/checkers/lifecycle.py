@@ -99,6 +99,6 @@ REPORT_FRESH_MS: Final = 15_000
 """How old may be what somebody decides on: in general, and what an agent reports."""
 
 
-def lost_after_ms(fenced: bool, fence_ms: int) -> int:
-    """For how long a node must be silent before its copy may be replaced (DESIGN section 6)."""
-    return int((fence_ms + KILL_GRACE_MS) * (1 + DRIFT_MAX)) if fenced else EAGER_FENCE_MS
+def lost_after_ms(fenced: bool, fence_ms: int, pace: float = 1.0) -> int:
+    """For how long a node must be silent before its copy may be replaced. `pace`: of a beat of two seconds."""
+    return int((fence_ms + KILL_GRACE_MS * pace) * (1 + DRIFT_MAX)) if fenced else int(EAGER_FENCE_MS * pace)

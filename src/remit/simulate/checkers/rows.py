@@ -156,11 +156,11 @@ class Shape:
     """What replicas of one generation need, read once from its row."""
 
     __slots__ = (
-        "anti", "asks", "charge", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels", "lost_after_ms", "resources",
+        "anti", "asks", "charge", "checked", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels", "lost_after_ms", "resources", "sick_ms",
         "tenant", "where", "workload",
     )  # fmt: skip
 
-    def __init__(self, key: str, content: Json) -> None:
+    def __init__(self, key: str, content: Json, pace: float = 1.0) -> None:
         own = content["spec"]
         spec, self.key = own["spec"], key
         template = spec["template"]
@@ -181,7 +181,11 @@ class Shape:
         self.fenced = spec.get("replace", "") == "fenced" or (not spec.get("replace") and spec["type"] == "job")
         self.fence_ms = _duration(spec.get("fence"), 300_000)
         self.grace_ms = _duration(template.get("stopGrace"), 30_000)
-        self.lost_after_ms = lost_after_ms(self.fenced, self.fence_ms)
+        self.checked = bool(template.get("probes", {}).get("live"))
+        words = [word.partition("=")[2] for word in template.get("command", ()) if word.startswith("sick=")]
+        self.sick_ms = int(words[0]) if words else None
+        """At what age its program stops to answer well; None: it does not."""
+        self.lost_after_ms = lost_after_ms(self.fenced, self.fence_ms, pace)
 
 
 def _duration(written: str | int | None, default: int) -> int:

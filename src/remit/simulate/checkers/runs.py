@@ -44,8 +44,8 @@ class Runs:
         """What runs, by scope, replica and uid."""
         self.past: list[Lived] = []
         self.waived: dict[str, int] = {}
-        """How often a promise did not apply, by why: `eager` work may run twice, and what was `restored` may have lost an
-        order to stop.
+        """How often a promise did not apply, by why: `eager` work may run twice, what was `restored` may have lost an order to
+        stop, and what is `unwell` by its liveness probe is ended to be started again.
         """
         self.told: dict[tuple[str, int], list[Asked]] = {}
         """Processes that were asked to end."""
@@ -145,6 +145,8 @@ class Runs:
         sent_ms = self.renewals.get((process.scope, lease))
         if shape is None:
             yield key, f"{UNDECIDED} what its fence is stands in no row"
+        elif shape.checked and shape.sick_ms is not None and self.now_ms() - process.began_ms >= shape.sick_ms:
+            self._waive("unwell")
         elif not shape.fenced:
             yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, and has no fence"
         elif sent_ms is None:
