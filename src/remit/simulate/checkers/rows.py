@@ -128,7 +128,7 @@ def health_of(node: Json) -> str:
 
 def is_open(node: Json) -> bool:
     """Does it take new work, if it is ready?"""
-    return not (node["spec"].get("unschedulable") or node["spec"].get("draining"))
+    return not (node["spec"].get("unschedulable") or node["spec"].get("draining") or node["metadata"].get("deleting"))
 
 
 def of_kind(rows: Rows, kind: str) -> Iterator[tuple[str, Json]]:
