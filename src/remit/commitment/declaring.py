@@ -281,7 +281,7 @@ def orphaned(draft: Draft, thing: AnyObject) -> bool:
     meta = thing.metadata
     if not isinstance(meta, Metadata) or not meta.owners:
         return False
-    return all(_is_gone(_uid_of(draft, one, meta.tenant), one.uid) for one in meta.owners)
+    return all(one.kind in DECLARED and _is_gone(_uid_of(draft, one, meta.tenant), one.uid) for one in meta.owners)
 
 
 def _is_gone(stands: str | None, uid: str) -> bool:

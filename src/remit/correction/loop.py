@@ -155,7 +155,8 @@ class Loop:
         """Of one incarnation: a restore undoes what was done, and nobody is to blame."""
         self.outside: dict[str, None] = {}
         """What was wished for against the remit; each is told once, and there are only so many claims."""
-        self._name, self._lease, self._failed = name, lease or controller.lease or self.role.value, failed
+        self.lease = lease or controller.lease or self.role.value
+        self._name, self._failed = name, failed
         self._wake = asyncio.Event()
         self._term: _Term | None = None
         self.board.subscribe(self)
@@ -197,7 +198,7 @@ class Loop:
     async def _acquire(self) -> Tenure | None:
         self.client.actor = Actor(self._name, self.role)
         try:
-            found = await acquire(self.client, self.world.clock, self._lease, Duration(self.cadence.tempo.lease_ms))
+            found = await acquire(self.client, self.world.clock, self.lease, Duration(self.cadence.tempo.lease_ms))
         except NoAnswer as error:
             self.gave_up(error)
             return None

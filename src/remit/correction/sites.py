@@ -19,12 +19,16 @@ class Sites:
         self._board = board
         self._sites: dict[str, tuple[int, NodeLedger]] = {}
         self._asks: dict[str, tuple[int, int, Ask | None]] = {}
+        board.subscribe(self)
 
-    def changed(self, key: str, new: Any) -> None:
-        """What is gone is forgotten."""
-        if new is None:
+    def changed(self, key: str, old: Any, new: Any) -> None:
+        """What is gone is forgotten, also if another has its name."""
+        if isinstance(old, Node | Workload) and (new is None or new.metadata.uid != old.metadata.uid):
             self._sites.pop(key.removeprefix("node/"), None)
             self._asks.pop(key, None)
+
+    def reached(self) -> None:
+        pass
 
     def fits(self, workload: Workload) -> dict[str, bool]:
         """The nodes that are for it, in order of name; and whether each takes new work now."""

@@ -47,13 +47,17 @@ class Wanted(NamedTuple):
 class Census:
     """Answers for every workload on a board."""
 
-    def __init__(self, board: Board, sites: Sites) -> None:
-        self._board, self._sites = board, sites
+    def __init__(self, board: Board) -> None:
+        self.board, self.sites = board, Sites(board)
         self._alike: dict[tuple[str, int, int], bool] = {}
+
+    def many(self, workload: Workload) -> int:
+        """How many of a service or daemon there are to be."""
+        return len(self.sites.fits(workload)) if workload.spec.type == "daemon" else workload.spec.replicas
 
     def wanted(self, workload: Workload) -> Wanted:
         """Of one that is not being deleted."""
-        members = self._board.of(workload.metadata.tenant, workload.metadata.name)
+        members = self.board.of(workload.metadata.tenant, workload.metadata.name)
         settle = tuple(one for one in members if one.thing.status.phase is P.FINISHED)
         match workload.spec.type:
             case "job":
@@ -70,7 +74,7 @@ class Census:
             return True
         at = meta.uid, number, meta.generation
         if at not in self._alike:
-            old: Generation | None = self._board.get(f"generation/{meta.tenant}/{meta.name}/{number:08d}")
+            old: Generation | None = self.board.get(f"generation/{meta.tenant}/{meta.name}/{number:08d}")
             if old is None:
                 return False
             if len(self._alike) >= ALIKE_MAX:
@@ -100,7 +104,7 @@ class Census:
 
     def _daemon(self, workload: Workload, members: Sequence[Kept]) -> Wanted:
         """One on each node that takes it. What is placed where it does not belong goes, and so does what can go nowhere."""
-        fits = self._sites.fits(workload)
+        fits = self.sites.fits(workload)
         live = [one for one in members if one.thing.status.phase is not P.RELEASED]
         placed = [one for one in live if one.thing.status.node]
         unplaced = [one for one in live if not one.thing.status.node]
@@ -155,8 +159,11 @@ def available(workload: Workload, members: Iterable[Kept]) -> list[Kept]:
 
 
 def floor(spec: WorkloadSpec, wanted: int) -> int:
-    """How many are to be available while some are being replaced."""
-    return max(spec.disruption.min_available, wanted - spec.rollout.max_unavailable)
+    """How many are to be available while some are being replaced. Two of a daemon do not stand on one node, so nothing can come
+    before something has gone.
+    """
+    unavailable = max(1, spec.rollout.max_unavailable) if spec.type == "daemon" else spec.rollout.max_unavailable
+    return max(spec.disruption.min_available, wanted - unavailable)
 
 
 def _spent(replica: Replica, spec: WorkloadSpec) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 from remit.correction.conditions import say
 from remit.correction.loop import Controller, Times
 from remit.correction.remits import Again, Deed, Remit, Wish
-from remit.correction.sites import Sites
 from remit.correction.wanted import (
     DEADLINE_EXCEEDED,
     RETRIES_EXHAUSTED,
@@ -30,7 +29,7 @@ from remit.correction.wanted import (
 from remit.model.claims import Delete, Forget, Move, Role, Spawn
 from remit.model.kinds import Node, Workload
 from remit.model.records import Phase, Replica
-from remit.observation.board import Board, Kept
+from remit.observation.board import Kept
 from remit.world.promises import Clock
 
 _SPAWN_MAX = 10_000
@@ -50,11 +49,10 @@ class Workloads(Controller):
         declares=("Workload",),
     )
 
-    def __init__(self, board: Board, clock: Clock) -> None:
-        super().__init__(board)
+    def __init__(self, census: Census, clock: Clock) -> None:
+        super().__init__(census.board)
         self._clock = clock
-        self._sites = Sites(board)
-        self.census = Census(board, self._sites)
+        self.census = census
         self._daemons: dict[str, None] = {}
         self._born: dict[str, int] = {}
         """By uid: since when jobs with a deadline are known."""
@@ -73,7 +71,6 @@ class Workloads(Controller):
                 self._note(key, old, workload if new is not None else None)
                 return (key,)
             case Node():
-                self._sites.changed(key, new)
                 return tuple(self._daemons) if old is None or new is None or _differs(old, new) else ()
         return tuple(self._daemons) if key.startswith("policyrevision/") else ()
 
@@ -83,7 +80,6 @@ class Workloads(Controller):
         else:
             self._daemons[key] = None
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
-            self._sites.changed(key, None)
             for notes in (self._born, self._ended, self._rolled):
                 notes.pop(old.metadata.uid, None)
         if new is not None and new.spec.type == "job" and new.spec.deadline:
@@ -186,7 +182,7 @@ class Workloads(Controller):
     def _service_fares(self, workload: Workload, times: Times) -> Iterator[Wish]:
         meta, spec = workload.metadata, workload.spec
         members = [one for one in self.board.of(meta.tenant, meta.name) if one.thing.status.phase is not Phase.RELEASED]
-        wanted = len(self._sites.fits(workload)) if spec.type == "daemon" else spec.replicas
+        wanted = self.census.many(workload)
         up, least = available(workload, members), floor(spec, wanted)
         if len(up) >= least:
             yield from say(workload, "Available", "True", "EnoughReady", "", times.wall)
