@@ -24,8 +24,8 @@ from remit.world.promises import World
 class Crew:
     """One copy. `store` is followed; `sure` answers the first list, linearizably. `run` goes on for ever.
 
-    `lease_for` says under which lease a controller acts, given the one that is usual: several copies under one lease take turns,
-    under several they all act at once.
+    `lease_for` says under which lease a controller acts, given the one that is usual: several copies under one lease take
+    turns, under several they all act at once.
     """
 
     def __init__(

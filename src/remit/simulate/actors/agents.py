@@ -21,7 +21,8 @@ from typing import Final, NamedTuple
 from remit.client.client import NoAnswer
 from remit.client.tenure import Tenure
 from remit.law.tempo import Tempo
-from remit.model.claims import AnyClaim, Apply, Move, Role, Verdict
+from remit.model.beats import Beat, NodeState
+from remit.model.claims import Actor, AnyClaim, Apply, Move, Role, Verdict
 from remit.model.fields import Metadata
 from remit.model.kinds import Device, Node, NodeHealth, NodeSpec
 from remit.model.records import Generation, Phase, Replica
@@ -29,7 +30,7 @@ from remit.model.resources import Amount
 from remit.simulate.actors.seat import Player, Seat, accepted
 from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Run
-from remit.world.promises import DiskError, Ended, LinkError, Order
+from remit.world.promises import DiskError, Ended, Order
 
 RENEWALS_KEPT: Final = 100
 KILL_GRACE_MS: Final = Tempo().kill_grace_ms
@@ -142,6 +143,9 @@ class Agent(Player):
         """It looks at all that is on its node, however many keys it is told of."""
         self.changes.keys[f"node/{self.name}"] = None
         self.changes.wake()
+
+    async def _renew(self, tenure: Tenure) -> None:
+        """Its beats renew its lease."""
 
     def renewed(self, tenure: Tenure) -> None:
         if not tenure.lost:
@@ -364,21 +368,31 @@ def node_named(name: str, number: int, region: str) -> Node:
     )
 
 
-async def beat(seat: Seat, agents: Sequence[Agent], listeners: Sequence[str]) -> None:
-    """Say to every controllers' process, at a fixed rate, which nodes are here, and to which incarnation of the scope.
+async def beat(seat: Seat, agents: Sequence[Agent]) -> None:
+    """Say to the authority, at a fixed rate, which nodes are here, and which incarnation each has come to terms with.
 
-    A node that runs what a restored scope knows nothing of is not here yet: else the same work would be bound elsewhere.
+    A node that runs what a restored scope knows nothing of has not: else the same work would be bound elsewhere.
     """
     clock, pace = seat.world.clock, seat.pace
+    client = seat.client(Actor(seat.process.name, Role.AGENT))
 
-    async def tell(listener: str, body: bytes) -> None:
-        with suppress(LinkError, TimeoutError, NoAnswer):
-            async with clock.timeout_ms(pace.beat_ms):
-                await seat.world.link.request(listener, body)
+    async def tell(held: Sequence[tuple[Agent, Tenure]], beats: Sequence[Beat]) -> None:
+        with suppress(NoAnswer):
+            said, sent_ms = await client.beat(beats, deadline_ms=pace.beat_ms)
+            for (agent, tenure), mine in zip(held, said, strict=True):
+                if mine:
+                    tenure.renewed(sent_ms)
+                    agent.renewed(tenure)
+                else:
+                    tenure.end()
 
     while True:
         incarnation = seat.view.head.incarnation if seat.view.head is not None else ""
-        here = ",".join(agent.name for agent in agents if agent.reported(incarnation))
-        for listener in listeners if incarnation else ():
-            seat.process.loop.spawn(tell(listener, f"{incarnation} {here}".encode()), name="beat")
+        held = [(agent, agent.tenure) for agent in agents if agent.tenure is not None and not agent.tenure.lost]
+        beats = [
+            Beat(tenure.actor, NodeState(agent.name, incarnation if agent.reported(incarnation) else ""))
+            for agent, tenure in held
+        ]
+        if incarnation and beats:
+            seat.process.loop.spawn(tell(held, beats), name="beat")
         await clock.sleep_ms(pace.beat_ms)
