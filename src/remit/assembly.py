@@ -15,7 +15,10 @@ from remit.client.remote import Remote
 from remit.commitment.authority import Authority, one_failure
 from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
+from remit.correction.crew import Crew
+from remit.correction.loop import Cadence
 from remit.law.tempo import Tempo
+from remit.model.claims import Actor
 from remit.observation.board import Board
 from remit.observation.following import Follower
 from remit.observation.view import View
@@ -112,6 +115,22 @@ def scheduler(
         view=view,
         tell=tell,
     )
+
+
+def controllers(
+    store: Store,
+    sure: Store,
+    client_for: Callable[[Actor], Client],
+    world: World,
+    *,
+    name: str,
+    cadence: Cadence = Cadence(),
+    board: Board | None = None,
+    lease_for: Callable[[str], str] = str,
+    failed: Callable[[NoAnswer], None] | None = None,
+) -> Crew:
+    """One copy of a scope's controllers, on one board; `client_for` makes each its own client. The caller runs it."""
+    return Crew(store, sure, client_for, world, name=name, cadence=cadence, board=board, lease_for=lease_for, failed=failed)
 
 
 SWITCH_S: Final = 0.000_2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.law.asks import make_ask
 from remit.law.overrides import is_live
 from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
-from remit.model.fields import Deadline, Metadata, Stamp
+from remit.model.fields import Deadline, Metadata, Owner, Stamp
 from remit.model.judging import judge
 from remit.model.kinds import Node, Override, OverrideStatus, Policy, PolicySpec, Workload
 from remit.model.objects import DECLARED, TENANTED, AnyObject, encode, key, key_of
@@ -50,20 +51,26 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     if kind not in DECLARED or not isinstance(meta, Metadata):
         return refuse(Code.INVALID, f"{an(kind)} is the authority's own record; it is not declared")
     if operation.actor.role not in DECLARERS[kind]:
-        owners = ", ".join(sorted(DECLARERS[kind]))
-        return refuse(Code.ROLE, f"{an(kind)} is declared by {owners}, not by {operation.actor.role}")
+        declarers = ", ".join(sorted(DECLARERS[kind]))
+        return refuse(Code.ROLE, f"{an(kind)} is declared by {declarers}, not by {operation.actor.role}")
     problems = judge(thing)
     if problems:
         # Every one, as far as the answer has room: whoever mends one mistake at a time asks once for each.
         return refuse(Code.INVALID, " | ".join(problem.words for problem in problems[:8]))
     found = draft.thing(key(thing))
+    before = None if found is None else found[0]
     refused = _expected(key(thing), claim.expect, found) or _allowed(draft, operation, thing, found)
     if refused is not None:
         return refused
+    if before is not None and before.metadata.deleting:
+        return let_go(draft, before, thing)
     refused = _room_for(draft, thing) if isinstance(thing, Policy) else None
     if refused is not None:
         return refused
-    before = None if found is None else found[0]
+    owners = owned_by(draft, thing, before)
+    if isinstance(owners, Refused):
+        return owners
+    meta = replace(meta, owners=owners)
     changed = before is None or before.spec != thing.spec or before.metadata.labels != meta.labels
     generation = 1 if before is None else before.metadata.generation + changed
     stamped = replace(
@@ -108,9 +115,9 @@ def _expected(name: str, expect: int | None, found: tuple[Any, int] | None) -> R
 def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[Any, int] | None) -> Refused | None:
     """What each kind asks of what else is there; its own fields have been judged."""
     if found is not None and found[0].metadata.deleting:
-        return refuse(Code.DELETING, f"{key(thing)} is being deleted")
-    if thing.metadata.tenant and draft.thing(key_of("Tenant", thing.metadata.tenant)) is None:
-        return refuse(Code.NOT_FOUND, f"metadata.tenant: there is no tenant {thing.metadata.tenant}")
+        return _of_one_going(found[0], thing)
+    if thing.metadata.tenant and (refused := _allowed_in(draft, thing.metadata.tenant, new=found is None)) is not None:
+        return refused
     if isinstance(thing, Node):
         own = f"{Role.AGENT}/{thing.metadata.name}"
         if operation.actor.role is Role.AGENT and operation.actor.lease != own:
@@ -121,6 +128,15 @@ def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[
         return _allowed_workload(draft, thing)
     if isinstance(thing, Override):
         return _allowed_override(draft, thing, None if found is None else found[0])
+    return None
+
+
+def _allowed_in(draft: Draft, tenant: str, *, new: bool) -> Refused | None:
+    found = draft.thing(key_of("Tenant", tenant))
+    if found is None:
+        return refuse(Code.NOT_FOUND, f"metadata.tenant: there is no tenant {tenant}")
+    if new and found[0].metadata.deleting:
+        return refuse(Code.DELETING, f"metadata.tenant: tenant {tenant} is being deleted, and takes nothing new")
     return None
 
 
@@ -173,57 +189,136 @@ def _keep_generation(draft: Draft, workload: Workload) -> None:
 def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
     if claim.kind not in DECLARERS:
         return refuse(Code.INVALID, f"kind: {an(claim.kind)} is not declared, so not deleted either")
-    finishes = operation.actor.role is Role.WORKLOADS and claim.kind == "Workload"
-    if operation.actor.role not in DECLARERS[claim.kind] and not finishes:
-        return refuse(Code.ROLE, f"{an(claim.kind)} is not deleted by {operation.actor.role}")
-    if operation.actor.role is Role.AGENT and operation.actor.lease != f"{Role.AGENT}/{claim.name}":
+    role = operation.actor.role
+    cleans = role is Role.WORKLOADS and claim.kind not in ("Workload", "Allotment")
+    if role not in DECLARERS[claim.kind] and role is not Role.WORKLOADS:
+        return refuse(Code.ROLE, f"{an(claim.kind)} is not deleted by {role}")
+    if role is Role.AGENT and operation.actor.lease != f"{Role.AGENT}/{claim.name}":
         return refuse(Code.NOT_OWNER, f"an agent deletes only its own node, {operation.actor.lease}")
     name = key_of(claim.kind, claim.name, claim.tenant)
     found = draft.thing(name)
     if found is None:
         return refuse(Code.NOT_FOUND, f"there is no {name}")
-    refused = _expected(name, claim.expect, found) or _free(draft, claim)
+    thing = found[0]
+    if cleans and not thing.metadata.deleting and not orphaned(draft, thing):
+        return refuse(Code.ROLE, f"{role} deletes {an(claim.kind)} only if all that own it are gone, or it is being deleted")
+    refused = _expected(name, claim.expect, found) or _free(draft, claim.kind, claim.name)
     if refused is not None:
         return refused
-    thing = found[0]
+    return _end(draft, thing)
+
+
+def _end(draft: Draft, thing: AnyObject) -> int:
+    """It goes, and 1 is answered; or it is marked, and goes once nobody holds it by a finalizer and no replica is left."""
+    meta = thing.metadata
+    generations: Sequence[str] = ()
+    held = bool(meta.finalizers) if isinstance(meta, Metadata) else False
     if isinstance(thing, Workload):
-        generations = draft.keys(key_of("Generation", f"{claim.name}/", claim.tenant))
-        if any(draft.alike((claim.tenant, claim.name, int(old.rsplit("/", 1)[1]))) for old in generations):
-            draft.put(replace(thing, metadata=replace(thing.metadata, deleting=True)))
-            return 0
-        for old in generations:
-            draft.drop(old)
+        generations = draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))
+        held = held or any(draft.alike((meta.tenant, meta.name, int(old.rsplit("/", 1)[1]))) for old in generations)
+    if held and isinstance(meta, Metadata):
+        if not meta.deleting:
+            draft.put(replace(thing, metadata=replace(meta, deleting=True)))
+        return 0
+    for old in generations:
+        draft.drop(old)
     if isinstance(thing, Policy):
-        _publish(draft, {k: v for k, v in _policies(draft).items() if k != claim.name})
-    draft.drop(name)
+        _publish(draft, {k: v for k, v in _policies(draft).items() if k != meta.name})
+    draft.drop(key(thing))
     return 1
 
 
-def _free(draft: Draft, claim: Delete) -> Refused | None:
+def _of_one_going(before: Any, thing: AnyObject) -> Refused | None:
+    """Of what is being deleted only the finalizers may change, and they only go; and annotations, by which those who hold it
+    say how far they are.
+    """
+    mine, meta = before.metadata, thing.metadata
+    if not isinstance(meta, Metadata) or not set(meta.finalizers) <= set(mine.finalizers):
+        return refuse(Code.DELETING, f"{key(thing)} is being deleted: finalizers only go")
+    same = (before.spec, mine.labels) == (thing.spec, meta.labels)
+    owned = [(one.kind, one.name) for one in mine.owners] == [(one.kind, one.name) for one in meta.owners]
+    if not same or not owned or not mine.finalizers:
+        return refuse(Code.DELETING, f"{key(thing)} is being deleted: only finalizers and annotations may change")
+    return None
+
+
+def let_go(draft: Draft, before: Any, thing: AnyObject) -> int:
+    """Whoever held it by a finalizer holds it no more. The last one lets it go, if nothing depends on it."""
+    mine, meta = before.metadata, thing.metadata
+    if not isinstance(meta, Metadata):
+        return 0
+    after = replace(before, metadata=replace(mine, finalizers=meta.finalizers, annotations=meta.annotations))
+    if after != before:
+        draft.put(after)
+    if not meta.finalizers and _free(draft, type(thing).__name__, meta.name) is None:
+        _end(draft, after)
+    return int(mine.generation)
+
+
+def owned_by(draft: Draft, thing: AnyObject, before: Any) -> tuple[Owner, ...] | Refused:
+    """Its owners, each by the uid of what stands there: a later one of that name is another. What was owned before stays so."""
+    meta, known = thing.metadata, {}
+    if not isinstance(meta, Metadata):
+        return ()
+    if before is not None:
+        known = {(one.kind, one.name): one for one in before.metadata.owners}
+    found: list[Owner] = []
+    for one in meta.owners:
+        kept = known.get((one.kind, one.name))
+        if kept is not None and one.uid in ("", kept.uid):
+            found.append(kept)
+            continue
+        uid = _uid_of(draft, one, meta.tenant)
+        if uid is None or one.uid not in ("", uid):
+            which = f" with uid {one.uid}" if one.uid else ""
+            return refuse(Code.NOT_FOUND, f"metadata.owners: there is no {one.kind} {one.name}{which}; declare it first")
+        found.append(replace(one, uid=uid))
+    return tuple(found)
+
+
+def orphaned(draft: Draft, thing: AnyObject) -> bool:
+    """Had it owners, and are all of them gone? What stands there now under the same name is another."""
+    meta = thing.metadata
+    if not isinstance(meta, Metadata) or not meta.owners:
+        return False
+    return all(one.kind in DECLARED and _is_gone(_uid_of(draft, one, meta.tenant), one.uid) for one in meta.owners)
+
+
+def _is_gone(stands: str | None, uid: str) -> bool:
+    return stands is None or (bool(uid) and stands != uid)
+
+
+def _uid_of(draft: Draft, owner: Owner, tenant: str) -> str | None:
+    """The uid of what stands under an owner's name, in the tenant of what is owned; None if nothing does."""
+    found = draft.thing(key_of(owner.kind, owner.name, tenant)) if owner.kind in DECLARED else None
+    return None if found is None else str(found[0].metadata.uid)
+
+
+def _free(draft: Draft, kind: str, name: str) -> Refused | None:
     """Is anything left that depends on it?"""
-    match claim.kind:
+    match kind:
         case "Policy":
             return _home_of_policy(draft)
         case "Node":
-            ledger = draft.node(claim.name)
+            ledger = draft.node(name)
             if ledger is not None and ledger.held:
-                return refuse(Code.IN_USE, f"node {claim.name} holds {ledger.held} replicas; drain it first")
-            if draft.thing(key_of("Summary", AWAITED_NODE + claim.name)) is not None:
+                return refuse(Code.IN_USE, f"node {name} holds {ledger.held} replicas; drain it first")
+            if draft.thing(key_of("Summary", AWAITED_NODE + name)) is not None:
                 awaited = "has not reported since the restore, and may be running what nobody knows of"
-                return refuse(Code.AWAITING_REPORTS, f"node {claim.name} {awaited}; it becomes ready, or lost, before it goes")
+                return refuse(Code.AWAITING_REPORTS, f"node {name} {awaited}; it becomes ready, or lost, before it goes")
         case "Tenant":
-            ledgers = [draft.grant(f"tenant/{claim.name}"), draft.grant(f"tenant/{claim.name}/emergency")]
-            owned = [k for kind in sorted(TENANTED) for k in draft.keys(f"{kind.lower()}/{claim.name}/")]
+            ledgers = [draft.grant(f"tenant/{name}"), draft.grant(f"tenant/{name}/emergency")]
+            owned = [k for kind in sorted(TENANTED) for k in draft.keys(f"{kind.lower()}/{name}/")]
             if owned or any(ledger is not None and ledger.taken() for ledger in ledgers):
-                return refuse(Code.IN_USE, f"tenant {claim.name} still has objects, work or grants; delete them first")
+                return refuse(Code.IN_USE, f"tenant {name} still has objects, work or grants; delete them first")
         case "PriorityClass":
-            users = [k for k in draft.keys("workload/") if (w := draft.thing(k)) and w[0].spec.priority_class == claim.name]
+            users = [k for k in draft.keys("workload/") if (w := draft.thing(k)) and w[0].spec.priority_class == name]
             if users:
-                return refuse(Code.IN_USE, f"priority class {claim.name} is used by {users[0]}")
+                return refuse(Code.IN_USE, f"priority class {name} is used by {users[0]}")
         case "Region":
-            inside = [k for k in draft.keys("node/") if (n := draft.thing(k)) and n[0].spec.region == claim.name]
+            inside = [k for k in draft.keys("node/") if (n := draft.thing(k)) and n[0].spec.region == name]
             if inside:
-                return refuse(Code.IN_USE, f"region {claim.name} has {len(inside)} nodes; delete them first")
+                return refuse(Code.IN_USE, f"region {name} has {len(inside)} nodes; delete them first")
     return None
 
 

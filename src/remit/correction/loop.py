@@ -150,10 +150,13 @@ class Loop:
         self.world, self.cadence = world, cadence
         self.role = controller.remit.role
         self.chance = world.chance.stream(f"{self.role} {controller.lease} {name}")
+        self.incarnation = ""
         self.fights = Fights(cadence.truce_ms)
+        """Of one incarnation: a restore undoes what was done, and nobody is to blame."""
         self.outside: dict[str, None] = {}
         """What was wished for against the remit; each is told once, and there are only so many claims."""
-        self._name, self._lease, self._failed = name, lease or controller.lease or self.role.value, failed
+        self.lease = lease or controller.lease or self.role.value
+        self._name, self._failed = name, failed
         self._wake = asyncio.Event()
         self._term: _Term | None = None
         self.board.subscribe(self)
@@ -195,7 +198,7 @@ class Loop:
     async def _acquire(self) -> Tenure | None:
         self.client.actor = Actor(self._name, self.role)
         try:
-            found = await acquire(self.client, self.world.clock, self._lease, Duration(self.cadence.tempo.lease_ms))
+            found = await acquire(self.client, self.world.clock, self.lease, Duration(self.cadence.tempo.lease_ms))
         except NoAnswer as error:
             self.gave_up(error)
             return None
@@ -241,10 +244,12 @@ class _Term:
     def __init__(self, loop: Loop, tenure: Tenure, whole: asyncio.TaskGroup) -> None:
         self._loop, self._tenure, self._whole = loop, tenure, whole
         self._controller, self._board, self._clock = loop.controller, loop.board, loop.world.clock
+        self._incarnation = loop.board.head.incarnation if loop.board.head is not None else ""
+        if loop.incarnation != self._incarnation:
+            loop.incarnation, loop.fights = self._incarnation, Fights(loop.cadence.truce_ms)
         self.agenda = Agenda(loop.chance.uniform_ms, loop.cadence.pauses, RetryBudget())
         self._under_way: dict[asyncio.Task[None], None] = {}
         self._born = self._told = 0
-        self._incarnation = loop.board.head.incarnation if loop.board.head is not None else ""
 
     async def act(self, wake: asyncio.Event) -> None:
         cadence, chance = self._loop.cadence, self._loop.chance

@@ -168,7 +168,7 @@ class Columns:
         self._show_devices(row)
         took = bool(self.takes[row])
         self.ready[row] = node.status.health is NodeHealth.READY
-        self.open[row] = not (node.spec.unschedulable or node.spec.draining)
+        self.open[row] = not (node.spec.unschedulable or node.spec.draining or node.metadata.deleting)
         self.takes[row] = self.ready[row] and self.open[row]
         if old is None or took != self.takes[row] or _standing(old) != _standing(node):
             self._stand(row, node)

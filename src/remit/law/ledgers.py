@@ -32,7 +32,7 @@ class Facts:
         self.region, self.zone, self.pool = spec.region, spec.zone, spec.pool
         self.taints: tuple[Taint, ...] = spec.taints
         self.ready = node.status.health is NodeHealth.READY
-        self.open = not (spec.unschedulable or spec.draining)
+        self.open = not (spec.unschedulable or spec.draining or node.metadata.deleting)
         # Bytes, since they keep their hash: nodes of one make share one answer to every static rule.
         self.standing = encode([self.region, self.zone, self.pool, self.taints, sorted(node.metadata.labels.items())])
         self.capacity = {**dict(spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in spec.devices}}

@@ -35,7 +35,9 @@ def _decoded(value: bytes) -> Any:
 
 
 class Kept(Struct, gc=False):
-    """One row. `key` is the one text of that name here: every index holds it, and none a copy."""
+    """One row; another one when its value changes. `key` is the one text of that name here: every index holds it, none a copy.
+    Only the board sets `listed`: in which list it stood last.
+    """
 
     key: str
     value: bytes
@@ -48,7 +50,9 @@ class Kept(Struct, gc=False):
 
 
 class Listener(Protocol):
-    """Who hears of a board. It is told each change as it is noted, and then once that all of one commit have been."""
+    """Who hears of a board. It is told each change as it is noted, and then that all of one commit have been. Those of one node
+    hear of that only after a change of theirs, or if they asked for it.
+    """
 
     def changed(self, key: str, old: Any, new: Any) -> None:
         """None stands for what was not there, or is not there any more."""
@@ -73,8 +77,7 @@ class Board(Sight):
         self._new: list[Row] = []
         self._listeners: list[Listener] = []
         self._at_node: dict[str, list[Listener]] = {}
-        self._touched: dict[Listener, None] = {}
-        """Who listens at a node of which something was told since the last commit."""
+        self._told: dict[Listener, None] = {}
 
     def subscribe(self, listener: Listener, node: str = "") -> None:
         """Hear of everything from now on; or only of one node and the replicas on it: there may be very many such listeners,
@@ -86,9 +89,13 @@ class Board(Sight):
         """Hear no more of it."""
         listeners = self._at_node.get(node, []) if node else self._listeners
         listeners.remove(listener)
-        self._touched.pop(listener, None)
+        self._told.pop(listener, None)
         if node and not listeners:
             del self._at_node[node]
+
+    def remind(self, listener: Listener) -> None:
+        """Let it know at the next word from the scope: then what is seen is fresh."""
+        self._told[listener] = None
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
@@ -147,10 +154,8 @@ class Board(Sight):
 
     def reached(self, head: Head, revision: int) -> None:
         super().reached(head, revision)
-        for listener in self._listeners:
-            listener.reached()
-        touched, self._touched = self._touched, {}
-        for listener in touched:
+        told, self._told = self._told, {}
+        for listener in dict.fromkeys((*self._listeners, *told)):
             listener.reached()
 
     def _set(self, key: str, value: bytes | None, revision: int) -> None:
@@ -167,10 +172,7 @@ class Board(Sight):
             self.rows.pop(key, None)
             new = None
         else:
-            if kept is None:
-                kept = self.rows[key] = Kept(key, value, revision, self._lists)
-            else:
-                kept.value, kept.revision, kept.listed = value, revision, self._lists
+            kept = self.rows[key] = Kept(key, value, revision, self._lists)
             new = kept.thing
             self._enlist(kept, new)
         self._tell(key, old, new)
@@ -182,7 +184,7 @@ class Board(Sight):
             for name in dict.fromkeys(_node_of(key, one) for one in (old, new) if one is not None):
                 for listener in self._at_node.get(name, ()):
                     listener.changed(key, old, new)
-                    self._touched[listener] = None
+                    self._told[listener] = None
 
     def _enlist(self, kept: Kept, thing: Any) -> None:
         if not isinstance(thing, Replica):

@@ -202,7 +202,8 @@ def _better(old: Node, new: Node) -> bool:
     """Might something fit it now that did not before?"""
 
     def takes(node: Node) -> bool:
-        return node.status.health is NodeHealth.READY and not (node.spec.unschedulable or node.spec.draining)
+        shut = node.spec.unschedulable or node.spec.draining or node.metadata.deleting
+        return node.status.health is NodeHealth.READY and not shut
 
     return takes(new) and (not takes(old) or old.spec != new.spec or old.metadata.labels != new.metadata.labels)
 

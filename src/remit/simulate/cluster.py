@@ -9,8 +9,10 @@ from typing import Final
 import numpy as np
 
 from remit.agent.keeper import Keeper
-from remit.assembly import scheduler, server
+from remit.assembly import controllers, scheduler, server
 from remit.commitment.queueing import BATCH_MAX, BatchMax
+from remit.correction.crew import Crew
+from remit.correction.loop import Cadence
 from remit.law.fit import Ask, Peers, Site, Truth
 from remit.law.tempo import Tempo
 from remit.model.claims import Actor, Code, Role
@@ -20,13 +22,12 @@ from remit.proposal.scheduler import Rhythm
 from remit.proposal.victims import Pace as VictimsPace
 from remit.simulate.actors.agents import JOURNAL, Farm, node_named
 from remit.simulate.actors.budgets import Budgets
-from remit.simulate.actors.controllers import Endpoints, Nodes, Repair, Rollouts, Workloads
 from remit.simulate.actors.gossip import Gossip, tell_warmth
 from remit.simulate.actors.guesser import Guesser
 from remit.simulate.actors.meddler import Meddler
 from remit.simulate.actors.people import CPU_EACH, People
 from remit.simulate.actors.policies import Policies
-from remit.simulate.actors.seat import Ear, Pace, Player, Seat
+from remit.simulate.actors.seat import Ear, Pace, Seat
 from remit.simulate.actors.watched import Watched
 from remit.simulate.durable import DurableService
 from remit.simulate.loop import SimLoop
@@ -40,6 +41,9 @@ from remit.simulate.stores import StoreService, Witness
 _DRIFT_MAX = 0.004
 """Between any two machines that is less than the one percent which the fence allows for."""
 
+
+_RIVALLED: Final = (Role.WORKLOADS, Role.REPAIR)
+"""Controllers of which all copies act at once, where there are rivals."""
 
 PACE: Final = VictimsPace(per_s=1, burst=4)
 """A simulated cluster is small: what pushes others aside is held up here as a large one's would be."""
@@ -180,24 +184,30 @@ class Cluster:
         async def main(process: Process) -> None:
             seat = self._seat(process, scope)
             upper = None if alone else self._seat(process, above)
-            players: list[Player] = []
-            if scope in self.scenario.cluster.placing:
-                nodes = Nodes(seat)
-                workloads = Workloads(seat, lease=self._lease(Role.WORKLOADS, number))
-                repair = Repair(seat, lease=self._lease(Role.REPAIR, number))
-                players += [workloads, repair, nodes, Rollouts(seat), Endpoints(seat)]
             async with asyncio.TaskGroup() as group:
-                group.create_task(seat.view.follow(), name="view")
                 if upper is not None:
                     group.create_task(upper.view.follow(), name="view above")
-                for player in players:
-                    group.create_task(player.play(), name=f"{player.role}")
-                if scope in self.scenario.cluster.placing:
-                    group.create_task(Budgets(seat, upper).play(), name="budgets")
-                    group.create_task(Policies(seat, upper).play(), name="policies")
-                    group.create_task(nodes.tick(), name="node ticks")
+                if scope not in self.scenario.cluster.placing:
+                    group.create_task(seat.view.follow(), name="view")
+                    return
+                group.create_task(self._crew(process, seat, number).run(), name="controllers")
+                group.create_task(Budgets(seat, upper).play(), name="budgets")
+                group.create_task(Policies(seat, upper).play(), name="policies")
 
         return main
+
+    def _crew(self, process: Process, seat: Seat, number: int) -> Crew:
+        return controllers(
+            process.port(self.stores[seat.scope], observer=True),
+            process.port(self.stores[seat.scope]),
+            seat.client,
+            process.world,
+            name=process.name,
+            cadence=Cadence(self.pace.beat_ms),
+            board=seat.view,
+            lease_for=lambda lease: self._lease(Role(lease), number) or lease if lease in _RIVALLED else lease,
+            failed=seat.give_up,
+        )
 
     def _scheduler_main(self, scope: str, number: int) -> Main:
         pace = self.pace
@@ -268,7 +278,9 @@ class Cluster:
                 if upper is not None:
                     group.create_task(upper.view.follow(), name="view above")
                 for _ in range(0 if below else cluster.meddlers):
-                    group.create_task(Meddler(seat, upper).play(), name="meddler")
+                    meddler = Meddler(seat, upper)
+                    group.create_task(meddler.play(), name="meddler")
+                    group.create_task(meddler.beat(), name="meddler's nodes")
                 for _ in range(0 if below else cluster.gossips):
                     group.create_task(Gossip(people).play(), name="gossip")
 

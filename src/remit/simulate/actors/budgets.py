@@ -41,8 +41,8 @@ from remit.model.claims import (
 from remit.model.kinds import Tenant
 from remit.model.records import Grant, GrantPhase, GrantSpec, PeerSpec, Standing
 from remit.model.resources import Amount, Duration
+from remit.observation.board import Board
 from remit.simulate.actors.seat import Player, Seat
-from remit.simulate.actors.view import View
 
 CLOCK: Final = "clock"
 _GUESSES: Final = "lease/scheduler/guess-"
@@ -61,7 +61,7 @@ class Reading(NamedTuple):
     at_ms: int
 
 
-def read_clock(view: View) -> Reading | None:
+def read_clock(view: Board) -> Reading | None:
     """What the region's clock showed when it was last renewed; None before it was."""
     grant: Grant | None = view.get(f"grant/{CLOCK}")
     if grant is None or grant.status.deadline is None:

@@ -18,9 +18,9 @@ from remit.model.kinds import Node, NodeHealth, Taint
 from remit.model.records import Phase, Replica, SummarySpec
 from remit.observation.hints import FULL, PREFIX
 from remit.simulate.actors.agents import Farm, node_named
-from remit.simulate.actors.controllers import MEDDLED
 from remit.simulate.actors.people import TENANTS, People
 from remit.simulate.actors.policies import latest
+from remit.simulate.actors.yard import MEDDLED
 
 KEPT_MAX: Final = 16
 """Of how many workloads an agent says that its node is warm: of the last ones."""

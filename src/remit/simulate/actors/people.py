@@ -42,8 +42,8 @@ from remit.model.kinds import (
 )
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
-from remit.simulate.actors.controllers import MEDDLED
 from remit.simulate.actors.seat import Seat
+from remit.simulate.actors.yard import MEDDLED
 from remit.simulate.runners import Program
 from remit.simulate.scenarios import Load
 from remit.world.promises import Chance

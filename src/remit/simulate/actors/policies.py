@@ -20,9 +20,9 @@ from remit.model.fields import Metadata
 from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec
 from remit.model.records import PolicyRevision
 from remit.model.resources import Duration
+from remit.observation.board import Board
 from remit.simulate.actors.budgets import Reading, Settler, read_clock
 from remit.simulate.actors.seat import Seat
-from remit.simulate.actors.view import View
 
 TTL_BEATS: Final = 60
 RENEW_BEATS: Final = 20
@@ -32,7 +32,7 @@ LAPSE_BEATS: Final = 120
 _REVISION: Final = "policyrevision/"
 
 
-def latest(view: View) -> PolicyRevision | None:
+def latest(view: Board) -> PolicyRevision | None:
     keys = [key for key, _ in view.kind(_REVISION)]
     found: PolicyRevision | None = view.get(max(keys)) if keys else None
     return found
@@ -43,7 +43,7 @@ class Publisher(Settler):
 
     role = Role.POLICY
 
-    def __init__(self, seat: Seat, *, lease: str = "", region: View | None = None, mean_beats: int = 40) -> None:
+    def __init__(self, seat: Seat, *, lease: str = "", region: Board | None = None, mean_beats: int = 40) -> None:
         super().__init__(seat, lease=lease)
         self._region = seat.view if region is None else region
         self._mean_ms = mean_beats * seat.pace.beat_ms
@@ -147,7 +147,7 @@ class Policies(Settler):
         yield Adopt(above.spec.number, dict(above.spec.policies), ttl, self._reading.at_ms)
 
 
-def _as_new(view: View, status: Status) -> bool:
+def _as_new(view: Board, status: Status) -> bool:
     head = view.head
     return head is not None and head.incarnation == status.incarnation and head.sequence >= status.sequence
 

@@ -18,8 +18,7 @@ from remit.client.tenure import Tenure, acquire
 from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Role, Vacate, Verdict
 from remit.model.resources import Duration
-from remit.simulate.actors.view import View
-from remit.simulate.actors.watched import Watched
+from remit.simulate.actors.watched import Changes, Watched, WatchedBoard
 from remit.simulate.processes import Process
 from remit.simulate.stores import StoreService
 from remit.world.promises import World
@@ -131,7 +130,7 @@ class Seat:
         """Instead of `view`: what a real agent keeps."""
         self.watched: Watched | None = None
         """Instead of `view`: what a real scheduler keeps."""
-        self.view = View(
+        self.view = WatchedBoard(
             process.port(store, observer=True),
             process.port(store),
             process.world,
@@ -164,7 +163,7 @@ class Player:
         self.view = seat.view
         self.chance = seat.world.chance.stream(f"{self.role}-{lease}")
         self.lease = lease or self.role.value
-        self.changes = seat.view.subscribe(self.concerns, node)
+        self.changes = Changes(seat.view, self.concerns, node)
         self.actor = Actor(seat.process.name, self.role)
         self.client = seat.client(self.actor)
         self.tenure: Tenure | None = None
@@ -276,7 +275,7 @@ class Player:
         if any(isinstance(verdict, Refused) and verdict.code is Code.STALE_EVIDENCE for verdict in verdicts):
             # The scope has been quiet for longer than a claim may be old: once more, as soon as it is heard of.
             self.changes.keys.update(dict.fromkeys(self.view.rows))
-            self.view.remind(self.changes)
+            self.changes.remind()
 
 
 def accepted(verdict: Verdict) -> bool:

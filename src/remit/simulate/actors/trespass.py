@@ -31,7 +31,7 @@ from remit.model.claims import (
 )
 from remit.model.records import GrantSpec, Phase, Replica
 from remit.model.resources import Amount, Duration
-from remit.simulate.actors.view import Seen
+from remit.observation.board import Kept
 from remit.simulate.actors.yard import ASKED, HOME, NAME, NOWHERE, PRIORITY, RANK, TWIN, WANTED, Yard
 
 ENOUGH: Final = Amount({"cpu": 2 * ASKED})
@@ -172,7 +172,7 @@ class Trespasser(Yard):
 
     # -- jobs ------------------------------------------------------------------------------------------------------------
 
-    async def _through(self, workload: str, *steps: tuple[Role, str, str]) -> tuple[str, Seen] | None:
+    async def _through(self, workload: str, *steps: tuple[Role, str, str]) -> tuple[str, Kept] | None:
         """One replica of it, placed at home and moved on, step by step."""
         placed = await self.placed(workload)
         seen = None if placed is None else await self.look(placed[0])
@@ -194,7 +194,7 @@ class Trespasser(Yard):
         steps = (Role.AGENT, "start", ""), (Role.AGENT, "run", ""), (Role.AGENT, "finish", "ok"), (Role.WORKLOADS, "settle", "")
         return await self._again(await self._through("errand", *steps))
 
-    async def _again(self, found: tuple[str, Seen] | None) -> bool:
+    async def _again(self, found: tuple[str, Kept] | None) -> bool:
         if found is None:
             await self.tidy()
             return False

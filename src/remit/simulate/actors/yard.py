@@ -9,12 +9,14 @@ the meddler holds the leases of those nodes' agents, and what it has placed it t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from remit.client.client import Client, NoAnswer
 from remit.commitment.rulings import UNLEASED
+from remit.model.beats import Beat, NodeState
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -64,10 +66,12 @@ from remit.model.kinds import (
 from remit.model.objects import AnyObject, key_of
 from remit.model.records import Grant, Phase, Replica, Standing
 from remit.model.resources import Amount, Duration
+from remit.observation.board import Kept
 from remit.simulate.actors.seat import Seat
-from remit.simulate.actors.view import Seen
 
 NAME: Final = "meddler"
+MEDDLED: Final = f"node/{NAME}-"
+"""Nodes that take work only when the meddler says so, who has them."""
 TWIN: Final = f"{NAME}-twin"
 """Another tenant, or another holder, with whom nobody else deals either."""
 RANK: Final = f"{NAME}-rank"
@@ -219,6 +223,19 @@ class Yard:
             self._epochs[lease] = epoch, now_ms + LEASE_MS // 2
         return Actor(NAME, role, lease, epoch)
 
+    async def beat(self) -> None:
+        """For ever: say that its nodes are there, so that nobody takes them for silent. They never say that they have settled:
+        so nobody else calls them ready.
+        """
+        client, beat_ms = self.seat.client(Actor(NAME, Role.AGENT)), self.seat.pace.beat_ms
+        while True:
+            leases = {name: f"{Role.AGENT}/{name}" for name in (HOME, SHUT)}
+            held = {name: self._epochs[lease][0] for name, lease in leases.items() if lease in self._epochs}
+            beats = [Beat(Actor(NAME, Role.AGENT, leases[name], epoch), NodeState(name)) for name, epoch in held.items()]
+            with suppress(NoAnswer):
+                await client.beat(beats, deadline_ms=beat_ms)
+            await self.world.clock.sleep_ms(beat_ms)
+
     def forget_lease(self, actor: Actor) -> None:
         """It is acquired anew before it is next acted under."""
         self._epochs.pop(actor.lease, None)
@@ -229,7 +246,7 @@ class Yard:
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
-    async def look(self, key: str) -> Seen | None:
+    async def look(self, key: str) -> Kept | None:
         """What stands there, once the view has what was answered here; or, if that takes long, before."""
         for _ in range(20):
             if self.view.revision >= self._reached:
@@ -241,7 +258,7 @@ class Yard:
         keys = self.view.by_workload.get((NAME, f"{NAME}-{workload}"), {})
         return [key for key in keys if self.view.get(key).status.phase in phases]
 
-    def others(self, prefix: str) -> list[tuple[str, Seen]]:
+    def others(self, prefix: str) -> list[tuple[str, Kept]]:
         """What is not of the yard."""
         return [(key, seen) for key, seen in self.view.kind(prefix) if f"/{NAME}" not in key]
 
@@ -278,6 +295,8 @@ class Yard:
                 if seen is not None and seen.thing.status.health in _TOWARDS_READY:
                     await self.say(Role.NODES, Mark(name, seen.revision, _TOWARDS_READY[seen.thing.status.health]))
         await self._settle_new()
+        for name in (HOME, SHUT):
+            await self.actor(Role.AGENT, name)
         if self._awaited():
             await self.say(Role.OPERATOR, DeclareLost(NOWHERE))  # else nobody places anything
 
@@ -367,7 +386,7 @@ class Yard:
             if seen.thing.metadata.deleting:
                 await self.say(Role.WORKLOADS, Delete("Workload", key.rsplit("/", 1)[1], NAME))
 
-    async def _one_step_out(self, seen: Seen) -> None:
+    async def _one_step_out(self, seen: Kept) -> None:
         replica: Replica = seen.thing
         key, status = key_of("Replica", replica.metadata.name, NAME), replica.status
         if status.phase is Phase.RELEASED:

@@ -128,7 +128,7 @@ def health_of(node: Json) -> str:
 
 def is_open(node: Json) -> bool:
     """Does it take new work, if it is ready?"""
-    return not (node["spec"].get("unschedulable") or node["spec"].get("draining"))
+    return not (node["spec"].get("unschedulable") or node["spec"].get("draining") or node["metadata"].get("deleting"))
 
 
 def of_kind(rows: Rows, kind: str) -> Iterator[tuple[str, Json]]:
@@ -156,7 +156,8 @@ class Shape:
     """What replicas of one generation need, read once from its row."""
 
     __slots__ = (
-        "anti", "asks", "charge", "checked", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels", "lost_after_ms", "resources", "sick_ms",
+        "anti", "asks", "charge", "checked", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels", "lost_after_ms",
+        "resources", "sick_ms",
         "tenant", "where", "workload",
     )  # fmt: skip
 

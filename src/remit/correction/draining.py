@@ -1,0 +1,108 @@
+"""May what is on a draining node go now? Within what each workload can spare; past the deadline it is said who holds it.
+
+What was asked to go and is still seen as it was counts as gone: two nodes that drain at once must not each spare the last one
+twice. `minAvailable` is kept by what is ready (of a job: by what runs); a replica that is not ready is nothing to wait for.
+
+The deadline counts from when this process first saw the node drain, on its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from remit.correction.conditions import say
+from remit.correction.loop import Times
+from remit.correction.remits import Again, Deed, Wish
+from remit.correction.wanted import RUNS, available, condition_of
+from remit.model.claims import Accepted, Move, Verdict
+from remit.model.kinds import Node, Workload
+from remit.model.records import Phase, Replica
+from remit.observation.board import Board, Kept
+
+AT_ONCE: Final = 32
+"""So many may be leaving a node at a time: a drain is not an outage."""
+
+NAMED_MAX: Final = 5
+_LEAVES: Final = (Phase.DRAINING, Phase.STOPPING)
+OFF_NODE: Final = (Phase.PENDING, Phase.RELEASED)
+
+
+class Draining:
+    """Part of the controller of nodes: it has no keys of its own."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._since: dict[str, int] = {}
+        """By node: when it was first seen to drain."""
+        self._asked: dict[str, int] = {}
+        """By replica: at which revision it was asked to go."""
+
+    def began(self) -> None:
+        self._asked.clear()
+
+    def changed(self, replica: str) -> None:
+        self._asked.pop(replica, None)
+
+    def heard(self, replica: str, verdict: Verdict | None) -> None:
+        if not isinstance(verdict, Accepted):
+            self._asked.pop(replica, None)
+
+    def gone(self, node: str) -> None:
+        self._since.pop(node, None)
+
+    def evict(self, one: Kept, reason: str) -> Deed:
+        self._asked[one.key] = one.revision
+        return Deed(Move(one.key, one.revision, "evict", reason=reason))
+
+    def reconcile(self, node: Node, times: Times) -> Iterator[Wish]:
+        name = node.metadata.name
+        if not node.spec.draining:
+            self._since.pop(name, None)
+            if condition_of(node.status.conditions, "Drained") is not None:
+                yield from say(node, "Drained", "False", "InService", "", times.wall)
+            return
+        here = [one for one in self._board.on(name) if one.thing.status.phase not in OFF_NODE]
+        left_ms = self._since.setdefault(name, times.now_ms) + int(node.spec.drain_deadline) - times.now_ms
+        if not here:
+            yield from say(node, "Drained", "True", "Empty", "", times.wall)
+            return
+        room = AT_ONCE - sum(one.thing.status.phase in _LEAVES for one in here)
+        held: list[str] = []
+        for one in here:
+            if one.thing.status.phase not in RUNS:
+                continue
+            if (left_ms <= 0 and node.spec.drain_force) or self._spares(one):
+                room -= 1
+                if room >= 0:
+                    yield self.evict(one, "the node drains")
+            else:
+                held.append(f"{one.thing.metadata.tenant}/{one.thing.metadata.name}")
+        if left_ms > 0:
+            yield Again(left_ms)
+            yield from say(node, "Drained", "False", "Draining", "", times.wall)
+        else:
+            yield from say(node, "Drained", "False", "DeadlinePassed", _named(held, here), times.wall)
+
+    def _spares(self, one: Kept) -> bool:
+        """Can its workload do without it just now?"""
+        replica: Replica = one.thing
+        meta, spec = replica.metadata, replica.spec
+        workload: Workload | None = self._board.get(f"workload/{meta.tenant}/{spec.workload}")
+        if workload is None or workload.metadata.deleting or not workload.spec.disruption.min_available:
+            return True
+        members = self._board.of(meta.tenant, spec.workload)
+        up = [other for other in available(workload, members) if self._asked.get(other.key) != other.revision]
+        if all(other.key != one.key for other in up):
+            return True
+        return len(up) > workload.spec.disruption.min_available
+
+
+def _named(held: list[str], here: list[Kept]) -> str:
+    """Who holds it: those that cannot be spared, or else those that do not end."""
+    if held:
+        names, why = held, "cannot be spared"
+    else:
+        names, why = [f"{one.thing.metadata.tenant}/{one.thing.metadata.name}" for one in here], "have not ended"
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return f"{', '.join(sorted(names)[:NAMED_MAX])}{more} {why}"

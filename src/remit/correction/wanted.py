@@ -1,0 +1,207 @@
+"""Which replicas should a workload have? From its spec and those that stand: whom to make, to try again, to end, to forget.
+
+One answer for two controllers: `workloads` makes and ends, `repair` tries again what was released. Both ask here, so neither
+makes what the other is about to bring back. Nothing is written, and no clock is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from remit.correction.sites import Sites
+from remit.law.succession import as_good
+from remit.model.fields import Condition
+from remit.model.kinds import Workload, WorkloadSpec
+from remit.model.records import Generation, GenerationSpec, Phase, Replica
+from remit.observation.board import Board, Kept
+
+P = Phase
+RUNS: Final = frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING})
+UNPLACED: Final = frozenset({P.PENDING, P.RESERVED})
+LEAVES: Final = frozenset({P.DRAINING, P.STOPPING, P.FAILED, P.FINISHED})
+"""Released before long, whatever is done."""
+
+USEFUL: Final = (P.PENDING, P.RESERVED, P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING)
+"""The least useful first: it is the first to go."""
+
+RETRIES_EXHAUSTED: Final = "RetriesExhausted"
+DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
+OK: Final = "ok"
+
+ALIKE_MAX: Final = 100_000
+
+
+class Wanted(NamedTuple):
+    """`spawn` are first indexes with counts; the rest are rows as seen. `away`: not wanted any more, wherever it stands."""
+
+    spawn: tuple[tuple[int, int], ...] = ()
+    again: tuple[Kept, ...] = ()
+    away: tuple[Kept, ...] = ()
+    forget: tuple[Kept, ...] = ()
+    settle: tuple[Kept, ...] = ()
+    complete: bool = False
+    failed: str = ""
+
+
+class Census:
+    """Answers for every workload on a board."""
+
+    def __init__(self, board: Board) -> None:
+        self.board, self.sites = board, Sites(board)
+        self._alike: dict[tuple[str, int, int], bool] = {}
+
+    def many(self, workload: Workload) -> int:
+        """How many of a service or daemon there are to be."""
+        return len(self.sites.fits(workload)) if workload.spec.type == "daemon" else workload.spec.replicas
+
+    def wanted(self, workload: Workload) -> Wanted:
+        """Of one that is not being deleted."""
+        members = self.board.of(workload.metadata.tenant, workload.metadata.name)
+        settle = tuple(one for one in members if one.thing.status.phase is P.FINISHED)
+        match workload.spec.type:
+            case "job":
+                return _job(workload, members)._replace(settle=settle)
+            case "daemon":
+                return self._daemon(workload, members)._replace(settle=settle)
+            case "service":
+                return self._service(workload, members)._replace(settle=settle)
+
+    def is_current(self, workload: Workload, replica: Replica) -> bool:
+        """Is it of the generation that is wanted, or as good as one?"""
+        meta, number = workload.metadata, replica.spec.generation
+        if number == meta.generation:
+            return True
+        at = meta.uid, number, meta.generation
+        if at not in self._alike:
+            old: Generation | None = self.board.get(f"generation/{meta.tenant}/{meta.name}/{number:08d}")
+            if old is None:
+                return False
+            if len(self._alike) >= ALIKE_MAX:
+                self._alike.clear()
+            new = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=workload.spec)
+            self._alike[at] = as_good(old.spec, new)
+        return self._alike[at]
+
+    def _service(self, workload: Workload, members: Sequence[Kept]) -> Wanted:
+        wanted = workload.spec.replicas
+        live = [one for one in members if one.thing.status.phase is not P.RELEASED]
+        current = [one for one in live if self.is_current(workload, one.thing)]
+        old = [one for one in live if not self.is_current(workload, one.thing)]
+        over = _in_order(one for one in members if one.thing.status.phase is P.RELEASED)
+        good = [one for one in over if self.is_current(workload, one.thing)]
+        short = wanted - len(current)
+        room = wanted + (workload.spec.rollout.max_surge if old else 0) - len(live)
+        again = good[: max(0, min(short, room))]
+        kept = good[: max(0, short)]
+        spares = _least_useful(current, -short)
+        return Wanted(
+            spawn=_runs(members, min(short, room) - len(kept)),
+            again=tuple(again),
+            away=(*(one for one in old if one.thing.status.phase in UNPLACED), *spares),
+            forget=_without(over, kept),
+        )
+
+    def _daemon(self, workload: Workload, members: Sequence[Kept]) -> Wanted:
+        """One on each node that takes it. What is placed where it does not belong goes, and so does what can go nowhere."""
+        fits = self.sites.fits(workload)
+        live = [one for one in members if one.thing.status.phase is not P.RELEASED]
+        placed = [one for one in live if one.thing.status.node]
+        unplaced = [one for one in live if not one.thing.status.node]
+        there = {one.thing.status.node for one in placed}
+        astray = [one for one in placed if one.thing.status.node not in fits]
+        stale = [one for one in unplaced if not self.is_current(workload, one.thing)]
+        fresh = _in_order(one for one in unplaced if self.is_current(workload, one.thing))
+        bare = sum(takes and node not in there for node, takes in fits.items())
+        short = bare - len(fresh)
+        over = _in_order(one for one in members if one.thing.status.phase is P.RELEASED)
+        good = [one for one in over if self.is_current(workload, one.thing)][: max(0, short)]
+        return Wanted(
+            spawn=_runs(members, short - len(good)),
+            again=tuple(good),
+            away=(*astray, *stale, *fresh[max(0, bare) :]),
+            forget=_without(over, good),
+        )
+
+
+def _job(workload: Workload, members: Sequence[Kept]) -> Wanted:
+    """`completions` in all, at most `replicas` at once; without completions all replicas at once. What is done is kept."""
+    spec = workload.spec
+    wanted = spec.completions or spec.replicas
+    over = _in_order(one for one in members if one.thing.status.phase is P.RELEASED)
+    live = [one for one in members if one.thing.status.phase is not P.RELEASED]
+    done = sum(one.thing.status.result == OK for one in members)
+    undone = [one for one in over if one.thing.status.result != OK]
+    failed = failure(workload) or (RETRIES_EXHAUSTED if any(_spent(one.thing, spec) for one in undone) else "")
+    if failed or (wanted and done >= wanted):
+        away = tuple(one for one in live if one.thing.status.result != OK)
+        return Wanted(away=away, complete=not failed, failed=failed)
+    room = spec.replicas - len(live)
+    again = undone[: max(0, room)]
+    return Wanted(spawn=_runs(members, min(wanted - len(members), room - len(undone))), again=tuple(again))
+
+
+def failure(workload: Workload) -> str:
+    """Why a job has failed, if that was said of this generation; what was said stays true."""
+    said = condition_of(workload.status.conditions, "Failed")
+    current = said is not None and said.observed_generation == workload.metadata.generation
+    return said.reason if said is not None and current and said.status == "True" else ""
+
+
+def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | None:
+    return next((one for one in conditions if one.type == type_), None)
+
+
+def available(workload: Workload, members: Iterable[Kept]) -> list[Kept]:
+    """Those that do what the workload is for: a service's are ready, a job's run."""
+    phases = (P.RUNNING, P.READY, P.SERVING) if workload.spec.type == "job" else (P.READY, P.SERVING)
+    return [one for one in members if one.thing.status.phase in phases]
+
+
+def floor(spec: WorkloadSpec, wanted: int) -> int:
+    """How many are to be available while some are being replaced. Two of a daemon do not stand on one node, so nothing can come
+    before something has gone.
+    """
+    unavailable = max(1, spec.rollout.max_unavailable) if spec.type == "daemon" else spec.rollout.max_unavailable
+    return max(spec.disruption.min_available, wanted - unavailable)
+
+
+def _spent(replica: Replica, spec: WorkloadSpec) -> bool:
+    return replica.status.failures > spec.retries
+
+
+def _without(rows: Iterable[Kept], some: Iterable[Kept]) -> tuple[Kept, ...]:
+    keys = {one.key for one in some}
+    return tuple(one for one in rows if one.key not in keys)
+
+
+def _in_order(rows: Iterable[Kept]) -> list[Kept]:
+    return sorted(rows, key=lambda one: one.thing.spec.index)
+
+
+def _least_useful(current: Sequence[Kept], spare: int) -> list[Kept]:
+    """Whom to end so that `spare` fewer are left; those who leave anyway count first."""
+    if spare <= 0:
+        return []
+    spare -= sum(one.thing.status.phase in LEAVES for one in current)
+    able = [one for one in current if one.thing.status.phase in USEFUL]
+    able.sort(key=lambda one: (USEFUL.index(one.thing.status.phase), -one.thing.spec.index))
+    return able[: max(0, spare)]
+
+
+def _runs(members: Sequence[Kept], count: int) -> tuple[tuple[int, int], ...]:
+    """The lowest indexes that nobody has, `count` of them, as runs of neighbours."""
+    found: list[tuple[int, int]] = []
+    if count <= 0:
+        return ()
+    taken = {one.thing.spec.index for one in members}
+    index = 0
+    while count > 0:
+        if index not in taken:
+            count -= 1
+            if found and sum(found[-1]) == index:
+                found[-1] = found[-1][0], found[-1][1] + 1
+            else:
+                found.append((index, 1))
+        index += 1
+    return tuple(found)
