@@ -8,7 +8,7 @@ and its cure), and our own bugs (`ValueError` and the like).
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,37 @@ class Disk(Protocol):
         """Hold `path` (an empty file, made if absent, and left behind) against other processes; `Busy` if another holds it.
 
         It ends with the process, however that ends.
+        """
+        ...
+
+
+class Piece(NamedTuple):
+    """Some of what was written to a file of a spool, from the byte `start` on, counted from the first that ever was."""
+
+    start: int
+    data: bytes
+
+
+class Spool(Protocol):
+    """Files that work adds to for as long as it likes, held to a size: bytes that are too old are gone. No link is followed,
+    and what is no plain file is not read. It blocks: from async code, call it through an `Offload`.
+    """
+
+    def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
+        """If the file is longer than `bytes_max`, begin it anew and keep so many `older` pieces of it. Was it?"""
+        ...
+
+    def span(self, directory: Path, name: str) -> tuple[int, int]:
+        """From which byte to which it is there. Raises `Missing` if it never was."""
+        ...
+
+    def read(self, directory: Path, name: str, start: int, bytes_max: int) -> Piece:
+        """From `start` on, or from the first byte after it that is still there. Raises `Missing`."""
+        ...
+
+    def sweep(self, directory: Path, keep: Collection[str], *, files: int, bytes_max: int, age_ms: int) -> None:
+        """Remove what is too old, and then the oldest until no more than that is left. Files whose names begin like one of
+        `keep`, up to the last dot, are neither counted nor removed; the others are taken together by that beginning.
         """
         ...
 
