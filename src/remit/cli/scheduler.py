@@ -25,7 +25,7 @@ def scheduler(servers: tuple[str, ...], token_file: Path | None, beat_ms: int, n
 
     Of several schedulers of a scope one acts, and the others are ready to take over.
     """
-    from remit.cli.asking import server_and_token
+    from remit.cli.running import server_and_token
 
     urls, token = server_and_token(servers, token_file)
 
