@@ -35,6 +35,9 @@ COMMANDS = {
     "capacity": Lazy(
         "remit.cli.capacity", "capacity", "Say how many more replicas of a manifest fit, and what stops the next."
     ),
+    "scheduler": Lazy("remit.cli.scheduler", "scheduler", "Run a scheduler of a scope, as a process of its own."),
+    "controllers": Lazy("remit.cli.controllers", "controllers", "Run a scope's controllers, as a process of their own."),
+    "doctor": Lazy("remit.cli.doctor", "doctor", "Say what is missing on this machine, and the cure."),
     "demo": Lazy("remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
