@@ -69,7 +69,9 @@ class Show:
         self._told.command(self._parts.up_words)
         began_ms = self._clock.now_ms()
         await self._parts.start_up()
-        self._told.line(f"API, scheduler and controllers are process {self._parts.up_pid}, at {self._parts.url}; SQLite keeps the state")
+        self._told.line(
+            f"API, scheduler and controllers are process {self._parts.up_pid}, at {self._parts.url}; SQLite keeps the state"
+        )
         async with self._parts.api() as api:
             await self._until("the nodes are ready", lambda: self._ready(api, NODES))
         self._told.held("nodes ready", f"{NODES}, {self._since(began_ms)} after the start")
@@ -79,7 +81,9 @@ class Show:
         self._told.command(self._parts.agent_words)
         await self._parts.start_agent()
         await self._until("the node is ready", lambda: self._ready(api, NODES + 1))
-        self._told.line(f"node {DOOMED}: its agent is process {self._parts.agent_pid}, its keeper process {self._parts.keeper_pid()}")
+        self._told.line(
+            f"node {DOOMED}: its agent is process {self._parts.agent_pid}, its keeper process {self._parts.keeper_pid()}"
+        )
 
     async def _serve(self, api: Api) -> None:
         self._told.head("A service with three replicas")
@@ -121,7 +125,9 @@ class Show:
             raise DemoFailed(f"no replica of the service stood on {DOOMED}; run the demo again")
         began_ms = self._clock.now_ms()
         pids = self._parts.kill_machine()
-        self._told.line(f"SIGKILL to its agent and its keeper (processes {pids[0]} and {pids[1]}): nobody speaks for it any more")
+        self._told.line(
+            f"SIGKILL to its agent and its keeper (processes {pids[0]} and {pids[1]}): nobody speaks for it any more"
+        )
         for health in (NodeHealth.SUSPECT, NodeHealth.UNKNOWN):
             await self._until(f"the node is {health}", lambda health=health: self._health(api, health))
             self._told.line(f"{self._since(began_ms):>6}  node {DOOMED} is {health}")
@@ -151,7 +157,9 @@ class Show:
         await self._until("the nodes are heard again", lambda: self._ready(api, NODES))
         after = await self._copies(api)
         same = len(before) > 0 and all(one in after for one in before)
-        self._told.check("nothing was started again", same, f"the same {len(before)} processes, {dark_ms / 1000:.1f} s in the dark")
+        self._told.check(
+            "nothing was started again", same, f"the same {len(before)} processes, {dark_ms / 1000:.1f} s in the dark"
+        )
 
     # -- what is looked at -------------------------------------------------------------------------------------------------
 

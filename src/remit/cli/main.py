@@ -37,12 +37,19 @@ COMMANDS = {
     ),
     "scheduler": Lazy("remit.cli.scheduler", "scheduler", "Run a scheduler of a scope, as a process of its own."),
     "controllers": Lazy("remit.cli.controllers", "controllers", "Run a scope's controllers, as a process of their own."),
+    "agent": Lazy("remit.cli.agent", "agent", "Run the work of this machine, as its node or as several."),
     "doctor": Lazy("remit.cli.doctor", "doctor", "Say what is missing on this machine, and the cure."),
     "demo": Lazy("remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
     "completion": Lazy("remit.cli.completion", "completion", "Print the script that completes commands in your shell."),
 }
+
+
+HIDDEN = {
+    "keeper": Lazy("remit.cli.keeper", "keeper", "Run, or end, the keeper of an agent's directory."),
+}
+"""Not listed: people have no need of them."""
 
 
 class Commands(click.Group):
@@ -52,7 +59,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        lazy = COMMANDS.get(cmd_name)
+        lazy = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
         if lazy is None:
             return None
         try:
@@ -70,7 +77,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in COMMANDS and args[0] not in HIDDEN and not args[0].startswith("-"):
             cure = did_you_mean(meant(args[0], COMMANDS)) or "`remit --help` lists them"
             ctx.fail(f"there is no command {shown(args[0])}; {cure}")
         return super().resolve_command(ctx, args)
