@@ -32,14 +32,14 @@ STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
     "-f", "--file", "files", multiple=True, required=True, metavar="FILE", type=click.Path(allow_dash=True),
     help="A manifest, a directory of them, or - for a pipe; may be given again.",
 )  # fmt: skip
-@click.option("--if-unchanged", type=click.IntRange(min=1), metavar="REVISION", help="Apply nothing if any of it changed since.")
+@click.option(
+    "--if-unchanged", type=click.IntRange(min=1), metavar="REVISION", help="Apply nothing if any of it changed since."
+)
 @click.option("--wait", is_flag=True, help="Wait until the workloads stand, and show how far each is.")
 @click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "name"]), default="text", show_default=True)
-@asks_server
-def apply(
-    asked: Asked, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str
-) -> None:
+@asks_server()
+def apply(asked: Asked, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str) -> None:
     """Create or replace what manifests declare.
 
     Everything is judged first: if anything is wrong with any of them, nothing is sent. What others depend on comes first.

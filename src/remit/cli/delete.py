@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--wait", is_flag=True, help="Wait until it is gone.")
 @click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
 @click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
-@asks_server
+@asks_server()
 def delete(
     asked: Asked,
     what: tuple[str, ...],
@@ -77,13 +77,12 @@ async def _delete(
     timeout_ms: int,
     lenient: bool,
 ) -> int:
-    from remit.cli.finding import NOT_FOUND, missing, tenant_of
+    from remit.cli.finding import NOT_FOUND, class_of, missing, tenant_of
     from remit.cli.waits import Gone
     from remit.client.calling import ApiError
-    from remit.model.objects import KINDS
 
     for kind in kinds:
-        listed = await api.list(KINDS[kind], tenant=asked.tenant if is_owned(kind) else "", labels=selector)
+        listed = await api.list(class_of(kind), tenant=asked.tenant if is_owned(kind) else "", labels=selector)
         things = [*things, *(Meant(kind, one.metadata.name, one.metadata.tenant) for one in listed.items)]
     if not things:
         click.echo("nothing matches", err=True)
@@ -93,7 +92,7 @@ async def _delete(
             raise click.UsageError("endpoints come and go with what serves; delete or scale the workload")
         tenant = tenant_of(asked, thing)
         try:
-            done = await api.delete(KINDS[thing.kind], thing.name, tenant=tenant)
+            done = await api.delete(class_of(thing.kind), thing.name, tenant=tenant)
         except ApiError as error:
             if error.status == NOT_FOUND and lenient:
                 continue

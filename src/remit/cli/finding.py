@@ -21,6 +21,11 @@ _MANY: Final = ("Replica", "Generation", "Decision", "Event")
 """Of these there may be very many: they are not all asked for only to guess a name."""
 
 
+def class_of(kind: str) -> Any:
+    """The struct of a kind: which one it is, is known only at run time."""
+    return KINDS[kind]
+
+
 def tenant_of(asked: Asked, thing: Meant) -> str:
     """Whose it is: as was said with it, else as everything else."""
     return (thing.tenant or asked.reach.tenant) if is_owned(thing.kind) else ""
@@ -34,7 +39,7 @@ async def find(api: Api, asked: Asked, thing: Meant) -> Any:
                 return item
         raise Failure(f"nothing serves as {shown(thing.name)}", "`remit get endpoints` lists what does")
     try:
-        return await api.get(KINDS[thing.kind], thing.name, tenant=tenant_of(asked, thing))
+        return await api.get(class_of(thing.kind), thing.name, tenant=tenant_of(asked, thing))
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
@@ -48,8 +53,8 @@ async def missing(api: Api, asked: Asked, thing: Meant) -> Failure:
     what = f"there is no {thing.kind.lower()} {shown(thing.name)}{escaped(whose)}"
     lists = f"`remit get {many_word(thing.kind)}{' -A' if tenant else ''}` lists them"
     try:
-        same = await api.list(KINDS[thing.kind], tenant="", fields=f"metadata.name={thing.name}") if tenant else None
-        like = await api.list(KINDS[thing.kind], tenant=tenant) if thing.kind not in _MANY else None
+        same = await api.list(class_of(thing.kind), tenant="", fields=f"metadata.name={thing.name}") if tenant else None
+        like = await api.list(class_of(thing.kind), tenant=tenant) if thing.kind not in _MANY else None
     except ApiError:
         return Failure(what, lists)
     owners = sorted(item.metadata.tenant for item in same.items) if same is not None else []

@@ -61,7 +61,7 @@ def get(
     A KIND may be said by one or many or in short: workloads (wl), replicas (rp), nodes (no), tenants (ten), endpoints (ep),
     priorityclasses (pc), events (ev) and so on. Several kinds: wl,rp. KIND/NAME and KIND/TENANT/NAME work too.
     """
-    from remit.cli.get_shown import Wish, show, show_watch
+    from remit.cli.get_shown import Wish, show
     from remit.cli.told import until_nobody_reads
 
     kinds, things = (list(ALL), []) if what == ("all",) else things_meant(what)
@@ -73,4 +73,9 @@ def get(
     if watch and (len(kinds) + len({thing.kind for thing in things}) != 1 or output == "yaml"):
         raise click.UsageError("one kind can be watched at a time, as a table, by name or as json")
     with until_nobody_reads():
-        ask(asked, lambda api: (show_watch if watch else show)(api, asked, kinds, things, wish))
+        if watch:
+            from remit.cli.get_watched import show_watch
+
+            ask(asked, lambda api: show_watch(api, asked, kinds, things, wish))
+        else:
+            ask(asked, lambda api: show(api, asked, kinds, things, wish))

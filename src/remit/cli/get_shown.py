@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from remit.cli.columns import Sheet
-from remit.cli.finding import find
+from remit.cli.finding import class_of, find
 from remit.cli.listed import Around, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.progress import progress, why_pending
 from remit.cli.spoken import ENDPOINTS, Meant, is_owned, many_word
@@ -19,7 +19,6 @@ from remit.cli.written import json_text, manifest_text, plain
 from remit.client.calling import ApiError
 from remit.model.answers import EndpointItem
 from remit.model.kinds import Workload
-from remit.model.objects import KINDS
 from remit.model.problems import escaped
 from remit.model.records import Decision, Phase, Replica
 from remit.world.clock import BootClock
@@ -74,7 +73,7 @@ async def listing(api: Api, asked: Asked, kind: str, wish: Wish) -> Found:
         listed = await api.endpoints(tenant=asked.tenant)
         return Found(kind, list(listed.items), listed.revision)
     tenant = asked.tenant if is_owned(kind) else ""
-    found = await api.list(KINDS[kind], tenant=tenant, labels=wish.labels, fields=wish.fields)
+    found = await api.list(class_of(kind), tenant=tenant, labels=wish.labels, fields=wish.fields)
     return Found(kind, list(found.items), found.revision)
 
 
@@ -144,10 +143,10 @@ async def surroundings(api: Api, found: Found) -> Around:
     if found.kind == "Replica":
         waits = any(one.status.phase is Phase.PENDING for one in found.items)
         reasons = why_pending(await _decisions(api, tenant)) if waits else {}
-        tops = await _or_none(api.top_replicas(tenant=tenant))
+        tops = await or_none(api.top_replicas(tenant=tenant))
         return Around(reasons=reasons, replicas={(one.tenant, one.replica): one for one in tops or ()}, wall=wall)
     if found.kind == "Node":
-        nodes = await _or_none(api.top_nodes())
+        nodes = await or_none(api.top_nodes())
         return Around(nodes={one.node: one for one in nodes or ()}, wall=wall)
     return Around(wall=wall)
 
@@ -180,11 +179,11 @@ def progress_of(
 
 async def _decisions(api: Api, tenant: str) -> list[Decision]:
     """Those that left somebody waiting."""
-    found = await _or_none(api.list(Decision, tenant=tenant, fields="spec.verdict!=bound"))
+    found = await or_none(api.list(Decision, tenant=tenant, fields="spec.verdict!=bound"))
     return list(found.items) if found is not None else []
 
 
-async def _or_none(asking: Any) -> Any:
+async def or_none(asking: Any) -> Any:
     try:
         return await asking
     except ApiError as error:

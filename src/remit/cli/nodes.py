@@ -21,7 +21,7 @@ NODES = click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
 
 @click.command(epilog=examples("remit cordon n7 n8      nothing new is placed there; what runs stays"))
 @NODES
-@asks_server
+@asks_server()
 def cordon(asked: Asked, nodes: tuple[str, ...]) -> None:
     """Place nothing new on NODEs. What runs there stays; `remit drain` empties one."""
     ask(asked, lambda api: _change(api, asked, nodes, {"unschedulable": True}, "cordoned"))
@@ -29,7 +29,7 @@ def cordon(asked: Asked, nodes: tuple[str, ...]) -> None:
 
 @click.command(epilog=examples("remit uncordon n7       it takes work again; a drain of it ends"))
 @NODES
-@asks_server
+@asks_server()
 def uncordon(asked: Asked, nodes: tuple[str, ...]) -> None:
     """Let NODEs take work again. A drain of one ends."""
     undone = {"unschedulable": None, "draining": None, "drainForce": None, "drainDeadline": None}
@@ -48,7 +48,7 @@ def uncordon(asked: Asked, nodes: tuple[str, ...]) -> None:
 @click.option("--force", is_flag=True, help="Past the deadline, go on in spite of disruption limits.")
 @click.option("--wait", is_flag=True, help="Wait until they are empty, and show what is left.")
 @click.option("--timeout", default="", metavar="DURATION", help="How long to wait; else the deadline and a minute.")
-@asks_server
+@asks_server()
 def drain(asked: Asked, nodes: tuple[str, ...], deadline: str, force: bool, wait: bool, timeout: str) -> None:
     """Empty NODEs: nothing new is placed there, and what runs is moved within what each workload can spare.
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from remit.cli.main import examples
-from remit.cli.reaching import FAILED, MISUSE, NOT_PLACED, OK, Asked, Failure, ask, asks_server
+from remit.cli.reaching import FAILED, MISUSE, NOT_PLACED, OK, Asked, ask, asks_server
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ OUTPUT = click.option("-o", "--output", type=click.Choice(["text", "json"]), def
 )
 @FILES
 @OUTPUT
-@asks_server
+@asks_server()
 def plan(asked: Asked, files: tuple[str, ...], output: str) -> None:
     """Show what an apply would change, and try where new replicas would be placed. Nothing is written.
 
-    The placement is tried with the scheduler's own rules on a copy of what is there now. Exits with 0, with 1 if something would
+    The placement is tried with the scheduler's own rules on a copy of what is there. Exits with 0, with 1 if something would
     be refused, and with 3 if something would not be placed.
     """
     answer = _ask(asked, files)
@@ -63,7 +63,7 @@ def plan(asked: Asked, files: tuple[str, ...], output: str) -> None:
 )
 @FILES
 @OUTPUT
-@asks_server
+@asks_server()
 def diff(asked: Asked, files: tuple[str, ...], output: str) -> None:
     """Show how manifests differ from what is there. Nothing is written.
 
@@ -72,9 +72,9 @@ def diff(asked: Asked, files: tuple[str, ...], output: str) -> None:
     """
     try:
         answer = _ask(asked, files)
-    except Failure as error:
-        error.exit_code = MISUSE
-        raise
+    except click.ClickException as error:
+        error.show()
+        sys.exit(MISUSE)
     except SystemExit:
         sys.exit(MISUSE)
     if output == "json":
@@ -125,7 +125,11 @@ def show_item(console: Console, one: PlanItem, tenant: str, *, placement: bool) 
         for change in one.diff:
             show_change(console, change)
     if one.problem is not None:
-        for text in (one.problem.detail, *(f"{p.field}: {p.message}; {p.cure}" for p in one.problem.problems), one.problem.cure):
+        for text in (
+            one.problem.detail,
+            *(f"{p.field}: {p.message}; {p.cure}" for p in one.problem.problems),
+            one.problem.cure,
+        ):
             if text:
                 console.print(Text(f"    {escaped(text)}", style="red"), soft_wrap=True)
     if placement and one.placement is not None:
@@ -142,9 +146,7 @@ def show_change(console: Console, change: Difference) -> None:
     elif after is msgspec.UNSET:
         console.print(Text(f"    - {path}: {value_words(before)}", style="red"), soft_wrap=True)
     else:
-        line = Text.assemble(
-            (f"    ~ {path}: ", "yellow"), (value_words(before), "red"), " -> ", (value_words(after), "green")
-        )
+        line = Text.assemble((f"    ~ {path}: ", "yellow"), (value_words(before), "red"), " -> ", (value_words(after), "green"))
         console.print(line, soft_wrap=True)
 
 
@@ -181,7 +183,10 @@ def _show_waits(console: Console, waits: Any) -> None:
 
     verdict = f" ({waits['verdict']})" if waits.get("verdict") else ""
     why = f"{waits.get('meaning', '')}; {waits.get('detail', '')}".strip("; ")
-    console.print(Text.assemble("    the rest waits: ", (f"{waits.get('reason')}{verdict}", "yellow"), f"  {escaped(why)}"), soft_wrap=True)
+    console.print(
+        Text.assemble("    the rest waits: ", (f"{waits.get('reason')}{verdict}", "yellow"), f"  {escaped(why)}"),
+        soft_wrap=True,
+    )
     if waits.get("passage"):
         passage = msgspec.convert(waits["passage"], Passage, dec_hook=dec_hook)
         console.print(Text(f"      {escaped(funnel_line(passage))}"), soft_wrap=True)
@@ -201,5 +206,10 @@ def _print_end(answer: PlanAnswer, asked: Asked, files: tuple[str, ...]) -> None
         return
     words = ["remit", "apply", *(word for name in files for word in ("-f", name)), "--if-unchanged", str(answer.revision)]
     params = click.get_current_context().params
-    words += [word for name in ("context", "server", "token_file", "tenant") if params.get(name) for word in (f"--{name.replace('_', '-')}", params[name])]
+    words += [
+        word
+        for name in ("context", "server", "token_file", "tenant")
+        if params.get(name)
+        for word in (f"--{name.replace('_', '-')}", params[name])
+    ]
     click.echo(f"to apply exactly this: {escaped(shlex.join(words))}")

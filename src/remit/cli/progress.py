@@ -151,7 +151,7 @@ def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | Non
 
 def stage_words(found: Progress) -> str:
     """`serving 4, queued 2`: those who came furthest first."""
-    return ", ".join(f"{name} {count:,}" for name, count in reversed(found.stages.items())) or "none"
+    return ", ".join(f"{name} {count:,}" for name, count in reversed(list(found.stages.items()))) or "none"
 
 
 def funnel(replicas: Sequence[Replica], wanted: int, kind: str) -> list[tuple[str, int]]:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from remit.cli.contexts import Reach, resolve
+from remit.cli.contexts import Flags, Reach, resolve
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
-    from remit.client.api import Api
-    from remit.client.calling import ApiError
+    from remit.client.api import Api, ApiError, Unanswered
+    from remit.model.answers import ProblemAnswer
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 OK: Final = 0
 FAILED: Final = 1
 MISUSE: Final = 2
 NOT_PLACED: Final = 3
 PROBLEMS_SHOWN: Final = 20
+UNAUTHENTICATED: Final = 401
 
 
 class Failure(click.ClickException):
@@ -31,9 +31,14 @@ class Failure(click.ClickException):
 
     exit_code = FAILED
 
-    def __init__(self, what: str, cure: str = "", *, code: int = FAILED) -> None:
+    def __init__(self, what: str, cure: str = "") -> None:
         super().__init__(what + (f"\n  {cure}" if cure else ""))
-        self.exit_code = code
+
+
+class NotPlaced(Failure):
+    """Work of it has no place."""
+
+    exit_code = NOT_PLACED
 
 
 class Asked(NamedTuple):
@@ -49,17 +54,17 @@ class Asked(NamedTuple):
         return "" if self.everyone else self.reach.tenant
 
 
-def asks_server(command: F | None = None, *, everyone: bool = False) -> Any:
+def asks_server(*, everyone: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The flags of every command that asks a server; what they come to is the command's first argument."""
 
-    def decorate(command: F) -> F:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(
             *words: Any, context: str, server: str, token_file: str, tenant: str, all_tenants: bool = False, **options: Any
         ) -> Any:
             if tenant and all_tenants:
                 raise click.UsageError("--tenant names one, and --all-tenants means every one; write one of the two")
-            reach = resolve(context=context, server=server, token_file=token_file, tenant=tenant)
+            reach = resolve(Flags(context, server, token_file, tenant))
             return command(Asked(reach, all_tenants, bool(tenant)), *words, **options)
 
         made: Any = run
@@ -67,9 +72,10 @@ def asks_server(command: F | None = None, *, everyone: bool = False) -> Any:
             made = click.option("-A", "--all-tenants", is_flag=True, help="Of every tenant.")(made)
         for option in reversed(_OPTIONS):
             made = option(made)
-        return made  # type: ignore[no-any-return]
+        decorated: Callable[..., None] = made
+        return decorated
 
-    return decorate(command) if command is not None else decorate
+    return decorate
 
 
 _OPTIONS: Final = (
@@ -82,10 +88,10 @@ _OPTIONS: Final = (
 
 def ask(asked: Asked, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
     """What `deed` answers. What the server or the way there does to it is told in two lines."""
-    from remit.client.api import Api
-    from remit.client.calling import ApiError, Unanswered
+    from remit.client.api import Api, ApiError, Unanswered
 
     async def within() -> T:
+        await _reached(asked.reach)
         async with Api(asked.reach.server, asked.reach.token, tenant=asked.reach.tenant) as api:
             return await deed(api)
 
@@ -94,12 +100,45 @@ def ask(asked: Asked, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
     except ApiError as error:
         raise refusal(error) from error
     except Unanswered as error:
-        raise Failure(escaped(str(error))) from error
+        raise Failure(escaped(f"{asked.reach.server} does not answer: {error.why}"), _after_silence(error)) from error
+
+
+async def _reached(reach: Reach) -> None:
+    """Is anybody there? A program asks again for a while; a person would rather know at once."""
+    from remit.client.wire import Wire
+    from remit.world.promises import LinkError
+
+    wire = Wire(reach.token)
+    try:
+        await wire.call("GET", f"{reach.server}/healthz")
+    except LinkError as error:
+        named = f"context {reach.context}" if reach.context else "--server"
+        cure = f"start it with `remit up`, or name another server: that was {named}"
+        raise Failure(escaped(error.cause), escaped(cure)) from error
+    finally:
+        await wire.close()
+
+
+def _after_silence(error: Unanswered) -> str:
+    if error.silent and error.operation_id:
+        return "it may have happened: look with `remit get`, and ask again if it has not"
+    return "nothing was changed: ask again later"
+
+
+def tell_problem(about: str, problem: ProblemAnswer | None) -> None:
+    """Why one of many was not done."""
+    from remit.client.calling import ApiError
+
+    told = refusal(ApiError.of(problem), about) if problem is not None else Failure(f"{about}: refused")
+    click.echo(f"Error: {told.format_message()}", err=True)
 
 
 def refusal(error: ApiError, about: str = "") -> Failure:
     """The server's words, with every problem that it found."""
-    what = f"{about}: {error.detail}" if about else error.detail
+    said = (f"{error.field}: " if error.field and not error.problems else "") + (error.detail or error.code or str(error))
+    what = f"{about}: {said}" if about else said
+    if error.status == UNAUTHENTICATED:
+        return Failure(escaped(what), "the token is not this server's: see `remit context list`, or name it with --token-file")
     lines = [escaped(what)]
     for problem in error.problems[:PROBLEMS_SHOWN]:
         place = f"{problem.field}: " if problem.field else ""

@@ -59,4 +59,6 @@ def _check_owner(things: object, tenant: str) -> None:
     for thing in things:  # type: ignore[attr-defined]
         owner = thing.metadata.tenant
         if owner and owner != tenant:
-            raise click.UsageError(f"{key(thing)} is of tenant {owner}, and --tenant says {escaped(tenant)}; leave --tenant out")
+            raise click.UsageError(
+                f"{key(thing)} is of tenant {owner}, and --tenant says {escaped(tenant)}; leave --tenant out"
+            )

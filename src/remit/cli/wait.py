@@ -31,7 +31,7 @@ PHASED = ("Replica", "Node", "Grant")
     "--for", "goal", required=True, metavar="GOAL", help="ready, complete, delete, phase=PHASE or condition=TYPE[=STATUS]."
 )
 @click.option("--timeout", default="60s", show_default=True, help="How long at most.")
-@asks_server
+@asks_server()
 def wait(asked: Asked, what: tuple[str, ...], goal: str, timeout: str) -> None:
     """Wait until something is true of objects.
 

@@ -1,4 +1,4 @@
-"""Has it come so far yet? Asks again and again until it has, or time is up, and shows how far it is. Nothing is changed here."""
+"""Has it come so far yet? Asks again and again until it has, or time is up, and shows how far it is. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from remit.cli.columns import BAD, GOOD, UNSURE
 from remit.cli.finding import NOT_FOUND
 from remit.cli.progress import Progress, condition_of, funnel, is_rolled_out, progress, why_pending
-from remit.cli.reaching import FAILED, NOT_PLACED, Failure
+from remit.cli.reaching import Failure, NotPlaced
 from remit.cli.told import console
 from remit.client.calling import ApiError
 from remit.model.kinds import Workload
@@ -75,8 +75,8 @@ def _late(stands: dict[str, Standing], timeout_ms: int) -> Failure:
     lines = [f"{name}: {one.words}" for name, one in list(late.items())[:LINES_MAX]]
     what = f"not reached within {format_duration(timeout_ms)}\n  " + "\n  ".join(lines)
     if unplaced:
-        return Failure(what, f"ask why: remit explain {unplaced[0]}", code=NOT_PLACED)
-    return Failure(what, f"look closer: remit describe {next(iter(late))}", code=FAILED)
+        return NotPlaced(what, f"ask why: remit explain {unplaced[0]}")
+    return Failure(what, f"look closer: remit describe {next(iter(late))}")
 
 
 class Shown:
@@ -180,4 +180,3 @@ def standing(workload: Workload, replicas: Sequence[Replica], found: Progress, *
         return Standing(True, words)
     limit = f"; limited by {found.limit}" + (f": {found.detail}" if found.detail else "") if found.limit else ""
     return Standing(False, words + limit, placed=not (waits or short))
-

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from remit.cli.finding import NOT_FOUND
+from remit.cli.finding import NOT_FOUND, class_of
 from remit.cli.listed import node_reason
 from remit.cli.progress import condition_of
 from remit.cli.spoken import Meant
 from remit.cli.waiting import Standing
 from remit.client.calling import ApiError
 from remit.model.kinds import Node
-from remit.model.objects import KINDS
 from remit.model.records import Phase, Replica
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ _OFF_NODE: Final = (Phase.PENDING, Phase.RELEASED)
 
 async def _seen(api: Api, thing: Meant, tenant: str) -> Any:
     try:
-        return await api.get(KINDS[thing.kind], thing.name, tenant=tenant)
+        return await api.get(class_of(thing.kind), thing.name, tenant=tenant)
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
