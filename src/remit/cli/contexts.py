@@ -206,9 +206,8 @@ def _sent(token: str, whence: str) -> str:
 
 def server_url(text: str) -> str:
     """`host:port` means http; what cannot be asked over HTTP is refused."""
-    url = text.strip().rstrip("/")
-    if "://" not in url:
-        url = f"http://{url}"
+    url = text.strip()
+    url = (url if "://" in url else f"http://{url}").rstrip("/")
     try:
         parts = urlsplit(url)
         port = parts.port
