@@ -1,15 +1,14 @@
 """Which handler answers a request, and what must hold before it does? The table of routes, and the bounds of every request.
 
-In this order: is there such a path, may this asker ask, is there room for one more, is the query one that the route knows, is the
-body within its bound. Whatever is raised after that becomes a problem document; only a bug of ours becomes a 500.
+In this order: is there such a path, may this asker ask, does the route know the query, is there room for one more watcher, is
+the body within its bound. Whatever is raised after that becomes a problem document; only a bug of ours becomes a 500.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -147,16 +146,12 @@ class _Exchange:
             await self._answer(problem(failure))
         except _Gone:
             return
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001 - our own bug, whatever it is: it is told, and ends this request alone
+        except Exception as error:  # our own bug, whatever it is: it is told, and ends this request alone
             self._app.complain(f"{self._scope['method']} {escaped(self._scope['path'])}", error)
             if self._begun:
                 raise
-            failure = Failure(
-                500, "fault", "answering this tripped over a bug of Remit's own", cure="report it, with the trace"
-            )
-            await self._answer(problem(failure))
+            detail = "answering this tripped over a bug of Remit's own"
+            await self._answer(problem(Failure(500, "fault", detail, cure="report it, with the trace")))
 
     async def _run(self) -> None:
         self._trace = self._traced()
@@ -303,7 +298,3 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
-
-
-def header_parameters(route: Route) -> Mapping[str, Parameter]:
-    return {one.name: one for one in route.parameters if one.place == "header"}

@@ -20,7 +20,7 @@ from remit.world.promises import Clock, Offload, World
 
 WATCHERS_MAX: Final = 1_000
 ASK_MS: Final = 15_000
-"""For how long an answer of the authority is waited for: less than a request may take, so that the asker hears what came of it."""
+"""For how long an answer of the authority is waited for: less than a request may take, so that the asker is told."""
 
 
 class Desk:

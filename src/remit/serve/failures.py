@@ -1,4 +1,4 @@
-"""How is a failure told over HTTP? A code for programs and a cure for people; when something has failed is decided elsewhere."""
+"""How is a failure told over HTTP? A code for programs and a cure for people; what has failed is decided elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is an answer sent that does not end? Piece by piece to one listener, who may leave, lag or be told to come back; no content."""
+"""How is an answer sent that does not end? To one listener, who may leave or lag, or is told to come back. No content here."""
 
 from __future__ import annotations
 
