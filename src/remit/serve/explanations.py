@@ -8,12 +8,14 @@ from remit.model.records import Replica
 from remit.proposal.capacity import COUNT_MAX, Capacity, room_for
 from remit.proposal.explained import ReplicaTold, WorkloadTold
 from remit.proposal.telling import NoNode
-from remit.serve.looking import Look, Looking, NotThere, Unfit
+from remit.serve.failures import Failure
+from remit.serve.looking import Look, Looking
 from remit.serve.recorded import Written, batches_of, notes_of, told_of_replica, told_of_workload
+
+_UNFIT = "mend what it names, or declare what it names first"
 
 
 async def explain_workload(looking: Looking, tenant: str, name: str, node: str = "") -> WorkloadTold:
-    """Raises `NotThere`, and what `Looking.ask` raises."""
     written = await _written(looking, tenant)
 
     def told(look: Look) -> WorkloadTold:
@@ -29,7 +31,6 @@ async def explain_workload(looking: Looking, tenant: str, name: str, node: str =
 
 
 async def explain_replica(looking: Looking, tenant: str, name: str, node: str = "") -> ReplicaTold:
-    """Raises `NotThere`, and what `Looking.ask` raises."""
     written = await _written(looking, tenant)
 
     def told(look: Look) -> ReplicaTold:
@@ -46,7 +47,7 @@ async def explain_replica(looking: Looking, tenant: str, name: str, node: str = 
 
 
 async def capacity_for(looking: Looking, workload: Workload, count: int | None = None) -> Capacity:
-    """Raises `Unfit` if such a workload could not be declared here, and what `Looking.ask` raises."""
+    """Raises `Failure`, also if such a workload could not be declared here."""
 
     def found(look: Look) -> Capacity:
         pools = [thing for kept in look.seen.kind("nodepool/") if isinstance(thing := kept.thing, NodePool)]
@@ -54,19 +55,21 @@ async def capacity_for(looking: Looking, workload: Workload, count: int | None =
             return room_for(look.view, workload, look.rules, most=min(count or COUNT_MAX, COUNT_MAX), pools=pools)
         except ValueError as error:
             field, _, why = str(error).partition(": ")
-            raise Unfit(field if why else "", why or field) from error
+            raise Failure(422, "invalid", str(error), field=field if why else "", cure=_UNFIT) from error
 
     return await looking.ask(found)
 
 
-def no_such(look: Look, kind: str, tenant: str, name: str) -> NotThere:
+def no_such(look: Look, kind: str, tenant: str, name: str) -> Failure:
     prefix = f"{kind}/{tenant}/"
     names = [kept.key.removeprefix(prefix) for kept in look.seen.kind(prefix)]
-    return NotThere("name", f"there is no {kind} {shown(name)} of tenant {tenant}", there_are(name, names, f"{kind}s"))
+    why = f"there is no {kind} {shown(name)} of tenant {shown(tenant)}"
+    return Failure(404, "not_found", why, field="name", cure=there_are(name, names, f"{kind}s"))
 
 
-def no_node(look: Look, node: str) -> NotThere:
-    return NotThere("node", f"there is no node {shown(node)}", there_are(node, sorted(look.view.columns.rows), "nodes"))
+def no_node(look: Look, node: str) -> Failure:
+    cure = there_are(node, sorted(look.view.columns.rows), "nodes")
+    return Failure(404, "not_found", f"there is no node {shown(node)}", field="node", cure=cure)
 
 
 def _is_left(look: Look, tenant: str, name: str) -> bool:

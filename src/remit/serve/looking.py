@@ -18,6 +18,7 @@ from remit.observation.view import View
 from remit.proposal.explaining import Rules
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT
+from remit.serve.failures import Failure, unavailable
 from remit.store.protocol import HEAD, Head, Page, Row, Store
 from remit.world.promises import Clock, Offload
 
@@ -30,36 +31,6 @@ CATCH_UP_MS_MAX: Final = 5_000
 _LOOK_MS: Final = 5
 KEPT_MS: Final = 5_000
 """For how long one is kept that nobody asks for."""
-
-
-class Behind(Exception):
-    """The board does not show yet what was committed before this was asked."""
-
-    def __init__(self, why: str, retry_after_ms: int = 1_000) -> None:
-        self.retry_after_ms = retry_after_ms
-        super().__init__(why)
-
-
-class Crowded(Exception):
-    """Too many wait to look already."""
-
-    retry_after_ms: Final = 1_000
-
-
-class NotThere(Exception):
-    """There is nothing of the name that was asked about; `field` is what named it."""
-
-    def __init__(self, field: str, why: str, cure: str) -> None:
-        self.field, self.why, self.cure = field, why, cure
-        super().__init__(f"{why}; {cure}")
-
-
-class Unfit(Exception):
-    """What was sent can be read, and nothing could come of it here."""
-
-    def __init__(self, field: str, why: str) -> None:
-        self.field, self.why = field, why
-        super().__init__(f"{field}: {why}" if field else why)
 
 
 class Seen(NamedTuple):
@@ -119,7 +90,7 @@ class Looking:
         return Rules((self.clock.boot(), self.clock.now_ms()), self._filters, self._scores)
 
     async def ask(self, work: Callable[[Look], T]) -> T:
-        """What `work` finds in what is committed now. It leaves the view as it was. Raises `Behind`, `Crowded`."""
+        """What `work` finds in what is committed now. It leaves the view as it was. Raises `Failure`."""
         with self._place():
             seen = await self.seen()
             return await self._offload(lambda: work(Look(seen, self._view(seen), self.rules())))
@@ -141,7 +112,7 @@ class Looking:
         at, until_ms = 0 if committed is None else committed.revision, self.clock.now_ms() + CATCH_UP_MS_MAX
         while self.board.head is None or self.board.revision < at:
             if self.clock.now_ms() >= until_ms:
-                raise Behind(f"what is seen here is of revision {self.board.revision}, and {at} is committed")
+                raise unavailable(f"what is seen here is of revision {self.board.revision}, and {at} is committed")
             await self.clock.sleep_ms(_LOOK_MS)
         # Rows never change in place, so a copy of the table is a copy of everything.
         return Seen(self.board.head, self.board.revision, dict(self.board.rows), self._changes)
@@ -149,7 +120,8 @@ class Looking:
     @contextmanager
     def _place(self) -> Iterator[None]:
         if self._waiting >= WAITING_MAX:
-            raise Crowded(f"{self._waiting} wait to look already")
+            why, cure = f"{self._waiting} wait to look already", "ask again a little later"
+            raise Failure(429, "overloaded", why, cure=cure, retry_after_ms=1_000)
         self._waiting += 1
         if self._forgetting is not None:
             self._forgetting.cancel()
