@@ -11,8 +11,9 @@ from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET
 
+from remit.model.answers import Difference
 from remit.model.kinds import Secret
 from remit.model.objects import AnyObject, encode
 from remit.model.problems import Path, path_text
@@ -25,14 +26,6 @@ _STAMPED: Final = ("name", "tenant", "uid", "generation", "revision", "deleting"
 _HIDDEN: Final = "(hidden)"
 
 
-class Difference(Struct, frozen=True):
-    """One place. None stands for what is not said there: the default."""
-
-    path: str
-    before: Any = None
-    after: Any = None
-
-
 def differences(before: AnyObject | None, after: AnyObject | None) -> tuple[Difference, ...]:
     """In the order of the fields; of very many, the first."""
     secret = isinstance(before, Secret) or isinstance(after, Secret)
@@ -42,7 +35,7 @@ def differences(before: AnyObject | None, after: AnyObject | None) -> tuple[Diff
             break
         if secret and path[:2] == ("spec", "data"):
             old, new = None if old is None else _HIDDEN, None if new is None else _HIDDEN
-        found.append(Difference(path_text(path), _short(old), _short(new)))
+        found.append(Difference(path=path_text(path), before=_short(old), after=_short(new)))
     return tuple(found)
 
 
@@ -82,6 +75,8 @@ def _deep(value: Any) -> bool:
 
 
 def _short(value: Any) -> Any:
+    if value is None:
+        return UNSET
     return value[:TEXT_MAX] + "…" if isinstance(value, str) and len(value) > TEXT_MAX else value
 
 

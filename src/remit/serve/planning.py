@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from remit.commitment.books import Books, Moment
@@ -21,6 +20,7 @@ from remit.commitment.draft import Draft
 from remit.commitment.loading import FIRST
 from remit.commitment.moving import spawn
 from remit.correction.wanted import RUNS, Census, available, floor
+from remit.model.answers import PlanAnswer, PlanItem, PlannedPlacement
 from remit.model.claims import Actor, Apply, Operation, OperationID, Refused, Role, Spawn
 from remit.model.fields import Metadata
 from remit.model.kinds import Workload
@@ -31,8 +31,8 @@ from remit.observation.replicas import PENDING
 from remit.observation.view import View
 from remit.proposal.explained import Waits
 from remit.proposal.explaining import explain_waiting, work_of
-from remit.serve.differing import Difference, differences
-from remit.serve.failures import ProblemDocument, refused
+from remit.serve.differing import differences
+from remit.serve.failures import refused
 from remit.serve.looking import Look, Seen
 from remit.store.protocol import Change, Event, Row
 from remit.world.promises import Clock
@@ -43,41 +43,14 @@ TRIED_MAX: Final = 20_000
 SPAWN_MAX: Final = 10_000
 NODES_TOLD: Final = 1_000
 
+_STUCK: Final = {
+    "reason": "surge",
+    "meaning": "replicas of the older generation stay until newer ones are ready, and none of these finds a place",
+    "cure": "make room for one more, or allow spec.rollout.maxUnavailable",
+}
+
 _BY_NAME: Final = ("secret", "config", "workload", "generation", "allotment", "node")
 """Kinds of which there may be very many: only those that the manifests name are looked at."""
-
-
-class PlannedPlacement(Struct, frozen=True, omit_defaults=True):
-    """What would become of the replicas that it adds. `wanted` are to come, `placed` of them would find a place now, `nodes`
-    says how many where, the most first; `stops` that run now would end. `waits` says of the rest, as an explanation does, why
-    it would wait and what would help. `capped`: a place was not looked for for all of them.
-    """
-
-    wanted: int
-    placed: int
-    nodes: dict[str, int] = {}
-    stops: int = 0
-    waits: Waits | None = None
-    capped: bool = False
-
-
-class PlannedItem(Struct, frozen=True, omit_defaults=True):
-    """One manifest: `action` is `create`, `replace`, `unchanged` or `refused`, and then `problem` says why."""
-
-    kind: str
-    name: str
-    action: str
-    tenant: str = ""
-    diff: tuple[Difference, ...] = ()
-    problem: ProblemDocument | None = None
-    placement: PlannedPlacement | None = None
-
-
-class Plan(Struct, frozen=True):
-    """As of `revision`: `apply?ifUnchanged=` that revision does this, or nothing."""
-
-    revision: int
-    items: tuple[PlannedItem, ...]
 
 
 def applied_first(things: Iterable[AnyObject]) -> list[AnyObject]:
@@ -85,16 +58,16 @@ def applied_first(things: Iterable[AnyObject]) -> list[AnyObject]:
     return sorted(things, key=lambda thing: DECLARED.index(type(thing).__name__))
 
 
-def plan(look: Look, things: Sequence[AnyObject], actor: Actor, clock: Clock) -> Plan:
+def plan(look: Look, things: Sequence[AnyObject], actor: Actor, clock: Clock) -> PlanAnswer:
     """`look` is of a view that nobody else uses: it is changed here."""
     draft = Draft(_books(look.seen, things, clock), _moment(look.seen, clock))
-    ruled: dict[str, PlannedItem] = {}
+    ruled: dict[str, PlanItem] = {}
     for thing in applied_first(things):
         ruled[key(thing)] = _judged(draft, look.seen, thing, actor)
     placing = _Placing(look, draft, clock)
     for name, placement in placing.placements([name for name, item in ruled.items() if item.action in ("create", "replace")]):
         ruled[name] = replace(ruled[name], placement=placement)
-    return Plan(look.seen.revision, tuple(ruled[key(thing)] for thing in things))
+    return PlanAnswer(revision=look.seen.revision, items=tuple(ruled[key(thing)] for thing in things))
 
 
 # -- what the authority would say ----------------------------------------------------------------------------------------------
@@ -138,10 +111,10 @@ def _family(name: str) -> str:
     return f"workload/{name.removeprefix('generation/').rpartition('/')[0]}" if name.startswith("generation/") else ""
 
 
-def _judged(draft: Draft, seen: Seen, thing: AnyObject, actor: Actor) -> PlannedItem:
+def _judged(draft: Draft, seen: Seen, thing: AnyObject, actor: Actor) -> PlanItem:
     kind, meta, name = type(thing).__name__, thing.metadata, key(thing)
     before: AnyObject | None = seen.get(name)
-    item = PlannedItem(kind, meta.name, "unchanged", meta.tenant)
+    item = PlanItem(kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged")
     trial = draft.fork()
     verdict = decide(trial, Operation(OperationID("plan"), actor, Apply(thing)))
     if isinstance(verdict, Refused):
@@ -218,11 +191,12 @@ class _Placing:
         return 0 if rank is None else rank.spec.value
 
     def _placed(self, work: _Work) -> PlannedPlacement:
-        where, waits, capped = Counter[str](), None, False
-        stops = sum(one.thing.status.phase in RUNS for one in (*work.away, *work.old))
+        where, waits, stops, capped = Counter[str](), None, None, False
+        ends = sum(one.thing.status.phase in RUNS for one in (*work.away, *work.old))
         for indexes, after in ((work.first, ()), (work.later, work.old)):
             if after and work.stuck and work.first and not where:
-                break  # what is old stays until something new stands
+                stops = _STUCK
+                break
             self._write({one.key: None for one in after})
             tried = indexes[: max(0, self._left)]
             self._left -= len(tried)
@@ -232,7 +206,10 @@ class _Placing:
                 where.update(found)
                 waits = waits or why
         nodes = dict(sorted(where.items(), key=lambda pair: (-pair[1], pair[0]))[:NODES_TOLD])
-        return PlannedPlacement(len(work.first) + len(work.later), where.total(), nodes, stops, waits, capped)
+        wanted = len(work.first) + len(work.later)
+        return PlannedPlacement(
+            wanted=wanted, placed=where.total(), nodes=nodes, waits=waits, stops=stops, ends=ends, capped=capped
+        )
 
     def _spawned(self, workload: Workload, indexes: Sequence[int]) -> int | None:
         """Make them, as the authority would; and what priority they get."""

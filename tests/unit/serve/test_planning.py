@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from remit.model.answers import PlanAnswer, PlanItem
 from remit.model.claims import Actor, Role
 from remit.model.fields import Metadata
 from remit.model.kinds import (
@@ -27,7 +29,8 @@ from remit.model.kinds import (
     Workload,
 )
 from remit.model.objects import AnyObject, dec_hook, encode
-from remit.serve.planning import Plan, PlannedItem, plan
+from remit.proposal.explained import Waits
+from remit.serve.planning import plan
 from tests.properties.machines import amounts, workload
 from tests.unit.observation.rows import generation, ready, replica, tenant
 from tests.unit.serve.boards import Told
@@ -35,11 +38,11 @@ from tests.unit.serve.boards import Told
 ANN = Actor("ann", Role.OPERATOR)
 
 
-def planned(told: Told, *things: AnyObject) -> Plan:
+def planned(told: Told, *things: AnyObject) -> PlanAnswer:
     return plan(told.look(), things, ANN, told.clock)
 
 
-def only(told: Told, thing: AnyObject) -> PlannedItem:
+def only(told: Told, thing: AnyObject) -> PlanItem:
     (item,) = planned(told, thing).items
     return item
 
@@ -145,7 +148,7 @@ def test_scaling_up__adds_only_what_is_missing() -> None:
     assert item.action == "replace"
     assert [(one.path, one.before, one.after) for one in item.diff] == [("spec.replicas", 2, 5)]
     assert item.placement is not None and item.placement.waits is not None
-    assert (item.placement.wanted, item.placement.placed, item.placement.stops) == (3, 2, 0)
+    assert (item.placement.wanted, item.placement.placed, item.placement.ends) == (3, 2, 0)
 
 
 def test_scaling_down__tells_how_many_stop() -> None:
@@ -153,7 +156,7 @@ def test_scaling_down__tells_how_many_stop() -> None:
     told = Told(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1", "n1"))
     item = only(told, replace(made, spec=replace(made.spec, replicas=1)))
     assert item.placement is not None
-    assert (item.placement.wanted, item.placement.placed, item.placement.stops) == (0, 0, 2)
+    assert (item.placement.wanted, item.placement.placed, item.placement.ends) == (0, 0, 2)
 
 
 def changed(made: Workload, **more: Any) -> Workload:
@@ -164,9 +167,9 @@ def test_a_rollout__takes_the_room_that_the_old_ones_leave() -> None:
     made = service(replicas=3, cpu="1")
     told = Told(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1", "n1"))
     item = only(told, changed(made))
-    assert [(one.path, one.before, one.after) for one in item.diff] == [("spec.template.env.MODE", None, "new")]
+    assert [(one.path, one.before, one.after) for one in item.diff] == [("spec.template.env.MODE", UNSET, "new")]
     assert item.placement is not None
-    assert (item.placement.wanted, item.placement.placed, item.placement.stops) == (3, 3, 3)
+    assert (item.placement.wanted, item.placement.placed, item.placement.ends) == (3, 3, 3)
 
 
 def test_a_rollout_without_room_for_its_surge__would_not_begin() -> None:
@@ -175,6 +178,7 @@ def test_a_rollout_without_room_for_its_surge__would_not_begin() -> None:
     item = only(told, changed(made, rollout=Rollout(max_surge=1)))
     assert item.placement is not None and item.placement.waits is not None
     assert (item.placement.wanted, item.placement.placed, item.placement.waits.reason) == (2, 0, "no_room")
+    assert item.placement.stops["reason"] == "surge"
     spared = only(told, changed(made, rollout=Rollout(max_surge=0, max_unavailable=1)))
     assert spared.placement is not None and (spared.placement.wanted, spared.placement.placed) == (2, 2)
 
@@ -216,7 +220,7 @@ def test_a_secret__shows_which_keys_change_and_never_what_they_hold() -> None:
     item = only(Told(tenant("t1"), before), after)
     assert [(one.path, one.before, one.after) for one in item.diff] == [
         ("spec.data.a", "(hidden)", "(hidden)"),
-        ("spec.data.c", None, "(hidden)"),
+        ("spec.data.c", UNSET, "(hidden)"),
     ]
     told = encode(item)
     assert b"old-1" not in told and b"new-2" not in told and b"new-3" not in told
@@ -240,6 +244,9 @@ def test_very_many__are_not_all_tried_and_it_says_so(monkeypatch: pytest.MonkeyP
     assert (item.placement.wanted, item.placement.placed) == (9, 5)
 
 
-def test_a_foreseen_plan__decodes_back_to_itself() -> None:
+def test_a_plan__is_read_back_by_the_other_end_with_its_waits() -> None:
     found = planned(Told(ready("n1", "2"), tenant("t1")), service(replicas=3))
-    assert msgspec.json.decode(encode(found), type=Plan, dec_hook=dec_hook) == found
+    (item,) = msgspec.json.decode(encode(found), type=PlanAnswer).items
+    assert item.placement is not None and found.items[0].placement is not None
+    assert msgspec.convert(item.placement.waits, Waits, dec_hook=dec_hook) == found.items[0].placement.waits
+    assert item.diff == found.items[0].diff
