@@ -75,8 +75,7 @@ class Looking:
         self._filters, self._scores = tuple(filters), tuple(scores)
         self._waiting = 0
         self._changes = 0
-        self._known: tuple[int, View] | None = None
-        """A view, and how many changes had been seen when it was made; used in the other thread alone."""
+        self._known: _Known | None = None
         self._forgetting: asyncio.TimerHandle | None = None
         board.subscribe(self)
 
@@ -89,11 +88,11 @@ class Looking:
     def rules(self) -> Rules:
         return Rules((self.clock.boot(), self.clock.now_ms()), self._filters, self._scores)
 
-    async def ask(self, work: Callable[[Look], T]) -> T:
-        """What `work` finds in what is committed now. It leaves the view as it was. Raises `Failure`."""
+    async def ask(self, work: Callable[[Look], T], *, age_ms: int = 0) -> T:
+        """What `work` finds in what is committed now; or was, so long ago. It leaves the view as it was. Raises `Failure`."""
         with self._place():
             seen = await self.seen()
-            return await self._offload(lambda: work(Look(seen, self._view(seen), self.rules())))
+            return await self._offload(lambda: work(Look(seen, self._view(seen, age_ms), self.rules())))
 
     async def spoil(self, work: Callable[[Look], T]) -> T:
         """As `ask`, for work that changes the view that it is given: nobody else gets that one."""
@@ -114,7 +113,12 @@ class Looking:
             if self.clock.now_ms() >= until_ms:
                 raise unavailable(f"what is seen here is of revision {self.board.revision}, and {at} is committed")
             await self.clock.sleep_ms(_LOOK_MS)
-        # Rows never change in place, so a copy of the table is a copy of everything.
+        return self.now()
+
+    def now(self) -> Seen:
+        """All rows as they are seen now, however old that is. They never change in place, so only the table is copied."""
+        if self.board.head is None:
+            raise unavailable("nothing of this scope has been read here yet")
         return Seen(self.board.head, self.board.revision, dict(self.board.rows), self._changes)
 
     @contextmanager
@@ -136,17 +140,25 @@ class Looking:
 
     # -- in the other thread ---------------------------------------------------------------------------------------------
 
-    def _view(self, seen: Seen) -> View:
+    def _view(self, seen: Seen, age_ms: int = 0) -> View:
         """The one that is kept, if nothing has changed since it was made; only the revision may have moved on."""
         known = self._known
-        if known is None or known[0] != seen.changes:
-            known = self._known = seen.changes, view_of(seen, self.clock)
-        known[1].reached(seen.head, seen.revision)
-        return known[1]
+        if known is not None and known.changes == seen.changes:
+            known.view.reached(seen.head, seen.revision)
+        elif known is None or known.view.age_ms() >= age_ms:
+            known = self._known = _Known(seen.changes, view_of(seen, self.clock))
+        return known.view
 
     def _own_view(self, seen: Seen) -> View:
         view, self._known = self._view(seen), None
         return view
+
+
+class _Known(NamedTuple):
+    """A view, and how many changes had been seen when it was made."""
+
+    changes: int
+    view: View
 
 
 def view_of(seen: Seen, clock: Clock) -> View:
