@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from starlette.datastructures import Headers
@@ -92,8 +92,9 @@ class Application:
 
     def route(self, scope: Scope, headers: Headers) -> tuple[Route, dict[str, str]]:
         """The route and the variables of the path. Nobody without the token learns which paths there are."""
-        path, method = scope["path"], scope["method"]
-        found = self._root.find(path.split("/")[1:]) if len(path) <= PATH_BYTES_MAX else None
+        # As it was sent: a name may have a slash in it, written %2F, and that is no part of the path.
+        path, method = scope["raw_path"].decode("latin-1"), scope["method"]
+        found = self._root.find([unquote(part) for part in path.split("/")[1:]]) if len(path) <= PATH_BYTES_MAX else None
         place, values = found if found is not None else (None, ())
         route = None if place is None else place.routes.get("GET" if method == "HEAD" else method)
         if route is None or not route.open:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from remit.client.client import Client
+from remit.client.endpoint import Turned
 from remit.client.retry import RetryShape
 from remit.commitment.standby import Standby
+from remit.commitment.trying import Tried, tried
 from remit.law.tempo import Tempo
-from remit.model.claims import Actor
+from remit.model.claims import Actor, AnyClaim
 from remit.observation.board import Board
 from remit.serve.door import Door
 from remit.serve.failures import Failure
+from remit.serve.hub import Hub
 from remit.store.protocol import Store
 from remit.world.promises import Clock, Offload, World
 
@@ -25,7 +28,8 @@ ASK_MS: Final = 15_000
 
 class Desk:
     """`standby` is asked what only the authority knows; `store` has every row as of now; `board` has them in memory, a moment
-    old. `judging` runs what takes long and needs nothing but the processor. `closing` is set when the server ends.
+    old, and `hub` shares out what changes there. `judging` runs what takes long and needs nothing but the processor. `closing`
+    is set when the server ends.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Desk:
         self.standby = standby
         self.store = store
         self.board = board
+        self.hub = Hub(board)
         self.door = door
         self.world = world
         self.token = token
@@ -75,6 +80,12 @@ class Desk:
             shape = RetryShape(deadline_ms=ASK_MS)
             found = self._clients[actor] = Client({self.name: self.standby}, actor, self.world, shape=shape)
         return found
+
+    def tried(self, actor: Actor, claims: Sequence[AnyClaim]) -> list[Tried]:
+        """What the authority would answer; nothing is written. Only who leads can tell."""
+        if self.standby.leading is None:
+            raise Turned(why="nobody leads here just now, and only who leads can try a change")
+        return tried(self.standby.leading, actor, claims)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

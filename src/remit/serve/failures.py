@@ -7,15 +7,14 @@ from http import HTTPStatus
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 from starlette.responses import Response
 
 from remit.client.client import NoAnswer
 from remit.client.endpoint import NoVerdict, Overloaded, Turned
 from remit.law.refusals import REFUSALS
+from remit.model.answers import OPERATION_HEADER, PROBLEM_TYPE, ProblemAnswer, ProblemItem
 from remit.model.claims import Code, Refused
 from remit.model.problems import Problem
-from remit.serve.routes import PROBLEM
 from remit.store.protocol import Compacted, Corrupt, Invalid, StoreError
 
 RETRY_AFTER_MS: Final = 1_000
@@ -30,29 +29,6 @@ STATUSES: Final[dict[Code, int]] = {
 """Of a refusal of the authority; any other is 409: it stands against what is there."""
 
 
-class Breach(Struct, frozen=True, omit_defaults=True):
-    """One of several problems. `manifest` counts the manifests of the request from 0."""
-
-    field: str
-    message: str
-    cure: str = ""
-    manifest: int | None = None
-
-
-class ProblemDocument(Struct, frozen=True, omit_defaults=True):
-    """RFC 9457, with a `code` that is stable, and what would mend it."""
-
-    title: str
-    status: int
-    code: str
-    detail: str
-    type: str = "about:blank"
-    field: str = ""
-    cure: str = ""
-    problems: tuple[Breach, ...] = ()
-    revision: int = 0
-
-
 class Failure(Exception):
     """What a handler raises to answer with a problem."""
 
@@ -64,13 +40,20 @@ class Failure(Exception):
         *,
         field: str = "",
         cure: str = "",
-        problems: Sequence[Breach] = (),
+        problems: Sequence[ProblemItem] = (),
         revision: int = 0,
         retry_after_ms: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.document = ProblemDocument(
-            HTTPStatus(status).phrase, status, code, detail, "about:blank", field, cure, tuple(problems), revision
+        self.document = ProblemAnswer(
+            title=HTTPStatus(status).phrase,
+            status=status,
+            code=code,
+            detail=detail,
+            field=field,
+            cure=cure,
+            problems=tuple(problems),
+            revision=revision,
         )
         self.headers = dict(headers or {})
         if retry_after_ms:
@@ -82,14 +65,14 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def problem(failure: Failure) -> Response:
-    return Response(_encode(failure.document), failure.document.status, failure.headers, PROBLEM)
+    return Response(_encode(failure.document), failure.document.status, failure.headers, PROBLEM_TYPE)
 
 
-def breach(found: Problem, manifest: int | None = None) -> Breach:
-    return Breach(found.path, found.message, found.cure, manifest)
+def breach(found: Problem, manifest: int | None = None) -> ProblemItem:
+    return ProblemItem(field=found.path, message=found.message, cure=found.cure, manifest=manifest)
 
 
-def invalid(found: Sequence[Breach], *, status: int = 422, code: str = "invalid") -> Failure:
+def invalid(found: Sequence[ProblemItem], *, status: int = 422, code: str = "invalid") -> Failure:
     """One document for all that is wrong; the first is told in its own fields as well."""
     first = found[0]
     words = f"{first.field}: {first.message}" if first.field else first.message
@@ -106,10 +89,12 @@ def refused(verdict: Refused, *, conditional: bool = False) -> Failure:
     return Failure(status, verdict.code.value, verdict.detail or meaning.meaning, cure=meaning.cure, revision=verdict.revision)
 
 
-def unanswered(error: NoAnswer) -> Failure:
+def unanswered(error: NoAnswer, operation: str = "") -> Failure:
+    """`operation` is the id under which to ask again."""
     if error.silent:
-        cure = "it may have happened: send the same again with the same Remit-Operation-Id, which never does it twice"
-        return Failure(504, "timeout", error.why, cure=cure)
+        cure = f"it may have happened: send the same again with the same {OPERATION_HEADER}, which never does it twice"
+        headers = {OPERATION_HEADER: operation} if operation else None
+        return Failure(504, "timeout", error.why, cure=cure, headers=headers)
     return unavailable(error.why)
 
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Struct
 from starlette.responses import Response
 
+from remit.model.answers import LINES_TYPE, PATCH_TYPE
+
 if TYPE_CHECKING:
     from remit.serve.asked import Asked
     from remit.serve.desk import Desk
 
 JSON: Final = "application/json"
-NDJSON: Final = "application/x-ndjson"
-MERGE_PATCH: Final = "application/merge-patch+json"
-PROBLEM: Final = "application/problem+json"
+NDJSON: Final = LINES_TYPE
+MERGE_PATCH: Final = PATCH_TYPE
 TEXT: Final = "text/plain"
 
 OBJECT_BYTES_MAX: Final = 1 << 20
