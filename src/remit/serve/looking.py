@@ -107,13 +107,16 @@ class Looking:
 
     async def seen(self) -> Seen:
         """All rows, once the board shows whatever was committed before this was asked."""
+        await self.caught_up()
+        return self.now()
+
+    async def caught_up(self) -> None:
         committed = await self.store.get(HEAD)
         at, until_ms = 0 if committed is None else committed.revision, self.clock.now_ms() + CATCH_UP_MS_MAX
         while self.board.head is None or self.board.revision < at:
             if self.clock.now_ms() >= until_ms:
                 raise unavailable(f"what is seen here is of revision {self.board.revision}, and {at} is committed")
             await self.clock.sleep_ms(_LOOK_MS)
-        return self.now()
 
     def now(self) -> Seen:
         """All rows as they are seen now, however old that is. They never change in place, so only the table is copied."""

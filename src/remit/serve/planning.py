@@ -8,7 +8,7 @@ placed on a view of its own: first what may be made at once, then, where an olde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,14 +23,16 @@ from remit.correction.wanted import RUNS, Census, available, floor
 from remit.model.answers import PlanAnswer, PlanItem, PlannedPlacement
 from remit.model.claims import Actor, Apply, Operation, OperationID, Refused, Role, Spawn
 from remit.model.fields import Metadata
+from remit.model.judging import written
 from remit.model.kinds import Workload
-from remit.model.objects import DECLARED, TENANTED, AnyObject, encode, key, key_of
+from remit.model.objects import TENANTED, AnyObject, encode, key, key_of
 from remit.model.records import Phase
 from remit.observation.board import Board, Kept
 from remit.observation.replicas import PENDING
 from remit.observation.view import View
 from remit.proposal.explained import Waits
 from remit.proposal.explaining import explain_waiting, work_of
+from remit.serve.applying import in_order
 from remit.serve.differing import differences
 from remit.serve.failures import refused
 from remit.serve.looking import Look, Seen
@@ -53,17 +55,12 @@ _BY_NAME: Final = ("secret", "config", "workload", "generation", "allotment", "n
 """Kinds of which there may be very many: only those that the manifests name are looked at."""
 
 
-def applied_first(things: Iterable[AnyObject]) -> list[AnyObject]:
-    """In the order in which they are applied: what others depend on first."""
-    return sorted(things, key=lambda thing: DECLARED.index(type(thing).__name__))
-
-
 def plan(look: Look, things: Sequence[AnyObject], actor: Actor, clock: Clock) -> PlanAnswer:
     """`look` is of a view that nobody else uses: it is changed here."""
     draft = Draft(_books(look.seen, things, clock), _moment(look.seen, clock))
     ruled: dict[str, PlanItem] = {}
-    for thing in applied_first(things):
-        ruled[key(thing)] = _judged(draft, look.seen, thing, actor)
+    for at in in_order(things):
+        ruled[key(things[at])] = _judged(draft, look.seen, things[at], actor)
     placing = _Placing(look, draft, clock)
     for name, placement in placing.placements([name for name, item in ruled.items() if item.action in ("create", "replace")]):
         ruled[name] = replace(ruled[name], placement=placement)
@@ -115,6 +112,8 @@ def _judged(draft: Draft, seen: Seen, thing: AnyObject, actor: Actor) -> PlanIte
     kind, meta, name = type(thing).__name__, thing.metadata, key(thing)
     before: AnyObject | None = seen.get(name)
     item = PlanItem(kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged")
+    if before is not None and written(before) == written(thing) and not _going(before):
+        return item
     trial = draft.fork()
     verdict = decide(trial, Operation(OperationID("plan"), actor, Apply(thing)))
     if isinstance(verdict, Refused):
@@ -124,9 +123,11 @@ def _judged(draft: Draft, seen: Seen, thing: AnyObject, actor: Actor) -> PlanIte
     after: AnyObject | None = None if found is None else found[0]
     if before is None:
         return replace(item, action="create", diff=differences(None, after))
-    if after == before:
-        return item
     return replace(item, action="replace", diff=differences(before, after))
+
+
+def _going(thing: AnyObject) -> bool:
+    return isinstance(thing.metadata, Metadata) and thing.metadata.deleting
 
 
 # -- where it would go ---------------------------------------------------------------------------------------------------------
