@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("-l", "--selector", default="", metavar="LABELS", help="All of the KIND with these labels.")
 @click.option("--wait", is_flag=True, help="Wait until it is gone.")
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
 @click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
 @asks_server()
 def delete(

@@ -17,7 +17,7 @@ def rollout() -> None:
 
 @rollout.command(epilog=examples("remit rollout status web", "remit rollout status web --timeout 0s    only look"))
 @click.argument("workload", metavar="WORKLOAD")
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
 @asks_server()
 def status(asked: Asked, workload: str, timeout: str) -> None:
     """Wait until a WORKLOAD's current generation is out, and show how far it is.

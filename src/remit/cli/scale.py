@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("workload", metavar="WORKLOAD")
 @click.option("--replicas", required=True, type=click.IntRange(0, 1_000_000), help="How many there should be.")
 @click.option("--wait", is_flag=True, help="Wait until they stand.")
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
 @asks_server()
 def scale(asked: Asked, workload: str, replicas: int, wait: bool, timeout: str) -> None:
     """Set how many replicas a WORKLOAD should have.

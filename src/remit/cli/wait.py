@@ -30,7 +30,7 @@ PHASED = ("Replica", "Node", "Grant")
 @click.option(
     "--for", "goal", required=True, metavar="GOAL", help="ready, complete, delete, phase=PHASE or condition=TYPE[=STATUS]."
 )
-@click.option("--timeout", default="60s", show_default=True, help="How long at most.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long at most.")
 @asks_server()
 def wait(asked: Asked, what: tuple[str, ...], goal: str, timeout: str) -> None:
     """Wait until something is true of objects.
