@@ -163,6 +163,12 @@ def funnel(replicas: Sequence[Replica], wanted: int, kind: str) -> list[tuple[st
     return [("admitted", wanted), ("queued", len(standing)), *stages]
 
 
+def funnel_words(stages: Sequence[tuple[str, int]]) -> str:
+    """`queued 6 > bound 4 > serving 0`: of stages with the same count only the furthest is named."""
+    kept = [one for one, after in zip(stages, [*stages[1:], ("", -1)], strict=True) if one[1] != after[1]]
+    return " > ".join(f"{name} {count:,}" for name, count in kept)
+
+
 def _at_least(one: Replica, phases: frozenset[Phase]) -> bool:
     return one.status.phase in phases or (one.status.result == _OK and P.FINISHED in phases)
 
