@@ -159,7 +159,8 @@ def funnel(replicas: Sequence[Replica], wanted: int, kind: str) -> list[tuple[st
     standing = [one for one in replicas if one.status.phase is not P.RELEASED or one.status.result == _OK]
     stages = [(name, sum(_at_least(one, phases) for one in standing)) for name, phases in STAGES]
     if kind == "job":
-        stages = [*stages[:3], ("done", sum(one.status.result == _OK for one in standing))]
+        runs = sum(_at_least(one, _ARRIVED["job"]) for one in standing)
+        stages = [*stages[:3], ("running", runs), ("done", sum(one.status.result == _OK for one in standing))]
     return [("admitted", wanted), ("queued", len(standing)), *stages]
 
 

@@ -140,4 +140,4 @@ def test_stages_that_equally_many_have_reached_are_told_once() -> None:
         == "admitted 4 > queued 3 > bound 2 > serving 1"
     )
     assert funnel_words(funnel(replicas(P.SERVING, P.SERVING), 2, "service")) == "serving 2"
-    assert funnel_words(funnel(replicas(P.RUNNING), 1, "job")) == "starting 1 > done 0"
+    assert funnel_words(funnel(replicas(P.RUNNING), 1, "job")) == "running 1 > done 0"
