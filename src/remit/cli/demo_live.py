@@ -7,14 +7,18 @@ SIGKILL. What is said to hold was looked at from outside: by asking the endpoint
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from rich.console import Console
 
 from remit.cli.demo_endpoint import DemoFailed
 from remit.cli.demo_parts import Parts
+from remit.cli.demo_told import Told
 from remit.client.api import Api, ApiError, NotYet, Unanswered
 from remit.model.answers import EndpointItem
 from remit.model.kinds import Node, NodeHealth, Workload
@@ -22,10 +26,8 @@ from remit.model.manifests import read
 from remit.model.objects import AnyObject
 from remit.model.records import Replica
 from remit.world.probes import SocketProber
+from remit.world.production import production
 from remit.world.promises import Clock
-
-if TYPE_CHECKING:
-    from remit.cli.demo_told import Told
 
 FILES: Final = ("web.yaml", "sums.yaml", "train.yaml")
 NODES: Final = 3
@@ -35,6 +37,33 @@ LOOK_S: Final = 0.1
 PROBE_MS: Final = 1_000
 DARK_ASKS: Final = 10
 """How often each endpoint is asked while there is no server."""
+
+
+async def play(console: Console, examples: Path, *, keep: bool) -> int:
+    """The whole of it, in a directory of its own, which goes with it. 0 if all that was checked holds."""
+    world = production()
+    root = Path(tempfile.mkdtemp(prefix="remit-demo-"))
+    root.chmod(0o711)  # noqa: ASYNC240 - work may run as another user
+    parts, told = Parts(root, NODES, DOOMED, world.clock), Told(console, world.clock)
+    done = False
+    try:
+        await Show(parts, examples, told, world.clock).play()
+        told.end()
+        done = True
+    finally:
+        if keep and done:
+            _say_how_to_go_on(console, parts, root)
+        else:
+            await parts.end()
+            world.disk.remove_tree(root)
+        await world.offload.close()
+    return 0 if told.holds else 1
+
+
+def _say_how_to_go_on(console: Console, parts: Parts, root: Path) -> None:
+    console.print(f"\nIt runs on. To look at it: export REMIT_SERVER={parts.url} REMIT_TOKEN_FILE={parts.token_file}")
+    console.print("then remit get all, remit describe workload/web, remit explain workload/train")
+    console.print(f"To end it: remit down --data {parts.data}; rm -r {root}", soft_wrap=True)
 
 
 class Copy(NamedTuple):

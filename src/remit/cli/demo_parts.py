@@ -26,7 +26,7 @@ class Parts:
 
     def __init__(self, root: Path, nodes: int, machine: str, clock: Clock) -> None:
         self._root, self._clock, self._machine = root, clock, machine
-        self._data = root / "up"
+        self.data = root / "up"
         self._machine_data = root / machine
         self._up: Process | None = None
         self._agent: Process | None = None
@@ -47,11 +47,11 @@ class Parts:
 
     @property
     def url(self) -> str:
-        return (self._data / SERVER / URL).read_text().strip()
+        return (self.data / SERVER / URL).read_text().strip()
 
     @property
     def token_file(self) -> Path:
-        return self._data / SERVER / TOKEN
+        return self.data / SERVER / TOKEN
 
     @property
     def up_pid(self) -> int:
@@ -69,11 +69,11 @@ class Parts:
 
     async def start_up(self) -> None:
         """Until its API answers; again at the same address."""
-        (self._data / SERVER / URL).unlink(missing_ok=True)
+        (self.data / SERVER / URL).unlink(missing_ok=True)
         words = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", BEAT, "--context", ""]
-        self._up = await self._start("up", ["--data", str(self._data), *words])
+        self._up = await self._start("up", ["--data", str(self.data), *words])
         until_ms = self._clock.now_ms() + START_MS_MAX
-        while not (self._data / SERVER / URL).exists():
+        while not (self.data / SERVER / URL).exists():
             if self._up.returncode is not None or self._clock.now_ms() > until_ms:
                 raise DemoFailed(f"`remit up` does not come up: {self._last_words('up')}")
             await self._clock.sleep_ms(20)
@@ -114,7 +114,7 @@ class Parts:
                 await process.wait()
         world = production()
         try:
-            for root in (self._machine_data, self._data / AGENT):
+            for root in (self._machine_data, self.data / AGENT):
                 await end_agent(root, world)
         finally:
             await world.offload.close()
