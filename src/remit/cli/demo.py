@@ -1,4 +1,4 @@
-"""What does Remit do, in a minute? Work runs for real; beside that a load is placed on simulated nodes, or two race for a GPU."""
+"""What does Remit do, in a minute? Work runs for real; or a load is placed on simulated nodes, or two race for one GPU."""
 
 from __future__ import annotations
 
