@@ -191,18 +191,21 @@ class _Guarded(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._turned:
             return
-        self._head_bytes += len(data)
+        cycle: RequestResponseCycle | None = self.cycle
+        # Of what comes with the end of a body, nobody can tell here how much belongs to the next head.
+        if cycle is None or cycle.response_complete:
+            self._head_bytes += len(data)
         super().data_received(data)
         if self._head_timer is not None and self._head_bytes > HEAD_BYTES_MAX:
             self._turn(_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes = 0
         self._await_head()
 
     def on_headers_complete(self) -> None:
         self._head_came()
+        self._head_bytes = 0
         self.server_state.date()
         super().on_headers_complete()
 
