@@ -18,7 +18,7 @@ from remit.law.tempo import BEAT_MS_MAX, BEAT_MS_MIN, Tempo
 from remit.model.problems import escaped
 from remit.model.quantity import parse_duration
 from remit.store.protocol import StoreError
-from remit.world.http import Listen
+from remit.world.binding import Listen
 from remit.world.offload import ThreadOffload
 from remit.world.production import production
 from remit.world.promises import Ids, WorldError
