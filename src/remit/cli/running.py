@@ -14,7 +14,7 @@ from remit.model.problems import escaped, shown
 from remit.model.quantity import parse_duration
 
 if TYPE_CHECKING:
-    from remit.world.http import Listen
+    from remit.world.binding import Listen
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ class ListenType(click.ParamType["Listen"]):
     name = "HOST:PORT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Listen:
-        from remit.world.http import Listen
+        from remit.world.binding import Listen
 
         host, colon, port = str(value).rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:

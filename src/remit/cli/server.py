@@ -15,7 +15,7 @@ from remit.cli.running import ListenType, beat_option, run_until_ended
 from remit.law.tempo import Tempo
 from remit.model.problems import escaped
 from remit.store.protocol import StoreError
-from remit.world.http import Listen
+from remit.world.binding import Listen
 from remit.world.offload import ThreadOffload
 from remit.world.production import production
 from remit.world.promises import Ids, WorldError

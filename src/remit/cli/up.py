@@ -24,7 +24,7 @@ from remit.model.problems import escaped
 if TYPE_CHECKING:
     from remit.client.api import Api
     from remit.model.objects import AnyObject
-    from remit.world.http import Listen
+    from remit.world.binding import Listen
     from remit.world.promises import Offload, Order, Running, World
 
 SCOPE: Final = "local"
