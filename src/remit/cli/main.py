@@ -35,6 +35,7 @@ COMMANDS = {
     "capacity": Lazy(
         "remit.cli.capacity", "capacity", "Say how many more replicas of a manifest fit, and what stops the next."
     ),
+    "server": Lazy("remit.cli.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
     "demo": Lazy("remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
