@@ -38,8 +38,8 @@ def manifest_text(thing: object) -> str:
         return yaml_text(_in_order(value))
     meta = value.get("metadata", {})
     reported = {name: meta.pop(name) for name in _REPORTED if name in meta}
-    if "status" in value:
-        reported["status"] = value.pop("status")
+    if status := value.pop("status", None):
+        reported["status"] = status
     if value["kind"] == "Secret":
         # Nobody is shown a secret. Empty text would be applied as its new value; nothing is refused.
         data = value.get("spec", {}).get("data", {})
