@@ -49,6 +49,7 @@ COMMANDS = {
     "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
     "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
     "context": Lazy("remit.cli.context", "context", "Servers by name, and which of them is meant."),
+    "server": Lazy("remit.cli.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
     "demo": Lazy("remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),

@@ -38,6 +38,8 @@ class ProblemItem(Answer, frozen=True, kw_only=True):
     field: str = ""
     message: str
     cure: str = ""
+    manifest: int | None = None
+    """Of several, counted from 0: in which one."""
 
 
 class ProblemAnswer(Answer, frozen=True, kw_only=True):
