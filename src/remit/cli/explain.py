@@ -10,7 +10,7 @@ import click
 
 from remit.cli.contexts import Flags, resolve
 from remit.cli.main import examples
-from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
+from remit.model.problems import did_you_mean, escaped, meant, one_of, shown, there_are
 
 if TYPE_CHECKING:
     from remit.cli.opened import Scope
@@ -122,7 +122,7 @@ def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str,
             )
         except NoNode:
             nodes = sorted(scope.view.columns.rows)
-            raise Unreadable(f"there is no node {shown(node)}; {_near(node, nodes, 'nodes')}") from None
+            raise Unreadable(f"there is no node {shown(node)}; {there_are(node, nodes, 'nodes')}") from None
         except PluginError as error:
             raise Unreadable(escaped(str(error))) from error
     _print(told, output, verbose, scope.clock.wall())  # out here: that it cannot be printed is no fault of the data's
@@ -151,18 +151,16 @@ def _meant(what: str, tenant: str) -> tuple[str, str, str]:
 
 def _workload(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> WorkloadTold:
     from remit.observation.tables import NONE
-    from remit.proposal.telling import tell_workload
+    from remit.serve.recorded import told_of_workload
 
     workloads = scope.view.shapes.workloads
     there = [path for path, owner in workloads.ids.items() if workloads.at.state[owner] != NONE or workloads.at.users[owner]]
     tenant = _owner(there, "workload", tenant, name)
-    keys = [key.split("/", 2) for key in scope.view.replicas.slots if key.startswith(f"replica/{tenant}/{name}-")]
-    records = scope.records(tenant, frozenset(rest for _, _, rest in keys), f"{name}-")
-    return tell_workload(scope.view, scope.workload(tenant, name), tenant, name, records, rules, node)
+    return told_of_workload(scope.view, scope.workload(tenant, name), tenant, name, scope.written(tenant), rules, node)
 
 
 def _replica(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> ReplicaTold:
-    from remit.proposal.telling import tell_replica
+    from remit.serve.recorded import told_of_replica
 
     there = [key.partition("/")[2] for key in scope.view.replicas.slots]
     tenant = _owner(there, "replica", tenant, name)
@@ -171,7 +169,7 @@ def _replica(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> R
         raise click.ClickException(
             f"replica {tenant}/{name} was listed and is not there: the data is damaged; restore a backup"
         )
-    return tell_replica(scope.view, *found, scope.records(tenant, frozenset({name}), name), rules, node)
+    return told_of_replica(scope.view, *found, scope.written(tenant), rules, node)
 
 
 def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
@@ -186,17 +184,7 @@ def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
     if owners:
         raise Unreadable(f"tenant {shown(tenant)} has no {kind} {name}, but {one_of(owners)} has; say --tenant {owners[0]}")
     names = sorted({path.partition("/")[2] for path in paths if not tenant or path.startswith(f"{tenant}/")})
-    raise Unreadable(f"there is no {kind} {shown(name)}; {_near(name, names, f'{kind}s')}")
-
-
-def _near(name: str, names: list[str], what: str) -> str:
-    """Names that are like it, or the first few of them all."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, names[:100_000], n=3, cutoff=0.6)
-    if close:
-        return f"did you mean {one_of(close)}?"
-    return f"there are {one_of(names)}" if names else f"there are no {what}"
+    raise Unreadable(f"there is no {kind} {shown(name)}; {there_are(name, names, f'{kind}s')}")
 
 
 def _print(told: ReplicaTold | WorkloadTold, output: str, verbose: bool, wall: str) -> None:
