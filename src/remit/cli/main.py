@@ -29,6 +29,8 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
+    "up": Lazy("remit.cli.up", "up", "Run the whole control plane on this machine, with nodes to try things out."),
+    "down": Lazy("remit.cli.down", "down", "End what `remit up` runs, with all its work."),
     "apply": Lazy("remit.cli.apply", "apply", "Create or replace what manifests declare; wait until it stands."),
     "plan": Lazy("remit.cli.planned", "plan", "Show what an apply would change, and where replicas would go."),
     "diff": Lazy("remit.cli.planned", "diff", "Show how manifests differ from what is there."),
@@ -46,11 +48,16 @@ COMMANDS = {
     "cordon": Lazy("remit.cli.nodes", "cordon", "Place nothing new on nodes."),
     "uncordon": Lazy("remit.cli.nodes", "uncordon", "Let nodes take work again."),
     "drain": Lazy("remit.cli.nodes", "drain", "Empty nodes, within what each workload can spare."),
+    "server": Lazy("remit.cli.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
+    "scheduler": Lazy("remit.cli.scheduler", "scheduler", "Run a scheduler of a scope, as a process of its own."),
+    "controllers": Lazy("remit.cli.controllers", "controllers", "Run a scope's controllers, as a process of their own."),
+    "agent": Lazy("remit.cli.agent", "agent", "Run the work of this machine, as one node or as several."),
+    "keeper": Lazy("remit.cli.keeper", "keeper", "Hold the deadlines of an agent's work; agents start it."),
+    "doctor": Lazy("remit.cli.doctor", "doctor", "Say what is missing on this machine, and the cure."),
+    "context": Lazy("remit.cli.context", "context", "Servers by name, and which of them is meant."),
     "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
     "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
-    "context": Lazy("remit.cli.context", "context", "Servers by name, and which of them is meant."),
-    "server": Lazy("remit.cli.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
-    "demo": Lazy("remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."),
+    "demo": Lazy("remit.cli.demo", "demo", "See work run, be explained, and outlive a machine and the server."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
     "version": Lazy("remit.cli.version", "version", "Print the version of this program and of the server."),
