@@ -15,9 +15,14 @@ from remit.commitment.trying import Tried, tried
 from remit.law.tempo import Tempo
 from remit.model.claims import Actor, AnyClaim
 from remit.observation.board import Board
+from remit.proposal.plugins import Filter, Score
+from remit.proposal.scores import DEFAULT
 from remit.serve.door import Door
+from remit.serve.endpoints import Endpoints
 from remit.serve.failures import Failure
 from remit.serve.hub import Hub
+from remit.serve.logs import Agents
+from remit.serve.looking import Looking
 from remit.store.protocol import Store
 from remit.world.promises import Clock, Offload, World
 
@@ -30,6 +35,9 @@ class Desk:
     """`standby` is asked what only the authority knows; `store` has every row as of now; `board` has them in memory, a moment
     old, and `hub` shares out what changes there. `judging` runs what takes long and needs nothing but the processor. `closing`
     is set when the server ends.
+
+    `looking` makes still views of the board in a thread of its own (`judging`, if it has none), with the filters and scores of
+    this scope's schedulers; `endpoints` are what serves; `agents` are asked for what work has written.
     """
 
     def __init__(
@@ -42,6 +50,9 @@ class Desk:
         *,
         token: str,
         judging: Offload,
+        looking: Offload | None = None,
+        filters: Sequence[Filter] = (),
+        scores: Sequence[Score] = DEFAULT,
         tempo: Tempo = Tempo(),
         watchers_max: int = WATCHERS_MAX,
     ) -> None:
@@ -49,6 +60,9 @@ class Desk:
         self.store = store
         self.board = board
         self.hub = Hub(board)
+        self.looking = Looking(board, store, world.clock, looking or judging, filters=filters, scores=scores)
+        self.endpoints = Endpoints(board, world.clock)
+        self.agents = Agents(board, world.clock, token)
         self.door = door
         self.world = world
         self.token = token

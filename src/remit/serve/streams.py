@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from remit.serve.desk import Desk
 from remit.serve.routes import NDJSON
+
+if TYPE_CHECKING:
+    from remit.serve.desk import Desk
 
 SEND_MS_MAX: Final = 30_000
 """Who takes nothing for so long is not listened for any more."""
