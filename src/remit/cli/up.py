@@ -111,6 +111,7 @@ def up(
 
 
 async def _up(plan: Plan) -> None:
+    from remit.commitment.authority import one_failure
     from remit.store.protocol import Owned, StoreError
     from remit.world.offload import ThreadOffload
     from remit.world.production import production
@@ -118,7 +119,8 @@ async def _up(plan: Plan) -> None:
 
     world, judging = production(), ThreadOffload("judge")
     try:
-        await _run(plan, world, judging)
+        with one_failure():
+            await _run(plan, world, judging)
     except Owned as error:
         raise click.ClickException(_runs_already(plan.data, error.pid)) from error
     except (StoreError, WorldError) as error:
@@ -223,10 +225,11 @@ class Beside:
         self._running: Running | None = None
 
     async def watch_over(self) -> None:
-        from remit.agent.directory import Directory
+        from remit.agent.directory import PASSABLE, Directory
         from remit.agent.reviving import is_held
 
         directory, pause_ms = Directory(self._root), PAUSE_MS
+        self._plan.data.chmod(PASSABLE)
         while True:
             if is_held(self._world.disk, directory.agent_lock):  # it outlived the `up` that started it
                 await self._world.clock.sleep_ms(LOOK_MS)
