@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remit.client.client import Client, NoAnswer
+from remit.client.connecting import Connected, connect
 from remit.client.remote import Remote
 from remit.commitment.authority import Authority, one_failure
 from remit.commitment.queueing import BATCH_MAX, BatchMax
@@ -18,7 +20,7 @@ from remit.commitment.standby import Standby
 from remit.correction.crew import Crew
 from remit.correction.loop import Cadence
 from remit.law.tempo import Tempo
-from remit.model.claims import Actor
+from remit.model.claims import Actor, Role
 from remit.observation.board import Board
 from remit.observation.following import Follower
 from remit.observation.view import View
@@ -27,16 +29,18 @@ from remit.proposal.plugins import Filter, installed_filters, installed_scores
 from remit.proposal.scheduler import LEASE, Rhythm, Scheduler
 from remit.proposal.scores import DEFAULT
 from remit.proposal.victims import Pace
-from remit.serve.app import Application, Complain
-from remit.serve.desk import Desk
 from remit.serve.door import Door
 from remit.serve.orders import OrderFeed
-from remit.serve.table import ROUTES
 from remit.store.chain import Place
 from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
-from remit.world.http import Bound, Listen, http_listening
+from remit.world.binding import Bound, Listen
+from remit.world.production import production
 from remit.world.promises import Offload, World
+
+if TYPE_CHECKING:
+    from remit.serve.app import Complain
+    from remit.serve.desk import Desk
 
 
 @asynccontextmanager
@@ -159,6 +163,12 @@ async def served(
     The order at the end is the promise: nothing new is taken, what was taken is answered, and only then does the authority stop
     and the store close. So nothing that was acknowledged is lost, and nobody is left without an answer.
     """
+    # Only who serves over HTTP pays for loading what speaks it.
+    from remit.serve.app import Application
+    from remit.serve.desk import Desk
+    from remit.serve.table import ROUTES
+    from remit.world.http import http_listening
+
     store = await SqliteStore.open(directory, offload=world.offload, holder=name, incarnation=world.ids.incarnation())
     try:
         bound = Bound(listen)
@@ -269,6 +279,43 @@ def controllers(
 ) -> Crew:
     """One copy of a scope's controllers, on one board; `client_for` makes each its own client. The caller runs it."""
     return Crew(store, sure, client_for, world, name=name, cadence=cadence, board=board, lease_for=lease_for, failed=failed)
+
+
+# -- parts that are processes of their own -------------------------------------------------------------------------------------
+
+
+def part_name(sort: str) -> str:
+    """What a part is called in records, if nobody says otherwise."""
+    return f"{sort}-{os.getpid()}"
+
+
+@asynccontextmanager
+async def component_world(servers: Sequence[str], token: str) -> AsyncIterator[Connected]:
+    """The real world, in which a scope's servers are reached over HTTP."""
+    world = production()
+    try:
+        async with connect(servers, token, world) as connected:
+            yield connected
+    finally:
+        await world.offload.close()
+
+
+async def run_scheduler(
+    connected: Connected, *, name: str, beat_ms: int, failed: Callable[[NoAnswer], None] | None = None
+) -> None:
+    """A scheduler over HTTP, for ever."""
+    tempo, rows = Tempo(beat_ms), connected.rows
+    client = connected.client_for(Actor(name, Role.SCHEDULER))
+    rhythm = Rhythm(lease_ms=tempo.lease_ms, idle_ms=5 * beat_ms)
+    await scheduler(rows, rows, client, connected.world, name=name, rhythm=rhythm, failed=failed).run()
+
+
+async def run_controllers(
+    connected: Connected, *, name: str, beat_ms: int, failed: Callable[[NoAnswer], None] | None = None
+) -> None:
+    """All controllers over HTTP, for ever."""
+    rows, cadence = connected.rows, Cadence(beat_ms)
+    await controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed).run()
 
 
 SWITCH_S: Final = 0.000_2

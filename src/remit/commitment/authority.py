@@ -170,9 +170,9 @@ class Authority:
             self._wake.set()
             with suppress(Overloaded):  # then the window before is still the last that is recorded
                 await answer
-        head = self._place.head
-        stand = head.incarnation, head.epoch, head.sequence, self.outcomes.window, WINDOW_MS, head.holder
-        return Status(self.scope, *stand, self.clock.boot(), self.clock.now_ms(), self.tempo.beat_ms)
+        head, now_ms, window = self._place.head, self.clock.now_ms(), self.outcomes.window
+        stand = head.incarnation, head.epoch, head.sequence, window, WINDOW_MS, head.holder, self.clock.boot(), now_ms
+        return Status(self.scope, *stand, self.tempo.beat_ms, *self.hearing.silences(self.books, now_ms))
 
     async def renew(self, actor: Actor, /) -> bool:
         """Begin the lease's term anew, from now. Answered only after the store has confirmed, later than this call, that
@@ -376,7 +376,7 @@ class Authority:
         revision = self._place.revision
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.hearing.at_ms.update(prepared.draft.heard)
+        self.hearing.took(prepared.draft.heard)
         self._oldest = prepared.oldest
         return revision
 
