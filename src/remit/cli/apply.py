@@ -14,7 +14,7 @@ from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.client.api import Api
-    from remit.model.answers import ApplyAnswer, ApplyResult
+    from remit.model.answers import ApplyAnswer
     from remit.model.objects import AnyObject
 
 STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
@@ -36,7 +36,7 @@ STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
     "--if-unchanged", type=click.IntRange(min=1), metavar="REVISION", help="Apply nothing if any of it changed since."
 )
 @click.option("--wait", is_flag=True, help="Wait until the workloads stand, and show how far each is.")
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "name"]), default="text", show_default=True)
 @asks_server()
 def apply(asked: Asked, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str) -> None:
@@ -61,27 +61,27 @@ async def _apply(
     refused = any(one.action == "refused" for one in answer.results)
     workloads = [one for one in answer.results if one.kind == "Workload" and one.action != "refused"]
     if wait_ms and workloads:
+        from remit.cli.finding import said_path
         from remit.cli.waiting import Arrived, until
 
         sys.stdout.flush()
-        await until(api, [Arrived(one.name, one.tenant, shown=path_of(one, asked)) for one in workloads], wait_ms)
+        await until(
+            api,
+            [Arrived(one.name, one.tenant, shown=said_path(asked, one.kind, one.name, one.tenant)) for one in workloads],
+            wait_ms,
+        )
     return FAILED if refused else OK
 
 
-def path_of(one: ApplyResult, asked: Asked) -> str:
-    """As it may be named again: with the tenant, if that is not the one that is meant anyway."""
-    tenant = f"{one.tenant}/" if one.tenant and one.tenant != asked.reach.tenant else ""
-    return f"{one.kind.lower()}/{tenant}{one.name}"
-
-
 def show(answer: ApplyAnswer, asked: Asked, output: str) -> None:
+    from remit.cli.finding import said_path
     from remit.cli.written import json_text
 
     if output == "json":
         sys.stdout.write(json_text(answer))
         return
     for one in answer.results:
-        path = escaped(path_of(one, asked))
+        path = escaped(said_path(asked, one.kind, one.name, one.tenant))
         if one.action == "refused":
             tell_problem(path, one.problem)
         elif output == "name":

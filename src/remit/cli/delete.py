@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("-l", "--selector", default="", metavar="LABELS", help="All of the KIND with these labels.")
 @click.option("--wait", is_flag=True, help="Wait until it is gone.")
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
 @click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
 @asks_server()
 def delete(
@@ -77,7 +77,7 @@ async def _delete(
     timeout_ms: int,
     lenient: bool,
 ) -> int:
-    from remit.cli.finding import NOT_FOUND, class_of, missing, tenant_of
+    from remit.cli.finding import NOT_FOUND, class_of, missing, path_of, tenant_of
     from remit.cli.waits import Gone
     from remit.client.calling import ApiError
 
@@ -96,13 +96,13 @@ async def _delete(
         except ApiError as error:
             if error.status == NOT_FOUND and lenient:
                 continue
-            told = await missing(api, asked, thing) if error.status == NOT_FOUND else refusal(error, str(thing))
+            told = await missing(api, asked, thing) if error.status == NOT_FOUND else refusal(error, path_of(asked, thing))
             click.echo(f"Error: {told.format_message()}", err=True)
             failed += 1
             continue
-        going.append(Gone(thing, tenant))
+        going.append(Gone(thing, tenant, path_of(asked, thing)))
         said = "deleted" if done.action == "deleted" else "is going: deleted once what is left of it has ended"
-        click.echo(f"{escaped(str(thing))} {said}")
+        click.echo(f"{escaped(path_of(asked, thing))} {said}")
     if timeout_ms and going:
         from remit.cli.waiting import until
 

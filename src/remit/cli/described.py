@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from remit.cli.columns import BAD, GOOD, UNSURE, Sheet
+from remit.cli.events import account_path
 from remit.cli.events import columns as event_columns
-from remit.cli.events import path_of
 from remit.cli.events import row as event_row
 from remit.cli.finding import find, tenant_of
 from remit.cli.get_shown import Found, in_order, or_none, surroundings
@@ -51,7 +51,7 @@ async def show(api: Api, asked: Asked, things: Sequence[Meant]) -> None:
 
 async def _show(api: Api, asked: Asked, thing: Meant) -> None:
     found: AnyObject = await find(api, asked, thing)
-    account = await or_none(api.account(path_of(asked, thing), limit=EVENTS_SHOWN)) or ()
+    account = await or_none(api.account(account_path(asked, thing), limit=EVENTS_SHOWN)) or ()
     to, wall = console(), BootClock().wall()
     _head(to, found, account, wall)
     if isinstance(found, Workload):

@@ -11,6 +11,7 @@ import click
 
 from remit.cli.main import examples
 from remit.cli.places import AGENT, SERVER, data_directory
+from remit.cli.running import data_option
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ GRACE_MS: Final = 10_000
         "remit down --data /srv/remit      what runs on that directory",
     )
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="As for `remit up`.  [default: ~/.local/share/remit]")
+@data_option
 def down(data: Path | None) -> None:
     """End the control plane of a directory, its agent, its keeper, and all that these run.
 
@@ -54,7 +55,8 @@ async def _down(root: Path) -> list[str]:
         pid = owner_of(root / SERVER)
         if pid is not None:
             if not _asked(lambda: ask_to_go(pid)):
-                raise click.ClickException(f"process {pid} owns {escaped(str(root))} and cannot be reached; is it in a container?")
+                who = f"process {pid} owns {escaped(str(root))}"
+                raise click.ClickException(f"{who} and cannot be reached; is it in another container?")
             await _until(world, lambda: owner_of(root / SERVER) is None, f"process {pid} does not end")
             lines.append(f"the control plane (process {pid}) has ended")
         return [*lines, *await end_agent(root / AGENT, world)]

@@ -45,12 +45,12 @@ def events(asked: Asked, about: str, type_: str | None, limit: int, watch: bool,
     """
     from remit.cli.told import until_nobody_reads
 
-    regarding = path_of(asked, thing_meant(about)) if about else ""
+    regarding = account_path(asked, thing_meant(about)) if about else ""
     with until_nobody_reads():
         ask(asked, lambda api: _events(api, regarding, type_ or "", limit, watch, output))
 
 
-def path_of(asked: Asked, thing: Meant) -> str:
+def account_path(asked: Asked, thing: Meant) -> str:
     """As the account names it."""
     from remit.model.objects import key_of
 

@@ -31,6 +31,16 @@ def tenant_of(asked: Asked, thing: Meant) -> str:
     return (thing.tenant or asked.reach.tenant) if is_owned(thing.kind) else ""
 
 
+def said_path(asked: Asked, kind: str, name: str, tenant: str = "") -> str:
+    """As it may be named again without a flag: with the tenant, unless that is the one that is meant anyway."""
+    whose = f"{tenant}/" if tenant and (asked.everyone or asked.tenant_said or tenant != asked.reach.tenant) else ""
+    return f"{kind.lower()}/{whose}{name}"
+
+
+def path_of(asked: Asked, thing: Meant) -> str:
+    return said_path(asked, thing.kind, thing.name, tenant_of(asked, thing))
+
+
 async def find(api: Api, asked: Asked, thing: Meant) -> Any:
     if thing.kind == ENDPOINTS:
         listed = await api.endpoints(tenant=tenant_of(asked, thing))

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from remit.cli.columns import Sheet
-from remit.cli.finding import class_of, find
+from remit.cli.finding import class_of, find, said_path
 from remit.cli.listed import Around, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.progress import progress, why_pending
 from remit.cli.spoken import ENDPOINTS, Meant, is_owned, many_word
@@ -61,7 +61,7 @@ async def show(api: Api, asked: Asked, kinds: Sequence[str], things: Sequence[Me
     elif wish.output == "name":
         for one in found:
             for thing in one.items:
-                sys.stdout.write(f"{escaped(name_of(thing))}\n")
+                sys.stdout.write(f"{escaped(name_of(thing, asked))}\n")
     else:
         await _tables(api, asked, found, wish)
 
@@ -87,10 +87,10 @@ async def _named(api: Api, asked: Asked, things: Sequence[Meant]) -> list[Found]
 # -- what is printed -----------------------------------------------------------------------------------------------------------
 
 
-def name_of(thing: Any) -> str:
+def name_of(thing: Any, asked: Asked) -> str:
     if isinstance(thing, EndpointItem):
-        return f"endpoint/{thing.replica}"
-    return f"{type(thing).__name__.lower()}/{thing.metadata.name}"
+        return said_path(asked, ENDPOINTS, thing.replica, thing.tenant)
+    return said_path(asked, type(thing).__name__, thing.metadata.name, thing.metadata.tenant)
 
 
 def _yaml(thing: Any) -> str:

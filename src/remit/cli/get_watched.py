@@ -106,7 +106,7 @@ class _Rows:
         if self._wish.output == "json":
             _line(WatchLine(type="changed", revision=revision, object=encode(plain(thing))))  # type: ignore[arg-type]
         elif self._wish.output == "name":
-            _say(name_of(thing))
+            _say(name_of(thing, self._asked))
         elif self._synced:
             await self._refresh(thing)
             self._show(thing)
@@ -120,7 +120,7 @@ class _Rows:
             gone = {"kind": told.kind, "metadata": {"name": told.name, "tenant": told.tenant}}
             _line(WatchLine(type="deleted", revision=told.revision, object=encode(gone)))  # type: ignore[arg-type]
         elif self._wish.output == "name":
-            _say(f"{name_of(thing)} deleted")
+            _say(f"{name_of(thing, self._asked)} deleted")
         elif self._synced:
             row = [_text(cell) for cell in self._row(thing)]
             at = 1 if self._everyone else 0

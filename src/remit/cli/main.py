@@ -21,7 +21,7 @@ AGAIN_S = 0.001
 
 
 class Lazy(NamedTuple):
-    """Where a command is written, and its line in the help, which must not cost loading it."""
+    """Where a command is written, and its line in the help, which must not cost loading it; without one it is not listed."""
 
     module: str
     name: str
@@ -29,6 +29,8 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
+    "up": Lazy("remit.cli.up", "up", "Run the whole control plane on this machine, with nodes to try things out."),
+    "down": Lazy("remit.cli.down", "down", "End what `remit up` runs, with all its work."),
     "apply": Lazy("remit.cli.apply", "apply", "Create or replace what manifests declare; wait until it stands."),
     "plan": Lazy("remit.cli.planned", "plan", "Show what an apply would change, and where replicas would go."),
     "diff": Lazy("remit.cli.planned", "diff", "Show how manifests differ from what is there."),
@@ -46,15 +48,16 @@ COMMANDS = {
     "cordon": Lazy("remit.cli.nodes", "cordon", "Place nothing new on nodes."),
     "uncordon": Lazy("remit.cli.nodes", "uncordon", "Let nodes take work again."),
     "drain": Lazy("remit.cli.nodes", "drain", "Empty nodes, within what each workload can spare."),
-    "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
-    "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
-    "context": Lazy("remit.cli.context", "context", "Servers by name, and which of them is meant."),
-    "up": Lazy("remit.cli.up", "up", "Run the whole control plane on this machine, with nodes to try things out."),
-    "down": Lazy("remit.cli.down", "down", "End what `remit up` runs, with all its work."),
+    "server": Lazy("remit.cli.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
     "scheduler": Lazy("remit.cli.scheduler", "scheduler", "Run a scheduler of a scope, as a process of its own."),
     "controllers": Lazy("remit.cli.controllers", "controllers", "Run a scope's controllers, as a process of their own."),
+    "agent": Lazy("remit.cli.agent", "agent", "Run the work of this machine, as one node or as several."),
+    "keeper": Lazy("remit.cli.keeper", "keeper", ""),
     "doctor": Lazy("remit.cli.doctor", "doctor", "Say what is missing on this machine, and the cure."),
-    "demo": Lazy("remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."),
+    "context": Lazy("remit.cli.context", "context", "Servers by name, and which of them is meant."),
+    "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
+    "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
+    "demo": Lazy("remit.cli.demo", "demo", "See work run, be explained, and outlive a machine and the server."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
     "version": Lazy("remit.cli.version", "version", "Print the version of this program and of the server."),
@@ -84,7 +87,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
+            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items() if lazy.summary])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):

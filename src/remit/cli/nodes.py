@@ -44,7 +44,13 @@ def uncordon(asked: Asked, nodes: tuple[str, ...]) -> None:
     )
 )
 @NODES
-@click.option("--deadline", default="10m", show_default=True, help="How long it may take before it is said to be overdue.")
+@click.option(
+    "--deadline",
+    default="10m",
+    show_default=True,
+    metavar="DURATION",
+    help="How long it may take before it is said to be overdue.",
+)
 @click.option("--force", is_flag=True, help="Past the deadline, go on in spite of disruption limits.")
 @click.option("--wait", is_flag=True, help="Wait until they are empty, and show what is left.")
 @click.option("--timeout", default="", metavar="DURATION", help="How long to wait; else the deadline and a minute.")

@@ -104,21 +104,20 @@ def _print_json(answer: PlanAnswer) -> None:
 
 
 def _print(answer: PlanAnswer, asked: Asked, *, placement: bool) -> None:
+    from remit.cli.finding import said_path
     from remit.cli.told import console, until_nobody_reads
 
     with until_nobody_reads():
         for one in answer.items:
             if placement or one.action != "unchanged":
-                show_item(console(), one, asked.reach.tenant, placement=placement)
+                show_item(console(), one, said_path(asked, one.kind, one.name, one.tenant), placement=placement)
 
 
-def show_item(console: Console, one: PlanItem, tenant: str, *, placement: bool) -> None:
+def show_item(console: Console, one: PlanItem, path: str, *, placement: bool) -> None:
     from rich.text import Text
 
     sign, style = SIGNS[one.action]
-    whose = f"{one.tenant}/" if one.tenant and one.tenant != tenant else ""
-    head = f"{sign} {one.kind.lower()}/{whose}{one.name}"
-    console.print(Text.assemble((escaped(head), f"bold {style}"), f"  {one.action}"), soft_wrap=True)
+    console.print(Text.assemble((escaped(f"{sign} {path}"), f"bold {style}"), f"  {one.action}"), soft_wrap=True)
     for change in one.diff if one.action != "create" else ():
         show_change(console, change)
     if one.action == "create" and not placement:

@@ -159,8 +159,15 @@ def funnel(replicas: Sequence[Replica], wanted: int, kind: str) -> list[tuple[st
     standing = [one for one in replicas if one.status.phase is not P.RELEASED or one.status.result == _OK]
     stages = [(name, sum(_at_least(one, phases) for one in standing)) for name, phases in STAGES]
     if kind == "job":
-        stages = [*stages[:3], ("done", sum(one.status.result == _OK for one in standing))]
+        runs = sum(_at_least(one, _ARRIVED["job"]) for one in standing)
+        stages = [*stages[:3], ("running", runs), ("done", sum(one.status.result == _OK for one in standing))]
     return [("admitted", wanted), ("queued", len(standing)), *stages]
+
+
+def funnel_words(stages: Sequence[tuple[str, int]]) -> str:
+    """`queued 6 > bound 4 > serving 0`: of stages with the same count only the furthest is named."""
+    kept = [one for one, after in zip(stages, [*stages[1:], ("", -1)], strict=True) if one[1] != after[1]]
+    return " > ".join(f"{name} {count:,}" for name, count in kept)
 
 
 def _at_least(one: Replica, phases: frozenset[Phase]) -> bool:

@@ -96,11 +96,22 @@ def ask(asked: Asked, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
             return await deed(api)
 
     try:
-        return asyncio.run(within())
+        return asyncio.run(_alone(within()))
     except ApiError as error:
         raise refusal(error) from error
     except Unanswered as error:
         raise Failure(escaped(f"{asked.reach.server} does not answer: {error.why}"), _after_silence(error)) from error
+
+
+async def _alone(work: Coroutine[Any, Any, T]) -> T:
+    """What failed first among tasks that ran side by side is told as if it had run by itself."""
+    try:
+        return await work
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from group
 
 
 async def _reached(reach: Reach) -> None:

@@ -17,14 +17,14 @@ def rollout() -> None:
 
 @rollout.command(epilog=examples("remit rollout status web", "remit rollout status web --timeout 0s    only look"))
 @click.argument("workload", metavar="WORKLOAD")
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
 @asks_server()
 def status(asked: Asked, workload: str, timeout: str) -> None:
     """Wait until a WORKLOAD's current generation is out, and show how far it is.
 
     Exits with 1 if that takes too long or has failed, and with 3 if replicas of it have no place.
     """
-    from remit.cli.finding import find, tenant_of
+    from remit.cli.finding import find, path_of, tenant_of
     from remit.cli.waiting import Arrived, timeout_of, until
     from remit.client.api import Api
 
@@ -35,7 +35,7 @@ def status(asked: Asked, workload: str, timeout: str) -> None:
 
     async def look(api: Api) -> None:
         await find(api, asked, thing)
-        await until(api, [Arrived(thing.name, tenant_of(asked, thing))], timeout_ms)
+        await until(api, [Arrived(thing.name, tenant_of(asked, thing), shown=path_of(asked, thing))], timeout_ms)
 
     ask(asked, look)
-    click.echo(f"{escaped(str(thing))} is rolled out")
+    click.echo(f"{escaped(path_of(asked, thing))} is rolled out")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("workload", metavar="WORKLOAD")
 @click.option("--replicas", required=True, type=click.IntRange(0, 1_000_000), help="How many there should be.")
 @click.option("--wait", is_flag=True, help="Wait until they stand.")
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
 @asks_server()
 def scale(asked: Asked, workload: str, replicas: int, wait: bool, timeout: str) -> None:
     """Set how many replicas a WORKLOAD should have.
@@ -40,15 +40,15 @@ def scale(asked: Asked, workload: str, replicas: int, wait: bool, timeout: str) 
 
 
 async def _scale(api: Api, asked: Asked, thing: Meant, replicas: int, wait_ms: int) -> None:
-    from remit.cli.finding import find, tenant_of
+    from remit.cli.finding import find, path_of, tenant_of
     from remit.cli.waiting import Arrived, until
     from remit.model.kinds import Workload
 
     before: Workload = await find(api, asked, thing)
     if before.spec.type == "daemon":
         raise Failure(f"{thing} is a daemon: it has one replica on each node that fits", "change its placement instead")
-    tenant = tenant_of(asked, thing)
+    tenant, path = tenant_of(asked, thing), path_of(asked, thing)
     await api.patch(Workload, thing.name, {"spec": {"replicas": replicas}}, tenant=tenant)
-    click.echo(f"{escaped(str(thing))} scaled from {before.spec.replicas} to {replicas}")
+    click.echo(f"{escaped(path)} scaled from {before.spec.replicas} to {replicas}")
     if wait_ms:
-        await until(api, [Arrived(thing.name, tenant)], wait_ms)
+        await until(api, [Arrived(thing.name, tenant, shown=path)], wait_ms)

@@ -18,13 +18,13 @@ import click
 
 from remit.cli.main import examples
 from remit.cli.places import AGENT, LISTEN, SERVER, TOKEN, URL, data_directory
-from remit.cli.running import Complaints, ListenType, beat_option, run_until_ended
+from remit.cli.running import Complaints, ListenType, beat_option, data_option, run_until_ended
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.client.api import Api
     from remit.model.objects import AnyObject
-    from remit.world.http import Listen
+    from remit.world.binding import Listen
     from remit.world.promises import Offload, Order, Running, World
 
 SCOPE: Final = "local"
@@ -72,10 +72,12 @@ class Plan(NamedTuple):
         "remit up --cpu 8 --memory 16Gi --device gpu=2:A10 what each node says it has, instead of what was found",
     )
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where all is kept.  [default: ~/.local/share/remit]")
+@data_option
 @click.option("--listen", type=ListenType(), default=LISTEN, show_default=True, help="Where the API answers; port 0: any.")
-@click.option("--context", default=CONTEXT, show_default=True, help="Under which name other commands find it; empty: under none.")
-@click.option("--nodes", type=click.IntRange(0, NODES_MAX), default=1, show_default=True, help="How many nodes this machine plays.")
+@click.option("--context", default=CONTEXT, show_default=True, help="Under which name other commands find it; or none.")
+@click.option(
+    "--nodes", type=click.IntRange(0, NODES_MAX), default=1, show_default=True, help="How many nodes this machine plays."
+)
 @click.option("--regions", default="local", show_default=True, metavar="A,B", help="Regions that the nodes are dealt out over.")
 @beat_option
 @click.option("--cpu", default="", help="CPUs of each node.  [default: as found]")
@@ -159,7 +161,8 @@ def _runs_already(data: Path, pid: int | None) -> str:
     place, who = escaped(str(data)), f" (process {pid})" if pid else ""
     known = (data / SERVER / URL).read_text().strip() if (data / SERVER / URL).exists() else ""
     where = f" at {escaped(known)}" if known else ""
-    return f"a control plane runs already on {place}{who}{where}\n  use it, end it with `remit down --data {place}`, or name another --data"
+    cure = f"use it, end it with `remit down --data {place}`, or name another --data"
+    return f"a control plane runs already on {place}{who}{where}\n  {cure}"
 
 
 async def _bootstrap(api: Api, regions: Sequence[str]) -> None:
@@ -171,7 +174,8 @@ async def _bootstrap(api: Api, regions: Sequence[str]) -> None:
 
     things: list[AnyObject] = [Region(metadata=Metadata(name=name)) for name in regions]
     things.append(Tenant(metadata=Metadata(name=TENANT), spec=TenantSpec(quota=Amount.parse(PLENTY))))
-    things += [PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=value)) for name, value in CLASSES.items()]
+    for name, value in CLASSES.items():
+        things.append(PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=value)))
     for thing in things:
         try:
             await api.create(thing)
@@ -232,7 +236,8 @@ class Beside:
             ended = await self._world.runner.wait(self._running)
             lasted_ms = self._world.clock.now_ms() - began_ms
             pause_ms = PAUSE_MS if lasted_ms > STEADY_MS else min(2 * pause_ms, PAUSE_MS_MAX)
-            self._say(f"the agent ended ({ended.code if ended.code is not None else ended.signal}); its last words are in {self._log}")
+            how = ended.code if ended.code is not None else f"signal {ended.signal}"
+            self._say(f"the agent has ended ({how}); its last words are in {self._log}")
             await self._world.clock.sleep_ms(pause_ms)
 
     @property

@@ -30,7 +30,7 @@ PHASED = ("Replica", "Node", "Grant")
 @click.option(
     "--for", "goal", required=True, metavar="GOAL", help="ready, complete, delete, phase=PHASE or condition=TYPE[=STATUS]."
 )
-@click.option("--timeout", default="60s", show_default=True, help="How long at most.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long at most.")
 @asks_server()
 def wait(asked: Asked, what: tuple[str, ...], goal: str, timeout: str) -> None:
     """Wait until something is true of objects.
@@ -45,8 +45,8 @@ def wait(asked: Asked, what: tuple[str, ...], goal: str, timeout: str) -> None:
         raise click.UsageError(f"say which: {escaped(what[0])}/NAME")
     goals = [_goal(asked, thing, goal) for thing in things]
     ask(asked, lambda api: until(api, goals, timeout_ms))
-    for thing in things:
-        click.echo(f"{escaped(str(thing))} {_met(goal)}")
+    for one in goals:
+        click.echo(f"{escaped(one.name)} {_met(goal)}")
 
 
 def _met(goal: str) -> str:
@@ -54,31 +54,31 @@ def _met(goal: str) -> str:
 
 
 def _goal(asked: Asked, thing: Meant, text: str) -> Goal:
-    from remit.cli.finding import tenant_of
+    from remit.cli.finding import path_of, tenant_of
     from remit.cli.waiting import Arrived
     from remit.cli.waits import Conditioned, Ended, Gone, InPhase, Ready
 
     word, _, rest = text.partition("=")
-    tenant = tenant_of(asked, thing)
+    tenant, path = tenant_of(asked, thing), path_of(asked, thing)
     if word in ("delete", "ready", "complete") and rest:
         raise click.UsageError(f"--for={word} takes no value")
     match word:
         case "delete":
-            return Gone(thing, tenant)
+            return Gone(thing, tenant, path)
         case "condition" if rest:
             type_, _, status = rest.partition("=")
-            return Conditioned(thing, tenant, type_, status or "True")
+            return Conditioned(thing, tenant, path, type_, status or "True")
         case "phase" if rest:
             _check(thing, PHASED, "a phase")
-            return InPhase(thing, tenant, _phase(thing, rest))
+            return InPhase(thing, tenant, path, _phase(thing, rest))
         case "ready" | "complete" if thing.kind == "Workload":
-            return Arrived(thing.name, tenant, shown=str(thing), done=word == "complete")
+            return Arrived(thing.name, tenant, shown=path, done=word == "complete")
         case "ready":
             _check(thing, ("Workload", "Replica", "Node"), "readiness")
-            return Ready(thing, tenant)
+            return Ready(thing, tenant, path)
         case "complete":
             _check(thing, ("Workload", "Replica"), "an end")
-            return Ended(thing, tenant)
+            return Ended(thing, tenant, path)
     raise click.UsageError(f"{shown(text)} cannot be waited for; write ready, complete, delete, phase=PHASE or condition=TYPE")
 
 

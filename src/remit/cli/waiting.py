@@ -9,7 +9,7 @@ import click
 
 from remit.cli.columns import BAD, GOOD, UNSURE
 from remit.cli.finding import NOT_FOUND
-from remit.cli.progress import Progress, condition_of, funnel, is_rolled_out, progress, why_pending
+from remit.cli.progress import Progress, condition_of, funnel, funnel_words, is_rolled_out, progress, why_pending
 from remit.cli.reaching import Failure, NotPlaced
 from remit.cli.told import console
 from remit.client.calling import ApiError
@@ -33,12 +33,18 @@ class Standing(NamedTuple):
     """How one goal stands: reached or not, in words for one line; `failed` says that it never will be.
 
     `placed` is false while work of it has no place: who gives up then says so by another code than for anything else.
+    `limit` is what keeps it from being reached.
     """
 
     reached: bool
     words: str
     placed: bool = True
     failed: str = ""
+    limit: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.words}; limited by {self.limit}" if self.limit else self.words
 
 
 class Goal(Protocol):
@@ -72,7 +78,7 @@ async def until(api: Api, goals: Sequence[Goal], timeout_ms: int) -> None:
 def _late(stands: dict[str, Standing], timeout_ms: int) -> Failure:
     late = {name: one for name, one in stands.items() if not one.reached}
     unplaced = [name for name, one in late.items() if not one.placed]
-    lines = [f"{name}: {one.words}" for name, one in list(late.items())[:LINES_MAX]]
+    lines = [f"{name}: {one.line}" for name, one in list(late.items())[:LINES_MAX]]
     what = f"not reached within {format_duration(timeout_ms)}\n  " + "\n  ".join(lines)
     if unplaced:
         return NotPlaced(what, f"ask why: remit explain {unplaced[0]}")
@@ -97,6 +103,7 @@ class Shown:
 
     def __exit__(self, *error: object) -> None:
         if self._live is not None:
+            self._live.transient = error[0] is not None  # what went wrong says where each stands
             self._live.__exit__(None, None, None)
 
     def update(self, stands: dict[str, Standing]) -> None:
@@ -104,15 +111,15 @@ class Shown:
             self._live.update(_lines(stands), refresh=True)
             return
         for name, one in stands.items():
-            if self._said.get(name) != one.words:
-                self._said[name] = one.words
-                click.echo(escaped(f"{name}: {one.words}"), err=True)
+            if self._said.get(name) != one.line and (name in self._said or not one.reached):
+                self._said[name] = one.line
+                click.echo(escaped(f"{name}: {one.line}"), err=True)
 
 
 def _lines(stands: dict[str, Standing]) -> Any:
     from rich.text import Text
 
-    text = Text()
+    text = Text(no_wrap=True, overflow="ellipsis")
     ordered = sorted(stands.items(), key=lambda pair: pair[1].reached)
     width = max(len(name) for name in stands)
     for number, (name, one) in enumerate(ordered[:LINES_MAX]):
@@ -121,6 +128,8 @@ def _lines(stands: dict[str, Standing]) -> Any:
         text.append("✓ " if one.reached else "· ", style=style)
         text.append(f"{escaped(name):<{width}}  ", style="bold")
         text.append(escaped(one.failed or one.words))
+        if one.limit and not one.failed:
+            text.append(f"\n  {'':<{width}}  limited by {escaped(one.limit)}", style=style)
     if len(ordered) > LINES_MAX:
         text.append(f"\n  and {len(ordered) - LINES_MAX} more")
     return text
@@ -163,7 +172,7 @@ class Arrived:
 def standing(workload: Workload, replicas: Sequence[Replica], found: Progress, *, done: bool = False) -> Standing:
     """How it stands; `done`: only a job that has ended well counts as there."""
     spec = workload.spec
-    words = " > ".join(f"{name} {count}" for name, count in funnel(replicas, found.wanted, spec.type))
+    words = f"{funnel_words(funnel(replicas, found.wanted, spec.type))} of {found.wanted:,}"
     failed = condition_of(workload.status.conditions, "Failed")
     if failed is not None and failed.status == "True" and failed.observed_generation == workload.metadata.generation:
         return Standing(False, words, failed=f"it failed: {failed.reason} {failed.message}".rstrip())
@@ -178,5 +187,7 @@ def standing(workload: Workload, replicas: Sequence[Replica], found: Progress, *
     short = standing_now < (min(spec.replicas, found.wanted) if spec.type == "job" else found.wanted)
     if there:
         return Standing(True, words)
-    limit = f"; limited by {found.limit}" + (f": {found.detail}" if found.detail else "") if found.limit else ""
-    return Standing(False, words + limit, placed=not (waits or short))
+    limit = found.limit + (f": {found.detail}" if found.detail else "") if found.limit else ""
+    if not limit and not is_rolled_out(workload):
+        limit = "controllers, which do not say yet that this generation is out"
+    return Standing(False, words, placed=not (waits or short), limit=limit)

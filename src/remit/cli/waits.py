@@ -34,8 +34,8 @@ async def _seen(api: Api, thing: Meant, tenant: str) -> Any:
 class Gone:
     """It is not there any more. One of its name that was made later is another."""
 
-    def __init__(self, thing: Meant, tenant: str) -> None:
-        self.name, self._thing, self._tenant = str(thing), thing, tenant
+    def __init__(self, thing: Meant, tenant: str, shown: str) -> None:
+        self.name, self._thing, self._tenant = shown, thing, tenant
         self._uid = ""
 
     async def look(self, api: Api) -> Standing:
@@ -53,8 +53,8 @@ class Gone:
 class Conditioned:
     """A condition says so."""
 
-    def __init__(self, thing: Meant, tenant: str, type_: str, status: str) -> None:
-        self.name, self._thing, self._tenant = str(thing), thing, tenant
+    def __init__(self, thing: Meant, tenant: str, shown: str, type_: str, status: str) -> None:
+        self.name, self._thing, self._tenant = shown, thing, tenant
         self._type, self._status = type_, status
 
     async def look(self, api: Api) -> Standing:
@@ -74,8 +74,8 @@ class Conditioned:
 class InPhase:
     """A replica is in a phase, or a node's health is so."""
 
-    def __init__(self, thing: Meant, tenant: str, phase: str) -> None:
-        self.name, self._thing, self._tenant, self._phase = str(thing), thing, tenant, phase
+    def __init__(self, thing: Meant, tenant: str, shown: str, phase: str) -> None:
+        self.name, self._thing, self._tenant, self._phase = shown, thing, tenant, phase
 
     async def look(self, api: Api) -> Standing:
         found = await _seen(api, self._thing, self._tenant)
@@ -92,8 +92,8 @@ class InPhase:
 class Ready:
     """A replica is ready or serves; a node takes work."""
 
-    def __init__(self, thing: Meant, tenant: str) -> None:
-        self.name, self._thing, self._tenant = str(thing), thing, tenant
+    def __init__(self, thing: Meant, tenant: str, shown: str) -> None:
+        self.name, self._thing, self._tenant = shown, thing, tenant
 
     async def look(self, api: Api) -> Standing:
         found = await _seen(api, self._thing, self._tenant)
@@ -111,8 +111,8 @@ class Ready:
 class Ended:
     """A replica has ended well."""
 
-    def __init__(self, thing: Meant, tenant: str) -> None:
-        self.name, self._thing, self._tenant = str(thing), thing, tenant
+    def __init__(self, thing: Meant, tenant: str, shown: str) -> None:
+        self.name, self._thing, self._tenant = shown, thing, tenant
 
     async def look(self, api: Api) -> Standing:
         found = await _seen(api, self._thing, self._tenant)

@@ -55,10 +55,9 @@ class _Did(NamedTuple):
 
 async def accounted(looking: Looking, regarding: str = "", limit: int = LIMIT) -> tuple[int, list[AccountItem]]:
     """As of which revision, and what happened up to then; the newest last."""
-    head, at = looking.board.head, looking.board.revision
-    if head is None:
-        return 0, []
-    batches = await batches_of(looking.store, head.sequence, at)
+    await looking.caught_up()
+    at, last = await looking.store.revision(), looking.sequence
+    batches = await batches_of(looking.store, last, at)
     notes = [row for prefix in _NOTED for row in await notes_of(looking.store, prefix, at)]
     return at, await looking.elsewhere(lambda: folded(_all(batches, notes, regarding))[-limit:])
 

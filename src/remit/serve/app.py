@@ -26,12 +26,14 @@ from remit.serve.asked import Asked
 from remit.serve.desk import Desk
 from remit.serve.failures import Failure, no_verdict, problem, store_failed, unanswered
 from remit.serve.routes import Parameter, Route
+from remit.serve.streams import SEND_MS_MAX
 from remit.store.protocol import StoreError
 
 REQUEST_MS_MAX: Final = 30_000
 QUERY_BYTES_MAX: Final = 16 << 10
 QUERY_FIELDS_MAX: Final = 64
 PATH_BYTES_MAX: Final = 4 << 10
+LARGE_BYTES: Final = 32 << 10
 TRACE: Final = re.compile(r"[!-~]{1,128}")
 
 Complain = Callable[[str, BaseException], None]
@@ -225,12 +227,20 @@ class _Exchange:
         await answer(self._scope, self._receive, self._sent)
 
     async def _sent(self, message: Message) -> None:
+        """One who takes nothing of a large answer is not waited for for ever. What is small is on its way at once."""
         self._begun = True
-        await self._send(message)
+        if len(message.get("body", b"")) < LARGE_BYTES:
+            await self._send(message)
+            return
+        try:
+            async with self._app.desk.clock.timeout_ms(SEND_MS_MAX):
+                await self._send(message)
+        except TimeoutError:
+            raise _Gone from None
 
 
 class _Gone(Exception):
-    """The asker left before it had said everything."""
+    """The asker left, or does not listen any more."""
 
 
 def _has_body(headers: Headers) -> bool:

@@ -80,8 +80,7 @@ def _is_left(look: Look, tenant: str, name: str) -> bool:
 
 
 async def _written(looking: Looking, tenant: str) -> Written:
-    head, at = looking.board.head, looking.board.revision
-    if head is None:
-        return Written()
+    await looking.caught_up()
+    at, last = await looking.store.revision(), looking.sequence
     decisions = await notes_of(looking.store, f"decision/{tenant}/", at)
-    return Written(decisions, await batches_of(looking.store, head.sequence, at))
+    return Written(decisions, await batches_of(looking.store, last, at))

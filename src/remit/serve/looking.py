@@ -88,6 +88,11 @@ class Looking:
     def rules(self) -> Rules:
         return Rules((self.clock.boot(), self.clock.now_ms()), self._filters, self._scores)
 
+    @property
+    def sequence(self) -> int:
+        """Of the last batch that is seen."""
+        return 0 if self.board.head is None else self.board.head.sequence
+
     async def ask(self, work: Callable[[Look], T], *, age_ms: int = 0) -> T:
         """What `work` finds in what is committed now; or was, so long ago. It leaves the view as it was. Raises `Failure`."""
         with self._place():

@@ -1,4 +1,4 @@
-"""Under which paths are objects read and written? The same few for every kind, made from the list of kinds. No handlers here."""
+"""Under which paths are objects read and written? The same few for every kind, made from their list. No handlers here."""
 
 from __future__ import annotations
 

@@ -22,7 +22,14 @@ from remit.model.objects import KINDS, TENANTED, AnyObject, decode, encode
 BY_WORD: Final = {kind.lower(): kind for kind in KINDS}
 """The kind by the first word of its keys."""
 
-_HEADS: Final = {kind: f'{{"kind":"{kind}","metadata":{{'.encode() for kind in KINDS}
+_HEADS: Final = {
+    kind: (
+        f'{{"kind":"{kind}","apiVersion":"{API_VERSION}","metadata":{{'.encode(),
+        f'{{"kind":"{kind}","metadata":{{'.encode(),
+    )
+    for kind in KINDS
+}
+"""How a row begins: whether it has its version depends on who made the object."""
 _SHOWN: Final = {kind: f'{{"apiVersion":"{API_VERSION}","kind":"{kind}","metadata":{{"revision":%d,'.encode() for kind in KINDS}
 
 
@@ -50,9 +57,11 @@ def shown(kind: str, value: bytes, revision: int) -> bytes:
     """One object as JSON."""
     if kind == "Secret":
         value = _veiled(value)
-    head = _HEADS[kind]
-    if not value.startswith(head):  # somebody else's spelling: read, and written as we do
+    with_version, plain = _HEADS[kind]
+    head = with_version if value.startswith(with_version) else plain
+    if not value.startswith(head):  # in nobody's spelling: read, and written as ours
         value = encode(decode(value))
+        head = with_version if value.startswith(with_version) else plain
     if kind in _STANDINGS:
         value = _with_standing(value, _STANDINGS[kind])
     return _SHOWN[kind] % revision + value[len(head) :]

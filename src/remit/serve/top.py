@@ -97,6 +97,7 @@ def _replica(seen: Seen, node: str, run: RunState, heard: Heard) -> ReplicaTop |
         workload=spec.workload,
         node=node,
         phase=replica.status.phase.value,
+        pid=run.pid,
         cpu_milli=run.cpu_milli,
         memory_bytes=run.memory_bytes,
         requests=Taken() if generation is None else _taken(dict(generation.spec.spec.template.resources.pairs)),

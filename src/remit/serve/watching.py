@@ -1,13 +1,14 @@
 """What is a watch told, from when on? What happened since a revision, then what happens; what it means is for others to say.
 
-A watch that begins in the past is told that from the store's log first, then joins the server's board (hub.py). What any of them
-can rely on: all that happened up to a bookmark's revision has been told before the bookmark, so a watch is taken up again after
+A watch that begins in the past is told that from the store's log first, then joins the server's board (hub.py). What each can
+rely on: all that happened up to a bookmark's revision has been told before the bookmark, so a watch is taken up again after
 the last of those.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -53,15 +54,19 @@ class _Watch:
         self._on_board = on_board
         self._labels_of = labels_on(desk.board)
         self._heartbeat_ms = HEARTBEAT_BEATS * desk.tempo.beat_ms
+        self._due_ms = 0
+        """When something must be said again, even if it is nothing."""
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         incarnation = self._desk.hub.incarnation
         try:
             with self._desk.hub.listening(self._prefix) as listening:
-                async for piece in self._replayed(self._desk.hub.revision if self._on_board else None):
-                    yield piece
-                async for piece in self._live(listening, incarnation):
-                    yield piece
+                async with aclosing(self._replayed(self._desk.hub.revision if self._on_board else None)) as past:
+                    async for piece in past:
+                        yield piece
+                async with aclosing(self._live(listening, incarnation)) as present:
+                    async for piece in present:
+                        yield piece
         except Compacted:
             yield _resync("compacted")
         except Lagged:
@@ -73,32 +78,31 @@ class _Watch:
 
     async def _replayed(self, until: int | None) -> AsyncGenerator[bytes, None]:
         """From the store's log: up to where the board stands, or for ever."""
-        yield line(Bookmark(self._after))
+        yield self._said(line(Bookmark(self._after)))
         while until is None or self._after < until:
             try:
-                async with self._desk.clock.timeout_ms(self._heartbeat_ms):
+                async with self._until_due():
                     event: Event = await anext(aiter(self._past))
             except TimeoutError:
-                yield line(Heartbeat(self._after))
+                yield self._said(line(Heartbeat(self._after)))
                 continue
             if event.revision <= self._after:
                 continue
             lines = [self._line(None, self._told(change), known=False) for change in event.changes]
             self._after = event.revision
             if any(lines):
-                yield b"".join(lines) + line(Bookmark(self._after))
+                yield self._said(b"".join(lines) + line(Bookmark(self._after)))
         await self._past.close()
 
     async def _live(self, listening: Listening, incarnation: str) -> AsyncGenerator[bytes, None]:
         hub = self._desk.hub
         while True:
+            due = False
             try:
-                async with self._desk.clock.timeout_ms(self._heartbeat_ms):
+                async with self._until_due():
                     await listening.wait()
             except TimeoutError:
-                self._after = max(self._after, hub.revision)
-                yield line(Heartbeat(self._after))
-                continue
+                due = True  # and something may have come in the same moment: it is told before the revision moves on
             if incarnation and hub.incarnation != incarnation:
                 yield _resync("restored")
                 return
@@ -109,7 +113,16 @@ class _Watch:
             lines = [self._line(old, told, known=True) for old, told in listening.take() if told.revision > self._after]
             self._after = max(self._after, hub.revision)
             if any(lines):
-                yield b"".join(lines) + line(Bookmark(self._after))
+                yield self._said(b"".join(lines) + line(Bookmark(self._after)))
+            elif due:
+                yield self._said(line(Heartbeat(self._after)))
+
+    def _until_due(self) -> AbstractAsyncContextManager[object]:
+        return self._desk.clock.timeout_ms(max(0, self._due_ms - self._desk.clock.now_ms()))
+
+    def _said(self, piece: bytes) -> bytes:
+        self._due_ms = self._desk.clock.now_ms() + self._heartbeat_ms
+        return piece
 
     def _told(self, change: Change) -> Told:
         new = decode(change.value) if change.value is not None and self._wanted else None

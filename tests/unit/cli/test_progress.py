@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remit.cli.progress import Why, funnel, progress, stage_words, why_pending
+from remit.cli.progress import Why, funnel, funnel_words, progress, stage_words, why_pending
 from remit.cli.waiting import standing
 from remit.model.fields import Condition, Metadata, Stamp
 from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
@@ -132,3 +132,12 @@ def test_a_job_has_arrived_when_it_runs__or_if_asked_when_it_is_done() -> None:
 def test_a_workload_that_is_being_deleted_wants_nothing() -> None:
     found = progress(workload(replicas=3, deleting=True), replicas(P.STOPPING))
     assert (found.wanted, found.limit) == (0, "deleting")
+
+
+def test_stages_that_equally_many_have_reached_are_told_once() -> None:
+    assert (
+        funnel_words(funnel(replicas(P.PENDING, P.BOUND, P.SERVING), 4, "service"))
+        == "admitted 4 > queued 3 > bound 2 > serving 1"
+    )
+    assert funnel_words(funnel(replicas(P.SERVING, P.SERVING), 2, "service")) == "serving 2"
+    assert funnel_words(funnel(replicas(P.RUNNING), 1, "job")) == "running 1 > done 0"
