@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remit.cli.contexts import Flags, resolve
+from remit.cli.contexts import Flags
 from remit.cli.main import examples
 from remit.model.problems import escaped, one_of
 
@@ -106,7 +106,7 @@ def _ask(flags: Flags, workload: Workload, count: int | None) -> Capacity:
     from remit.model.objects import dec_hook
     from remit.proposal.capacity import Capacity
 
-    found = ask(Asked(resolve(flags)), lambda api: api.capacity(workload, count))
+    found = ask(Asked(flags.reach()), lambda api: api.capacity(workload, count))
     return msgspec.convert(found, Capacity, dec_hook=dec_hook)
 
 

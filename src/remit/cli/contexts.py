@@ -62,6 +62,11 @@ class Flags(NamedTuple):
     token_file: str = ""
     tenant: str = ""
 
+    def reach(self, environ: Mapping[str, str] = os.environ) -> Reach:
+        return resolve(
+            context=self.context, server=self.server, token_file=self.token_file, tenant=self.tenant, environ=environ
+        )
+
 
 class Reach(NamedTuple):
     """Where to ask, with which token, and whose things are meant if nobody says."""
@@ -146,14 +151,21 @@ def remember(name: str, server: str, token_file: Path | str, tenant: str = "", *
 # -- what is meant -------------------------------------------------------------------------------------------------------------
 
 
-def resolve(flags: Flags = Flags(), environ: Mapping[str, str] = os.environ) -> Reach:
+def resolve(
+    *,
+    context: str = "",
+    server: str = "",
+    token_file: str = "",
+    tenant: str = "",
+    environ: Mapping[str, str] = os.environ,
+) -> Reach:
     """Flags, then the environment, then the file. A context that is named by a flag comes before REMIT_SERVER.
 
     The token of a context is sent to the server of that context and to no other.
     """
-    env = {} if flags.context else environ
-    url = flags.server or env.get("REMIT_SERVER", "")
-    name = flags.context or environ.get("REMIT_CONTEXT", "")
+    env = {} if context else environ
+    url = server or env.get("REMIT_SERVER", "")
+    name = context or environ.get("REMIT_CONTEXT", "")
     known = load(place(environ))
     found = known.named(name) if name else known.get(known.current)
     if not url and found is None:
@@ -163,10 +175,10 @@ def resolve(flags: Flags = Flags(), environ: Mapping[str, str] = os.environ) -> 
         raise Unconfigured("no server is named\n  run `remit up`, or name a server with --server URL --token-file FILE")
     url = server_url(url or (found.server if found else ""))
     mine = found if found is not None and server_url(found.server) == url else None
-    token = _token(flags.token_file, env, mine)
+    token = _token(token_file, env, mine)
     if not token:
         raise Unconfigured(f"there is no token for {escaped(url)}\n  name its file with --token-file, or set REMIT_TOKEN")
-    whose = flags.tenant or environ.get("REMIT_TENANT", "") or (found.tenant if found else "") or TENANT
+    whose = tenant or environ.get("REMIT_TENANT", "") or (found.tenant if found else "") or TENANT
     return Reach(url, token, whose, mine.name if mine else "")
 
 

@@ -133,15 +133,16 @@ async def _node(api: Api, to: Console, thing: Node) -> None:
     tops = [one for one in await or_none(api.top_nodes()) or () if one.node == name]
     for top in tops:
         asked, has = top.requests, top.capacity
-        _used(to, "cpu", cpu_words, asked.cpu_milli, has.cpu_milli, top.cpu_milli)
-        _used(to, "memory", bytes_words, asked.memory_bytes, has.memory_bytes, top.memory_bytes)
+        said = top.age_ms is not None
+        _used(to, "cpu", cpu_words, asked.cpu_milli, has.cpu_milli, top.cpu_milli if said else None)
+        _used(to, "memory", bytes_words, asked.memory_bytes, has.memory_bytes, top.memory_bytes if said else None)
         field(to, "said so", said_words(top.age_ms))
     if here:
         await _replicas(api, to, in_order(here, ""), everyone=True)
 
 
-def _used(to: Console, name: str, words: Callable[[int], str], asked: int, has: int, used: int) -> None:
-    field(to, name, f"{words(asked)} of {words(has)} asked for, {words(used)} used")
+def _used(to: Console, name: str, words: Callable[[int], str], asked: int, has: int, used: int | None) -> None:
+    field(to, name, f"{words(asked)} of {words(has)} asked for" + ("" if used is None else f", {words(used)} used"))
 
 
 def _values(to: Console, name: str, values: Mapping[str, Any]) -> None:
@@ -190,4 +191,5 @@ def _account(to: Console, account: Sequence[AccountItem], wall: str) -> None:
     if not account:
         return
     title(to, "\nWhat happened")
-    Sheet(to, event_columns(about=False)).show(event_row(one, wall, about=False) for one in account)
+    about = len({one.regarding for one in account}) > 1
+    Sheet(to, event_columns(about=about)).show(event_row(one, wall, about=about) for one in account)

@@ -69,7 +69,8 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
         sys.stdout.write(json_text({"kind": "AccountList", "items": found}))
         return
     clock = BootClock()
-    sheet = Sheet(console(), columns(about=not regarding), wide=output == "wide")
+    about = not regarding or regarding.startswith("workload/")  # what happens to its replicas happens to it
+    sheet = Sheet(console(), columns(about=about), wide=output == "wide")
     if not found and not watch:
         click.echo(f"nothing is recorded{f' of {regarding}' if regarding else ''}", err=True)
         return
@@ -80,7 +81,7 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
         if output == "json":
             sys.stdout.writelines(encode(item).decode() + "\n" for item in fresh)
         elif fresh:
-            sheet.show(row(item, clock.wall(), about=not regarding) for item in fresh)
+            sheet.show(row(item, clock.wall(), about=about) for item in fresh)
         sys.stdout.flush()
         if not watch:
             return

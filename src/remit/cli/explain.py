@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remit.cli.contexts import Flags, resolve
+from remit.cli.contexts import Flags
 from remit.cli.main import examples
 from remit.model.problems import did_you_mean, escaped, meant, one_of, shown, there_are
 
@@ -92,7 +92,7 @@ def _ask(flags: Flags, kind: str, name: str, node: str, output: str, verbose: bo
     from remit.proposal.explained import ReplicaTold, WorkloadTold
     from remit.world.clock import BootClock
 
-    asked = Asked(resolve(flags))
+    asked = Asked(flags.reach())
     workload = kind == "workload"
 
     async def explained(api: Api) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Raw
 
 from remit.cli.columns import FAINT, Cell, Cells, Sheet
 from remit.cli.finding import class_of
@@ -104,7 +105,7 @@ class _Rows:
             return
         self._things[_key(thing)] = thing
         if self._wish.output == "json":
-            _line(WatchLine(type="changed", revision=revision, object=encode(plain(thing))))  # type: ignore[arg-type]
+            _line(WatchLine(type="changed", revision=revision, object=Raw(encode(plain(thing)))))
         elif self._wish.output == "name":
             _say(name_of(thing, self._asked))
         elif self._synced:
@@ -118,15 +119,13 @@ class _Rows:
             return
         if self._wish.output == "json":
             gone = {"kind": told.kind, "metadata": {"name": told.name, "tenant": told.tenant}}
-            _line(WatchLine(type="deleted", revision=told.revision, object=encode(gone)))  # type: ignore[arg-type]
+            _line(WatchLine(type="deleted", revision=told.revision, object=Raw(encode(gone))))
         elif self._wish.output == "name":
             _say(f"{name_of(thing, self._asked)} deleted")
         elif self._synced:
-            row = [_text(cell) for cell in self._row(thing)]
-            at = 1 if self._everyone else 0
-            self._sheet.show(
-                [[Cell(cell, FAINT) if number != at else Cell(f"{cell} (gone)", FAINT) for number, cell in enumerate(row)]]
-            )
+            row = [Cell(_text(cell), FAINT) for cell in self._row(thing)]
+            row[2 if self._everyone else 1] = Cell("gone", FAINT)
+            self._sheet.show([row])
             sys.stdout.flush()
 
     async def _refresh(self, thing: Any) -> None:

@@ -45,8 +45,11 @@ def commands_page() -> str:
 
 
 def _found(group: click.Context, name: str) -> click.Command | None:
-    """None, if it is hidden."""
-    command = remit.get_command(group, name)
+    """None, if it is hidden, or no part of this installation."""
+    try:
+        command = remit.get_command(group, name)
+    except click.ClickException:
+        return None
     return None if command is None or command.hidden else command
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from remit.cli.contexts import Flags, Reach, resolve
+from remit.cli.contexts import Flags, Reach
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def asks_server(*, everyone: bool = False) -> Callable[[Callable[..., None]], Ca
         ) -> Any:
             if tenant and all_tenants:
                 raise click.UsageError("--tenant names one, and --all-tenants means every one; write one of the two")
-            reach = resolve(Flags(context, server, token_file, tenant))
+            reach = Flags(context, server, token_file, tenant).reach()
             return command(Asked(reach, all_tenants, bool(tenant)), *words, **options)
 
         made: Any = run

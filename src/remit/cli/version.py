@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from remit import __version__
-from remit.cli.contexts import Flags, Unconfigured, resolve
+from remit.cli.contexts import Flags, Unconfigured
 from remit.cli.main import examples
 from remit.cli.reaching import Asked, ask
 from remit.model.problems import escaped
@@ -32,7 +32,7 @@ def version(client: bool, context: str, server: str, token_file: str, output: st
         click.echo(f"remit   {__version__}")
     if not client:
         try:
-            reach = resolve(Flags(context, server, token_file))
+            reach = Flags(context, server, token_file).reach()
         except Unconfigured:
             if context or server:
                 raise

@@ -12,6 +12,8 @@ import msgspec
 from remit.model.objects import DECLARED, encode
 
 _PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*\Z")
+_MEASURE: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:[KMGTPE]i|ms|[mshd]))+\Z")
+"""An amount or a duration, which no YAML takes for a number."""
 _AMBIGUOUS: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 """Words that are no text in this or an older YAML."""
 
@@ -36,8 +38,8 @@ def manifest_text(thing: object) -> str:
         return yaml_text(_in_order(value))
     meta = value.get("metadata", {})
     reported = {name: meta.pop(name) for name in _REPORTED if name in meta}
-    if "status" in value:
-        reported["status"] = value.pop("status")
+    if status := value.pop("status", None):
+        reported["status"] = status
     if value["kind"] == "Secret":
         # Nobody is shown a secret. Empty text would be applied as its new value; nothing is refused.
         data = value.get("spec", {}).get("data", {})
@@ -106,7 +108,7 @@ def _in_lines(text: str) -> bool:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
-        if _PLAIN.match(value) and value.lower() not in _AMBIGUOUS:
+        if (_PLAIN.match(value) and value.lower() not in _AMBIGUOUS) or _MEASURE.match(value):
             return value
         return _quoted(value)
     if isinstance(value, Mapping):

@@ -41,17 +41,17 @@ def test_the_order_is_flags_environment_file(env: dict[str, str], tmp_path: Path
     known(env, Context("a", HERE, token="kept", tenant="risk"), current="a")
     assert resolve(environ=env) == Reach(HERE, "kept", "risk", "a")
     assert resolve(environ={**env, "REMIT_TOKEN": "said", "REMIT_TENANT": "web"}) == Reach(HERE, "said", "web", "a")
-    assert resolve(Flags(tenant="x"), {**env, "REMIT_TENANT": "web"}).tenant == "x"
+    assert Flags(tenant="x").reach({**env, "REMIT_TENANT": "web"}).tenant == "x"
     named = {**env, "REMIT_TOKEN_FILE": str(tmp_path / "token")}
     assert resolve(environ=named).token == "from-a-file"
-    assert resolve(Flags(token_file=str(tmp_path / "token")), {**env, "REMIT_TOKEN": "said"}).token == "from-a-file"
-    assert resolve(Flags(server="127.0.0.1:7420"), env) == Reach(HERE, "kept", "risk", "a")
+    assert Flags(token_file=str(tmp_path / "token")).reach({**env, "REMIT_TOKEN": "said"}).token == "from-a-file"
+    assert Flags(server="127.0.0.1:7420").reach(env) == Reach(HERE, "kept", "risk", "a")
 
 
 def test_a_context_named_by_a_flag_comes_before_the_environment(env: dict[str, str]) -> None:
     known(env, Context("a", HERE, token="one"), Context("b", THERE, token="two", tenant="web"), current="a")
     said = {**env, "REMIT_SERVER": "http://127.0.0.1:1", "REMIT_TOKEN": "three"}
-    assert resolve(Flags(context="b"), said) == Reach(THERE, "two", "web", "b")
+    assert Flags(context="b").reach(said) == Reach(THERE, "two", "web", "b")
     assert resolve(environ=said) == Reach("http://127.0.0.1:1", "three", "default", "")
     assert resolve(environ={**env, "REMIT_CONTEXT": "b"}).server == THERE
 
@@ -59,13 +59,13 @@ def test_a_context_named_by_a_flag_comes_before_the_environment(env: dict[str, s
 def test_a_token_is_not_sent_to_another_server(env: dict[str, str]) -> None:
     known(env, Context("a", HERE, token="one"), current="a")
     with pytest.raises(Unconfigured, match="no token for https://remit"):
-        resolve(Flags(server=THERE), env)
+        Flags(server=THERE).reach(env)
 
 
 def test_a_context_that_is_not_there_is_guessed(env: dict[str, str]) -> None:
     known(env, Context("production", HERE, token="one"))
     with pytest.raises(Unconfigured, match="did you mean production"):
-        resolve(Flags(context="prodution"), env)
+        Flags(context="prodution").reach(env)
     with pytest.raises(Unconfigured, match=r"no context is in use\n.*production"):
         resolve(environ=env)
 
@@ -131,6 +131,6 @@ def test_a_context_whose_server_changes_forgets_its_token(env: dict[str, str], t
 def test_a_token_that_cannot_be_sent_is_refused(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("two words\x1b")
     with pytest.raises(Unconfigured, match="no token"):
-        resolve(Flags(server=HERE, token_file=str(tmp_path / "bad")), env)
+        Flags(server=HERE, token_file=str(tmp_path / "bad")).reach(env)
     with pytest.raises(Unconfigured, match="cannot be read"):
-        resolve(Flags(server=HERE, token_file=str(tmp_path / "none")), env)
+        Flags(server=HERE, token_file=str(tmp_path / "none")).reach(env)
