@@ -48,7 +48,8 @@ from remit.world.ids import RandomIds
 from remit.world.promises import LinkError
 
 __all__ = [
-    "ALL_TENANTS", "Api", "ApiError", "Bookmark", "Changed", "Deleted", "Listed", "NotYet", "Synced", "Unanswered", "Watched",
+    "ALL_TENANTS", "Api", "ApiError", "Bookmark", "Changed", "Deleted", "Gone", "Listed", "NotYet", "Synced", "Unanswered",
+    "Watched",
 ]  # fmt: skip
 
 O = TypeVar("O", bound=AnyObject)  # noqa: E741 - it stands for an object
@@ -68,6 +69,10 @@ class NotYet(TimeoutError):
     def __init__(self, message: str, last: AnyObject | None) -> None:
         self.last = last
         super().__init__(message)
+
+
+class Gone(ApiError):
+    """It was done, and nothing is left to show: it took the last finalizer from an object that was being deleted."""
 
 
 class Api:
@@ -205,23 +210,14 @@ class Api:
         operation_id: str | None = None,
     ) -> DeleteAnswer:
         """`marked`: it goes once its finalizers and its replicas have; `wait` for None to see it gone."""
-        home = self._home(kind, tenant)
         answer = await self._caller.write(
             "DELETE",
-            object_path(kind.__name__, name, home),
+            object_path(kind.__name__, name, self._home(kind, tenant)),
             _dry(dry_run),
             headers=_expecting(expect),
             operation=operation_id,
         )
-        action: Literal["deleted", "marked"] = "marked" if answer.status == 202 else "deleted"
-        revision = answer.headers.get("etag", "").strip('"')
-        return DeleteAnswer(
-            kind=kind.__name__,
-            name=name,
-            tenant=home,
-            action=action,
-            revision=int(revision) if revision.isdigit() else 0,
-        )
+        return decoded(_deleted, answer)
 
     async def apply(
         self,
@@ -393,6 +389,9 @@ class Api:
         answer = await self._caller.write(
             method, path, _dry(dry_run), body=body, kind=media, headers=headers, operation=operation
         )
+        if answer.status == 200 and b'"action"' in answer.body[:256]:
+            gone = decoded(_deleted, answer)
+            raise Gone(410, "gone", f"{gone.kind} {gone.name} was being deleted; with this it is gone", revision=gone.revision)
         return decoded(_ones(kind), answer)
 
 
@@ -416,6 +415,7 @@ class _Verdicts(msgspec.Struct):
     verdicts: list[Verdict]
 
 
+_deleted: msgspec.json.Decoder[DeleteAnswer] = msgspec.json.Decoder(DeleteAnswer)
 _applied: msgspec.json.Decoder[ApplyAnswer] = msgspec.json.Decoder(ApplyAnswer)
 _planned: msgspec.json.Decoder[PlanAnswer] = msgspec.json.Decoder(PlanAnswer)
 _judged: msgspec.json.Decoder[_Verdicts] = msgspec.json.Decoder(_Verdicts)

@@ -262,7 +262,7 @@ def decoded(decoder: msgspec.json.Decoder[T], answer: Answered) -> T:
     try:
         return decoder.decode(answer.body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise unread(error, answer.headers.get(OPERATION_HEADER.lower(), "")) from error
+        raise unread(error, answer.headers.get(OPERATION_HEADER, "")) from error
 
 
 def unread(error: Exception, operation: str = "") -> Unanswered:

@@ -38,6 +38,8 @@ class ProblemItem(Answer, frozen=True, kw_only=True):
     field: str = ""
     message: str
     cure: str = ""
+    manifest: int | None = None
+    """Of several, counted from 0: in which one."""
 
 
 class ProblemAnswer(Answer, frozen=True, kw_only=True):
@@ -149,13 +151,17 @@ class Difference(Answer, frozen=True, kw_only=True):
 
 
 class PlannedPlacement(Answer, frozen=True, kw_only=True):
-    """Where the replicas that a change adds would go, tried on a frozen copy: `waits` is as `explain` tells it."""
+    """Where the replicas that a change adds would go, tried on a frozen copy: `waits` is as `explain` tells it. `ends` counts
+    those that run now and would not; `stops` says what keeps a rollout from going on; `capped`, that not all were tried.
+    """
 
     wanted: Natural
     placed: Natural
     nodes: dict[str, int] = field(default_factory=dict)
     waits: Any = None
     stops: Any = None
+    ends: Natural = 0
+    capped: bool = False
 
 
 class PlanItem(Answer, frozen=True, kw_only=True):
@@ -227,6 +233,7 @@ class ReplicaTop(Answer, frozen=True, kw_only=True):
     workload: str = ""
     node: str = ""
     phase: str = ""
+    pid: Natural = 0
     cpu_milli: Natural = 0
     memory_bytes: Natural = 0
     requests: Taken = Taken()

@@ -1,4 +1,4 @@
-"""What is an agent told of its nodes? Their rows, once whole and then what changes: the words of one stream."""
+"""What is an agent told of its nodes, and what is it asked? Their rows, once whole and then what changes; and work's output."""
 
 from __future__ import annotations
 
