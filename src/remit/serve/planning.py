@@ -42,6 +42,9 @@ from remit.world.promises import Clock
 TRIED_MAX: Final = 20_000
 """For how many replicas of one plan a place is looked for."""
 
+PLACING_MS: Final = 8_000
+"""For how long places are looked for; of those that it did not come to, no placement is told."""
+
 SPAWN_MAX: Final = 10_000
 NODES_TOLD: Final = 1_000
 
@@ -114,11 +117,9 @@ def _judged(draft: Draft, seen: Seen, thing: AnyObject, actor: Actor) -> PlanIte
     item = PlanItem(kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged")
     if before is not None and written(before) == written(thing) and not _going(before):
         return item
-    trial = draft.fork()
-    verdict = decide(trial, Operation(OperationID("plan"), actor, Apply(thing)))
+    verdict = decide(draft, Operation(OperationID("plan"), actor, Apply(thing)))  # refused, it leaves the draft as it was
     if isinstance(verdict, Refused):
         return replace(item, action="refused", problem=refused(verdict).document)
-    draft.absorb(trial)
     found = draft.thing(name)
     after: AnyObject | None = None if found is None else found[0]
     if before is None:
@@ -166,7 +167,10 @@ class _Placing:
         census = Census(self._board(workloads))
         works = [_work(census, workload) for workload in workloads if not workload.metadata.deleting]
         self._write({one.key: None for work in works for one in work.away})
+        until_ms = self._clock.now_ms() + PLACING_MS
         for work in sorted(works, key=lambda work: -self._priority(work.workload)):
+            if self._clock.now_ms() >= until_ms:
+                break
             yield key(work.workload), self._placed(work)
 
     def _board(self, workloads: Sequence[Workload]) -> Board:
@@ -214,17 +218,17 @@ class _Placing:
 
     def _spawned(self, workload: Workload, indexes: Sequence[int]) -> int | None:
         """Make them, as the authority would; and what priority they get."""
-        meta, draft, priority = workload.metadata, self._draft.fork(), None
+        meta, draft, priority = workload.metadata, self._draft, None
         rows: dict[str, bytes | None] = {}
         for first, count in _runs(indexes):
             claim = Spawn(meta.tenant, meta.name, meta.generation, first, count)
-            operation = Operation(OperationID("plan"), Actor("plan", Role.WORKLOADS), claim)
-            if isinstance(spawn(draft, operation, claim), Refused):
+            if isinstance(spawn(draft, Operation(OperationID("plan"), Actor("plan", Role.WORKLOADS), claim), claim), Refused):
                 continue
-        for name, replica in draft.replicas.items():
-            if replica is not None and name not in self._draft.replicas:
-                rows[name], priority = encode(replica), replica.spec.priority
-        self._draft.absorb(draft)
+            for index in range(first, first + count):
+                name = key_of("Replica", f"{meta.name}-{index}", meta.tenant)
+                replica = draft.replicas[name]
+                if replica is not None:
+                    rows[name], priority = encode(replica), replica.spec.priority
         self._write(rows)
         return priority
 
