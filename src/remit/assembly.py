@@ -154,6 +154,7 @@ async def served(
     listen: Listen = Listen(),
     token: str,
     judging: Offload,
+    looking: Offload | None = None,
     tempo: Tempo = Tempo(),
     complain: Complain,
 ) -> AsyncIterator[ApiServer]:
@@ -173,7 +174,19 @@ async def served(
         bound = Bound(listen)
         try:
             one = serving(store, world, scope=scope, name=name, beat_ms=tempo.beat_ms, tempo=tempo, place=store.place)
-            desk = Desk(one.standby, store, one.board, one.door, world, token=token, judging=judging, tempo=tempo)
+            desk = Desk(
+                one.standby,
+                store,
+                one.board,
+                one.door,
+                world,
+                token=token,
+                judging=judging,
+                looking=looking,
+                filters=installed_filters(),
+                scores=(*DEFAULT, *installed_scores()),
+                tempo=tempo,
+            )
             settle_process()
             with one_failure():
                 async with asyncio.TaskGroup() as group:
@@ -197,6 +210,7 @@ async def api_server(
     listen: Listen = Listen(),
     token: str,
     judging: Offload,
+    looking: Offload | None = None,
     tempo: Tempo = Tempo(),
     complain: Complain,
     announce: Callable[[ApiServer], None],
@@ -210,6 +224,7 @@ async def api_server(
         listen=listen,
         token=token,
         judging=judging,
+        looking=looking,
         tempo=tempo,
         complain=complain,
     ) as one:

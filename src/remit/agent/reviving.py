@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from remit.world.promises import Busy, Disk, Order, Running, World, WorldError
+from remit.world.promises import Busy, Disk, Missing, Order, Running, World, WorldError
 
 BACKOFF_MS: Final = 250
 BACKOFF_MS_MAX: Final = 15_000
@@ -54,3 +54,5 @@ def is_held(disk: Disk, lock: Path) -> bool:
             return False
     except Busy:
         return True
+    except Missing:  # its directory is not there
+        return False

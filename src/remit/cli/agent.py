@@ -205,7 +205,7 @@ async def _host(asked: _Asked, directory: Directory, connected: Connected) -> No
     one = build(
         world, client, connected.names, directory, nodes,
         name=name, scope=status.scope, tempo=Tempo(status.beat_ms), sandbox=sandbox, tell=complain, failed=complain,
-        revive=Reviver(world, _keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
+        revive=Reviver(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
     )  # fmt: skip
     from remit.world.link import SocketLink
 
@@ -249,7 +249,7 @@ def _identity(directory: Directory, world: World) -> str:
         return made
 
 
-def _keeper_order(directory: Directory, bounds: str) -> Order:
+def keeper_order(directory: Directory, bounds: str = "") -> Order:
     from remit.world.promises import Order
 
     return Order(

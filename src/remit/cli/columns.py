@@ -21,12 +21,15 @@ FAINT: Final = "dim"
 
 
 class Column(NamedTuple):
-    """`wide`: shown only where it was asked for more. `fluid`: on a terminal it is cut to what room is left."""
+    """`wide`: shown only where it was asked for more. `fluid`: on a terminal it is cut to what room is left. `least`: how wide
+    it is from the beginning where rows come one by one, so that they stay below each other.
+    """
 
     head: str
     wide: bool = False
     right: bool = False
     fluid: bool = False
+    least: int = 0
 
 
 class Cell(NamedTuple):
@@ -40,12 +43,14 @@ Cells = Sequence[str | Cell]
 class Sheet:
     """A table that may grow: what comes later keeps the widths of what came first, as far as it fits."""
 
-    def __init__(self, console: Console, columns: Sequence[Column], *, wide: bool = False, heads: bool = True) -> None:
+    def __init__(
+        self, console: Console, columns: Sequence[Column], *, wide: bool = False, heads: bool = True, live: bool = False
+    ) -> None:
         self._console = console
         self._kept = [number for number, column in enumerate(columns) if wide or not column.wide]
         self._columns = [columns[number] for number in self._kept]
         self._wide, self._heads = wide, heads
-        self._widths = [cell_len(column.head) for column in self._columns] if heads else [0] * len(self._columns)
+        self._widths = [max(cell_len(column.head) if heads else 0, column.least if live else 0) for column in self._columns]
         self._begun = False
 
     def show(self, rows: Iterable[Cells]) -> None:

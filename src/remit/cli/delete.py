@@ -108,4 +108,6 @@ async def _delete(
 
         sys.stdout.flush()
         await until(api, going, timeout_ms)
+        for one in going:
+            click.echo(f"{escaped(one.name)} is gone")
     return FAILED if failed else OK

@@ -13,7 +13,7 @@ from msgspec import Raw
 from remit.cli.columns import FAINT, Cell, Cells, Sheet
 from remit.cli.finding import class_of
 from remit.cli.get_shown import Found, Wish, in_order, name_of, surroundings
-from remit.cli.listed import Around, columns_of, endpoint_columns, endpoint_row, row_of
+from remit.cli.listed import CHANGED, Around, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.progress import progress
 from remit.cli.spoken import ENDPOINTS, Meant, is_owned
 from remit.cli.told import console
@@ -61,7 +61,9 @@ class _Rows:
         self._around = Around()
         self._synced = False
         columns = endpoint_columns(everyone=self._everyone) if kind == ENDPOINTS else columns_of(kind, everyone=self._everyone)
-        self._sheet = Sheet(console(), columns, wide=wish.output == "wide", heads=wish.heads)
+        wide = wish.output == "wide"
+        self._sheet = Sheet(console(), columns, wide=wide, heads=wish.heads, live=True)
+        self._compared = [n for n, one in enumerate(columns) if (wide or not one.wide) and one.head != CHANGED]
 
     async def follow(self) -> None:
         async for told in self._told():
@@ -147,9 +149,8 @@ class _Rows:
 
     def _note(self, thing: Any) -> bool:
         """Is its row another than the one printed last?"""
-        row = [_text(cell) for cell in self._row(thing)]
-        if self._kind == "Workload":
-            row[5 if self._everyone else 4] = ""  # how long ago grows by itself
+        cells = self._row(thing)
+        row = [_text(cells[number]) for number in self._compared]
         if self._printed.get(_key(thing)) == row:
             return False
         self._printed[_key(thing)] = row

@@ -39,6 +39,8 @@ from remit.model.records import (
 from remit.model.resources import Amount
 
 NONE: Final = "-"
+CHANGED: Final = "CHANGED"
+"""How long ago something was said of it: it grows by itself."""
 LISTED_MAX: Final = 3
 PHASE_STYLES: Final = {
     **dict.fromkeys((Phase.SERVING, Phase.READY, Phase.RUNNING, Phase.FINISHED), GOOD),
@@ -51,6 +53,9 @@ HEALTH_STYLES: Final = {
     **dict.fromkeys((NodeHealth.JOINING, NodeHealth.SUSPECT), UNSURE),
     **dict.fromkeys((NodeHealth.UNKNOWN, NodeHealth.LOST), BAD),
 }
+
+
+_DRAINS: Final = {"Empty": "it is empty", "Draining": "it is being emptied", "DeadlinePassed": "its drain is overdue"}
 
 
 class Around(NamedTuple):
@@ -159,12 +164,12 @@ def _node(thing: Node, around: Around) -> Cells:
 
 
 def node_reason(thing: Node) -> str:
-    """Why it is as it is: what was said of its health, or what holds a drain."""
+    """Why it is as it is: what was said of its health, if that is not good, and how its drain stands."""
+    said = [thing.status.reason] if thing.status.health is not NodeHealth.READY and thing.status.reason else []
     drained = condition_of(thing.status.conditions, "Drained")
     if thing.spec.draining and drained is not None:
-        said = f"{drained.reason}: {drained.message}" if drained.message else drained.reason
-        return f"{thing.status.reason}; {said}" if thing.status.reason else said
-    return thing.status.reason
+        said.append(f"{_DRAINS.get(drained.reason, drained.reason)}{': ' if drained.message else ''}{drained.message}")
+    return "; ".join(said)
 
 
 def _devices(devices: Sequence[Any]) -> dict[str, int]:
@@ -268,18 +273,18 @@ def _few(names: Any) -> str:
 C = Column
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "Workload": Layout(
-        (C("TYPE"), C("READY", right=True), C("STAGES", fluid=True), C("LIMITED BY", fluid=True), C("CHANGED", right=True),
+        (C("TYPE"), C("READY", right=True), C("STAGES", fluid=True, least=24), C("LIMITED BY", fluid=True, least=30), C(CHANGED, right=True),
          C("PRIORITY", wide=True), C("GENERATION", wide=True, right=True)),
         _workload,
     ),
     "Replica": Layout(
-        (C("PHASE"), C("NODE"), C("ATTEMPT", right=True), C("RESTARTS", right=True), C("REASON", fluid=True),
+        (C("PHASE", least=8), C("NODE", least=8), C("ATTEMPT", right=True), C("RESTARTS", right=True), C("REASON", fluid=True),
          C("WORKLOAD", wide=True), C("GENERATION", wide=True, right=True), C("PRIORITY", wide=True, right=True),
          C("PORTS", wide=True), C("DEVICES", wide=True)),
         _replica,
     ),
     "Node": Layout(
-        (C("HEALTH"), C("REGION"), C("ZONE"), C("POOL"), C("CPU", right=True), C("MEMORY", right=True),
+        (C("HEALTH", least=14), C("REGION"), C("ZONE"), C("POOL"), C("CPU", right=True), C("MEMORY", right=True),
          C("REPLICAS", right=True), C("REASON", fluid=True), C("DEVICES", wide=True), C("ADDRESS", wide=True),
          C("TAINTS", wide=True)),
         _node,

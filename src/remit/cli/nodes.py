@@ -84,6 +84,8 @@ async def _drain(api: Api, asked: Asked, nodes: Sequence[str], wanted: dict[str,
     await _change(api, asked, nodes, wanted, "drains")
     if wait_ms:
         await until(api, [Drained(thing.name) for thing in _meant(nodes)], wait_ms)
+        for thing in _meant(nodes):
+            click.echo(f"{escaped(str(thing))} is empty")
 
 
 def _meant(nodes: Sequence[str]) -> list[Meant]:

@@ -133,7 +133,7 @@ def _limit(
         return "", "", False
     most = max(under_way, key=lambda phase: under_way[phase])
     said = next((one.status.reason for one in replicas if one.status.phase is most and one.status.reason), "")
-    return most.value, said, False
+    return most.value, said or ("not ready yet" if most is P.RUNNING else ""), False
 
 
 def _waits(waiting: Sequence[Replica], reasons: Mapping[tuple[str, str], Why]) -> tuple[str, str, bool]:

@@ -155,7 +155,7 @@ async def _cancelled_by_signals(main: Callable[[], Coroutine[Any, Any, None]]) -
 
 def server_and_token(servers: tuple[str, ...], token_file: Path | None) -> tuple[tuple[str, ...], str]:
     """Which servers are meant, and the token for them: by flags, the environment, or the context that is in use."""
-    from remit.cli.contexts import Flags, resolve
+    from remit.cli.contexts import resolve
 
-    reach = resolve(Flags(server=servers[0] if servers else "", token_file=str(token_file or "")))
+    reach = resolve(server=servers[0] if servers else "", token_file=str(token_file or ""))
     return (reach.server, *servers[1:]), reach.token

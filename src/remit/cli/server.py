@@ -57,7 +57,7 @@ def server(data: Path, listen: Listen, scope: str, name: str, token_file: Path |
 
 
 async def serve(data: Path, listen: Listen, scope: str, name: str, token_file: Path, tempo: Tempo) -> None:
-    world, judging = production(), ThreadOffload("judge")
+    world, judging, looking = production(), ThreadOffload("judge"), ThreadOffload("look")
     try:
         token = token_in(token_file, world.ids)
 
@@ -65,11 +65,12 @@ async def serve(data: Path, listen: Listen, scope: str, name: str, token_file: P
             click.echo(f"remit server: {scope} at {one.url}, token in {escaped(str(token_file))}")
 
         await api_server(
-            data, world, scope=scope, name=name, listen=listen, token=token, judging=judging, tempo=tempo,
+            data, world, scope=scope, name=name, listen=listen, token=token, judging=judging, looking=looking, tempo=tempo,
             complain=complain, announce=announce,
         )  # fmt: skip
     finally:
         await judging.close()
+        await looking.close()
         await world.offload.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from remit.cli.main import examples
-from remit.cli.places import AGENT, LISTEN, SERVER, TOKEN, URL, data_directory
+from remit.cli.places import AGENT, AGENT_ASKS, LISTEN, SERVER, TOKEN, URL, data_directory
 from remit.cli.running import Complaints, ListenType, beat_option, data_option, run_until_ended
 from remit.model.problems import escaped
 
@@ -111,6 +112,7 @@ def up(
 
 
 async def _up(plan: Plan) -> None:
+    from remit.commitment.authority import one_failure
     from remit.store.protocol import Owned, StoreError
     from remit.world.offload import ThreadOffload
     from remit.world.production import production
@@ -118,7 +120,8 @@ async def _up(plan: Plan) -> None:
 
     world, judging = production(), ThreadOffload("judge")
     try:
-        await _run(plan, world, judging)
+        with one_failure():
+            await _run(plan, world, judging)
     except Owned as error:
         raise click.ClickException(_runs_already(plan.data, error.pid)) from error
     except (StoreError, WorldError) as error:
@@ -138,7 +141,7 @@ async def _run(plan: Plan, world: World, judging: Offload) -> None:
     say = Complaints("remit", world.clock.now_ms)
     token = token_in(plan.token, world.ids)
     async with served(
-        plan.server, world, scope=SCOPE, name=SCOPE, listen=plan.listen, token=token, judging=judging,
+        plan.server, world, scope=SCOPE, name=SCOPE, listen=_address(plan), token=token, judging=judging,
         tempo=Tempo(plan.beat_ms), complain=lambda asked, error: say(f"{asked}: {error!r}"),
     ) as server, connect([server.url], token, world) as connected:  # fmt: skip
         beside = Beside(plan, server.url, world, say)
@@ -157,9 +160,26 @@ async def _run(plan: Plan, world: World, judging: Offload) -> None:
             await beside.end()
 
 
+def _address(plan: Plan) -> Listen:
+    """Any free port is, the next time, the same one if nobody has taken it: whoever knows the address finds it again."""
+    from remit.world.machine import port_is_free
+
+    known = _line_in(plan.server / URL).rpartition(":")[2]
+    if plan.listen.port == 0 and known.isdigit() and port_is_free(int(known), plan.listen.host):
+        return plan.listen._replace(port=int(known))
+    return plan.listen
+
+
+def _line_in(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
 def _runs_already(data: Path, pid: int | None) -> str:
     place, who = escaped(str(data)), f" (process {pid})" if pid else ""
-    known = (data / SERVER / URL).read_text().strip() if (data / SERVER / URL).exists() else ""
+    known = _line_in(data / SERVER / URL)
     where = f" at {escaped(known)}" if known else ""
     cure = f"use it, end it with `remit down --data {place}`, or name another --data"
     return f"a control plane runs already on {place}{who}{where}\n  {cure}"
@@ -223,12 +243,19 @@ class Beside:
         self._running: Running | None = None
 
     async def watch_over(self) -> None:
-        from remit.agent.directory import Directory
+        from remit.agent.directory import PASSABLE, Directory
         from remit.agent.reviving import is_held
+        from remit.cli.down import end_agent
 
         directory, pause_ms = Directory(self._root), PAUSE_MS
+        self._plan.data.chmod(PASSABLE)
+        asked = self._plan.server / AGENT_ASKS
+        if is_held(self._world.disk, directory.agent_lock) and _line_in(asked) != self._words():
+            # It outlived the `up` that started it, and asks elsewhere, or plays other nodes. What it runs is not touched.
+            await end_agent(self._root, self._world, with_work=False)
+        asked.write_text(self._words() + "\n")
         while True:
-            if is_held(self._world.disk, directory.agent_lock):  # it outlived the `up` that started it
+            if is_held(self._world.disk, directory.agent_lock):
                 await self._world.clock.sleep_ms(LOOK_MS)
                 continue
             began_ms = self._world.clock.now_ms()
@@ -244,15 +271,16 @@ class Beside:
     def _log(self) -> Path:
         return self._plan.data / "agent.log"
 
+    def _words(self) -> str:
+        plan = self._plan
+        regions = [word for name in plan.regions for word in ("--region", name)]
+        asks = ["--server", self._url, "--token-file", str(plan.token), "--data", str(self._root)]
+        return shlex.join([*asks, "--nodes", str(plan.nodes), *regions, *plan.agent])
+
     def _order(self) -> Order:
         from remit.world.promises import Order
 
-        plan = self._plan
-        regions = [word for name in plan.regions for word in ("--region", name)]
-        words = (
-            sys.executable, "-m", "remit.cli", "agent", "--server", self._url, "--token-file", str(plan.token),
-            "--data", str(self._root), "--nodes", str(plan.nodes), *regions, *plan.agent,
-        )  # fmt: skip
+        words = (sys.executable, "-m", "remit.cli", "agent", *shlex.split(self._words()))
         return Order(argv=words, env=dict(os.environ), directory=Path("/"), stdout=self._log, stderr=self._log)
 
     async def end(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from remit.cli.finding import NOT_FOUND, class_of
-from remit.cli.listed import node_reason
 from remit.cli.progress import condition_of
 from remit.cli.spoken import Meant
 from remit.cli.waiting import Standing
@@ -141,5 +140,6 @@ class Drained:
             return Standing(True, "is empty")
         named = [f"{one.metadata.tenant}/{one.metadata.name} {one.status.phase.value}" for one in left[:NAMED_MAX]]
         more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
-        held = node_reason(found)
-        return Standing(False, f"{len(left)} left: {', '.join(named)}{more}" + (f"; {held}" if held else ""))
+        said = condition_of(found.status.conditions, "Drained")
+        held = f"; held: {said.message}" if said is not None and said.message else ""
+        return Standing(False, f"{len(left)} left: {', '.join(named)}{more}{held}")

@@ -163,7 +163,7 @@ def _batch(row: Row, batch: Batch) -> Iterator[_Did]:
         if entry.did in _SPOKEN_FOR and not entry.code:
             continue
         verb = entry.did.removeprefix("move ")
-        source = entry.role if entry.role == entry.actor else f"{entry.role}/{entry.actor}"
+        source = entry.actor if entry.actor.startswith(entry.role) else f"{entry.role}/{entry.actor}"
         if entry.code:
             yield _Did(
                 row.revision, batch.at, "Warning", entry.code, _subject(entry), source, f"{verb} refused: {entry.detail}"

@@ -10,9 +10,10 @@ from typing import Any, Final, get_args
 
 from remit import __version__
 from remit.model import objects
-from remit.model.answers import PROBLEM_TYPE, ProblemAnswer
+from remit.model.answers import PROBLEM_TYPE, PlannedPlacement, ProblemAnswer
 from remit.model.fields import DNS_LABEL
 from remit.model.schema import SUMMARIES, Writer
+from remit.proposal.explained import Waits
 from remit.serve.routes import NDJSON, Answer, Parameter, Route
 from remit.serve.samples import MANIFESTS
 
@@ -50,6 +51,11 @@ _REFUSALS: Final = {
 }
 """What may be answered to almost everything, and how each is called."""
 
+_SHARED: Final = {
+    "Amount": "Resources by name, such as `cpu` (`500m`, `4`) and `memory` (`256Mi`), and devices by kind.",
+    "Resources": "Resources by name, such as `cpu` (`500m`, `4`) and `memory` (`256Mi`).",
+    "Duration": "How long.",
+}
 _HEADERS: Final = {
     "ETag": "the revision at which the object stands, for If-Match",
     "Location": "where the object is found",
@@ -63,10 +69,11 @@ def described(routes: Sequence[Route]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, writer)
-    problem = {
-        "description": "why not, and what would mend it",
-        "content": {PROBLEM_TYPE: {"schema": writer.of(ProblemAnswer)}},
-    }
+    # The model knows no explanations, so it cannot say that this is one.
+    placement = writer.definitions.get(PlannedPlacement.__name__, {"properties": {}})
+    placement["properties"]["waits"] = {"anyOf": [writer.of(Waits), {"type": "null"}]}
+    content = {PROBLEM_TYPE: {"schema": writer.of(ProblemAnswer)}}
+    refusals = {name: {"description": about, "content": content} for name, about in _REFUSALS.values()}
     return {
         "openapi": VERSION,
         "info": {
@@ -78,7 +85,7 @@ def described(routes: Sequence[Route]) -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "security": [{"token": []}],
-        "tags": [{"name": tag, "description": _about(tag)} for tag in dict.fromkeys(route.tag for route in routes)],
+        "tags": [{"name": tag, "description": _about(tag)} for tag in _tags(routes)],
         "paths": paths,
         "components": {
             "schemas": dict(sorted(writer.definitions.items())),
@@ -88,11 +95,20 @@ def described(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
+def _tags(routes: Sequence[Route]) -> list[str]:
+    """What one does with everything, then the kinds, then what is for few."""
+    found = list(dict.fromkeys(route.tag for route in routes))
+    known = list(TAGS)
+    last = known.index("programs")
+    return sorted(found, key=lambda tag: (known.index(tag) >= last) * 2 if tag in known else 1)
+
+
 def _about(tag: str) -> str:
     if tag in TAGS:
         return TAGS[tag]
     own = "a record of the authority's own, which is read and not declared"
-    return f"{SUMMARIES.get(tag, own)}.".capitalize()
+    about = SUMMARIES.get(tag, own)
+    return f"{about[0].upper()}{about[1:]}."
 
 
 class _Sharing(Writer):
@@ -102,7 +118,7 @@ class _Sharing(Writer):
         super().__init__(AT)
 
     def shared(self, name: str, written: dict[str, Any]) -> dict[str, Any]:
-        self.definitions.setdefault(name, written)
+        self.definitions.setdefault(name, {"description": _SHARED[name], **written})
         return {"$ref": f"{AT}{name}"}
 
 

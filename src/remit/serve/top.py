@@ -84,9 +84,9 @@ def _replicas(seen: Seen, states: Iterable[NodeState], heard: Heard, tenant: str
 
 
 def _replica(seen: Seen, node: str, run: RunState, heard: Heard) -> ReplicaTop | None:
-    """None if the scope knows no such copy (any more)."""
+    """None if the scope knows no such copy (any more): what a node that fell silent has said last may have been replaced."""
     replica: Replica | None = seen.get(run.replica)
-    if replica is None or replica.metadata.uid != run.uid:
+    if replica is None or (replica.metadata.uid, replica.status.attempt, replica.status.node) != (run.uid, run.attempt, node):
         return None
     meta, spec = replica.metadata, replica.spec
     generation: Generation | None = seen.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")

@@ -46,6 +46,7 @@ def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
 
 
 def test_one_directory_has_one_owner_and_one_port_one_listener(tmp_path: Path) -> None:
+    """And A06: nobody listens beyond this machine."""
     with Server(tmp_path / "data") as server:
         owned = run("--data", str(tmp_path / "data"))
         assert owned.returncode == 1
@@ -68,7 +69,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_watch_goes_on_by_revision_when_its_server_was_killed(tmp_path: Path) -> None:
-    """F: every object is told exactly once over three lives of the server, each ended by kill -9 under load."""
+    """Every object is told exactly once over three lives of the server, each ended by kill -9 under load."""
     told: list[str] = []
     made: list[str] = []
     after = 0
@@ -256,7 +257,7 @@ def test_a_body_without_end_is_cut_off(standing: Server) -> None:
 
 
 def test_who_opens_and_says_nothing_is_closed(standing: Server) -> None:
-    """Slow headers hold a connection for seconds, not for ever."""
+    """A34: slow headers hold a connection for seconds, not for ever."""
     began = time.monotonic()
     with standing.raw() as silent, standing.raw() as slow:
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ")
