@@ -220,4 +220,6 @@ def _said(error: BaseException) -> str:
         return "it took too long to connect"
     if isinstance(cause, aiohttp.ServerDisconnectedError):
         return "the connection was closed"
+    if isinstance(cause, aiohttp.ClientPayloadError):
+        return "it ended in the middle"
     return str(cause) or type(cause).__name__
