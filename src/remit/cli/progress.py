@@ -137,7 +137,7 @@ def _limit(
 
 
 def _waits(waiting: Sequence[Replica], reasons: Mapping[tuple[str, str], Why]) -> tuple[str, str, bool]:
-    known = [why for one in waiting if (why := reasons.get((one.metadata.tenant, one.metadata.name))) is not None]
+    known = [why for one in waiting if (why := why_waits(one, reasons)) is not None]
     if not known:
         return QUEUED, "not tried yet", False
     most = Counter(why.reason for why in known).most_common(1)[0][0]
