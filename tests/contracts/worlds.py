@@ -11,11 +11,12 @@ import os
 import socket
 import sys
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from remit.client.http import HttpLink
 from remit.simulate.loop import SimLoop
 from remit.simulate.network import Network
 from remit.simulate.processes import Machine, Process
@@ -27,8 +28,9 @@ from remit.world.link import SocketLink
 from remit.world.machine import KernelPorts, ThisHost
 from remit.world.probes import SocketProber
 from remit.world.production import production
-from remit.world.promises import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, World
+from remit.world.promises import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, Service, World
 from remit.world.runner import ProcessRunner
+from tests.contracts.http_service import answering
 
 NAMES: Final = ("a", "b")
 """What processes are called in the suite of links."""
@@ -163,6 +165,41 @@ class OverTcp(Production):
         self._addresses = {name: f"tcp:127.0.0.1:{_free_port()}" for name in NAMES}
 
 
+class OverHttp(OverTcp):
+    """Asked over HTTP. A link of this sort serves nothing itself: a small server stands in for serve/."""
+
+    def __init__(self, place: Path, /) -> None:
+        super().__init__(place)
+        self._ports = {name: _free_port() for name in NAMES}
+        self._made: list[_Http] = []
+
+    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+        async def closed() -> None:
+            try:
+                await scene
+            finally:
+                for link in self._made:
+                    await link.close()
+
+        super().run(closed())
+
+    def link(self, name: str) -> Link:
+        link = _Http(self._ports)
+        self._made.append(link)
+        return link
+
+
+class _Http(HttpLink):
+    _TOKEN: Final = "a-token"
+
+    def __init__(self, ports: dict[str, int]) -> None:
+        super().__init__({name: f"http://127.0.0.1:{port}" for name, port in ports.items()}, self._TOKEN)
+        self._ports = ports
+
+    def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
+        return answering(self._ports[at], service, token=self._TOKEN)
+
+
 def remove_groups(parent: str) -> None:
     """The directory of cgroups that a test had for itself. Whoever leaves somebody in there has failed."""
     for mount in mounted(Path("/proc/self/mountinfo").read_text()):
@@ -267,6 +304,6 @@ class _Unrecorded:
 
 
 WORLDS: list[type[WorldTwin]] = [Production, Simulated]
-LINKS: list[type[LinkTwin]] = [Production, OverTcp, Simulated]
+LINKS: list[type[LinkTwin]] = [Production, OverTcp, OverHttp, Simulated]
 RUNNERS: list[type[RunnerTwin]] = [Production, Simulated]
 HOSTS: list[type[HostTwin]] = [Production, Simulated]

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import inspect
 
+from remit.cli.pages_commands import SOURCE, commands_page
 from remit.commitment import balance
 from remit.commitment.decide import rulings, tag
 from remit.commitment.rulings import EVERYONE, UNLEASED, Coordination, Ruling
@@ -352,7 +353,12 @@ def _rows(rows: Iterable[int]) -> str:
     return " ".join(f"F{row:02}" for row in rows) or "-"
 
 
+def command_line() -> str:
+    return page("The command line", SOURCE, commands_page())
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
+    "cli.md": command_line,
     "lifecycle.md": lifecycle,
     "refusals.md": refusals,
     "filters.md": filters,

@@ -9,7 +9,10 @@ from typing import Final
 LISTEN_PORT: Final = 7420
 LISTEN: Final = f"127.0.0.1:{LISTEN_PORT}"
 TOKEN: Final = "token"  # noqa: S105 - the name of the file
+SERVER: Final = "server"
 AGENT: Final = "agent"
+URL: Final = "url"
+AGENT_ASKS: Final = "agent-asks"
 
 
 def data_directory() -> Path:

@@ -205,7 +205,7 @@ class Authority:
             raise Silence("the store could not confirm who leads")
         if confirmed.epoch != self._place.head.epoch or self._ended is not None:
             raise Turned(confirmed.holder)
-        draft = self._ground().draft()
+        draft = self.ground().draft()
         held = [actor.role not in UNLEASED and claimant(draft, actor) is None for actor in actors]
         for actor, mine in zip(actors, held, strict=True):
             if mine:
@@ -310,7 +310,7 @@ class Authority:
             pieces = self._queue.take(one=self._suspects > 0)
             operations = [operation for piece in pieces for operation in piece.operations]
             try:
-                prepared = prepare(self._ground(below), operations, self._faults)
+                prepared = prepare(self.ground(below), operations, self._faults)
             except Invalid as fault:
                 self._suspect(pieces, fault)
                 continue
@@ -388,7 +388,7 @@ class Authority:
             last = index == len(slices)
             written = None
             while written is None:
-                ground = self._ground()
+                ground = self.ground()
                 draft = ground.draft()
                 restoring.doubt(draft, part)
                 if last:
@@ -398,7 +398,7 @@ class Authority:
                 marker = (restoring.MARKER, self._place.head.incarnation.encode())
                 written = await self._write(written_out(ground, draft, marker=marker if last else None))
 
-    def _ground(self, below: Prepared | None = None) -> Ground:
+    def ground(self, below: Prepared | None = None) -> Ground:
         head, oldest = (self._place.head, self._oldest) if below is None else (below.head, below.oldest)
         moment = Moment(
             self.clock.now_ms(),
