@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import struct
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from heapq import heappop, heappush
+from types import AsyncGeneratorType
 from typing import Any, Final, cast
 
 from remit.simulate.lots import stream
@@ -394,11 +396,45 @@ def _close(coroutine: Any) -> None:
     for _ in range(_CLOSES_MAX):
         if getattr(coroutine, "cr_frame", None) is None:
             return
-        inner = coroutine
-        while getattr(inner.cr_await, "cr_frame", None) is not None:
-            inner = inner.cr_await
+        inner, step = coroutine, None
+        while (following := _awaited(inner)) is not None:
+            inner, step = following
         with suppress(BaseException):  # whatever the dead still want to say
-            inner.close()
+            if step is None:
+                inner.close()
+            else:
+                step.throw(GeneratorExit())
+
+
+def _awaited(outer: Any) -> tuple[Any, Any] | None:
+    """The coroutine or generator that this one stands in, if it has not ended; and of a generator the step that it is in: to
+    close what awaits that step would leave the generator running for ever.
+    """
+    step = getattr(outer, "cr_await", None) or getattr(outer, "ag_await", None)
+    if getattr(step, "cr_frame", None) is not None:
+        return step, None
+    while type(step) in _STEPS:
+        within = gc.get_referents(step)
+        for one in within:
+            if isinstance(one, AsyncGeneratorType) and one.ag_frame is not None:
+                return one, step
+        step = next((one for one in within if type(one) in _STEPS), None)
+    return None
+
+
+def _steps() -> Iterator[type]:
+    """What it is that awaits the next item of a generator: types that have no name to import."""
+
+    async def items() -> AsyncGenerator[None, None]:
+        yield
+
+    steps: list[Any] = [anext(items(), None), items().asend(None), items().aclose()]
+    for step in steps:
+        yield type(step)
+        step.close()
+
+
+_STEPS: Final = frozenset(_steps())
 
 
 def _number(task: CountedTask) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -558,3 +559,39 @@ def test_a_task_that_is_cancelled_has_not_failed(loop: SimLoop) -> None:
     spawn(loop, ends())
     play(loop, 5.0)
     assert not loop.failures
+
+
+def test_generators_within_generators_are_closed_from_the_inside__nothing_is_said_about_them(
+    loop: SimLoop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A generator whose step was closed under it would run for ever, and say so when it is collected."""
+    ended = []
+
+    async def inner() -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                await asyncio.sleep(1)
+                yield 1
+        finally:
+            ended.append("inner")
+
+    async def outer() -> AsyncGenerator[int, None]:
+        try:
+            async with contextlib.aclosing(inner()) as items:
+                async for item in items:
+                    yield item
+        finally:
+            ended.append("outer")
+
+    async def reader() -> None:
+        async with contextlib.aclosing(outer()) as items:
+            while await anext(items, None) is not None:
+                pass
+        ended.append("not here")
+
+    spawn(loop, reader())
+    play(loop, 5.5)
+    loop.finish()
+    gc.collect()
+    assert ended == ["inner", "outer"]
+    assert capfd.readouterr().err == ""
