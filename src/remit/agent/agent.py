@@ -41,6 +41,8 @@ SWEEP_BEATS: Final = 10
 CLAIMS_MAX: Final = 1_000
 """How many travel together."""
 
+_ENDS: Final = ("stopped", "crash", "finish")
+
 Feed = Callable[[Sequence[str]], AsyncGenerator[Orders, None]]
 """The orders of these nodes, from whichever server tells them; it ends when that one is gone."""
 
@@ -115,6 +117,7 @@ class Agent:
         self._under_way: dict[tuple[str, Copy], int] = {}
         """What was asked of the keeper: when."""
         self._meter = Meter()
+        self._measuring = False
         self._chance = world.chance.stream(f"agent {name}")
         self._group: asyncio.TaskGroup | None = None
 
@@ -234,7 +237,7 @@ class Agent:
         """The whole state of every node, at a fixed rate: recovery costs no more than calm."""
         while True:
             began_ms = self._world.clock.now_ms()
-            await self._measure(began_ms)
+            self._measure(began_ms)
             beats = [self._state(node) for node in self._nodes.values() if node.tenure is not None]
             if beats:
                 await self._say_how_it_is([one for one in beats if one is not None])
@@ -264,8 +267,12 @@ class Agent:
         for name, at_ms in sent_ms.items():
             self._nodes[name].mind.renewed(at_ms)
         if sent_ms:
-            with suppress(LinkError):
-                await self._keeping.renewed(sent_ms)
+            self._spawn(self._pass_on(sent_ms), "renewals")
+
+    async def _pass_on(self, sent_ms: dict[str, int]) -> None:
+        """Beats do not wait for it: a keeper that stands still is no reason to fall silent."""
+        with suppress(LinkError):
+            await self._keeping.renewed(sent_ms)
 
     def _state(self, node: _Node) -> Beat | None:
         if node.tenure is None:
@@ -282,10 +289,15 @@ class Agent:
         settled = incarnation if node.settled == incarnation else ""
         return Beat(node.tenure.actor, NodeState(node.name, settled, cpu, memory, tuple(runs)))
 
-    async def _measure(self, now_ms: int) -> None:
-        if self._meter.due(now_ms, self._tempo) and any(node.kept for node in self._nodes.values()):
-            with suppress(LinkError):
-                self._meter.take(now_ms, await self._keeping.uses())
+    def _measure(self, now_ms: int) -> None:
+        if self._meter.due(now_ms, self._tempo) and any(node.kept for node in self._nodes.values()) and not self._measuring:
+            self._measuring = True
+            self._spawn(self._take_measure(now_ms), "measure")
+
+    async def _take_measure(self, now_ms: int) -> None:
+        with suppress(LinkError):
+            self._meter.take(now_ms, await self._keeping.uses())
+        self._measuring = False
 
     # -- acting ----------------------------------------------------------------------------------------------------------
 
@@ -337,7 +349,7 @@ class Agent:
     def _perform(self, node: _Node, deed: Act, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
         match deed:
             case Say(copy, _):
-                if node.tenure is not None and self._may_say(node, copy.key, now_ms):
+                if node.tenure is not None and self._may_say(node, copy.key, now_ms) and self._is_sure(node, deed, now_ms):
                     self._asking[copy.key] = None
                     says.append((node.tenure.actor, deed))
             case Start(copy):
@@ -355,6 +367,22 @@ class Agent:
         if at_ms > now_ms:
             self._touch(node.name, at_ms)
         return at_ms <= now_ms
+
+    def _is_sure(self, node: _Node, say: Say, now_ms: int) -> bool:
+        """That a copy has ended is told only once the keeper begins no more of it: a start that was asked for may be under way
+        there still, also one that an earlier agent asked for. One that ended, and is not started again, is past that.
+        """
+        known = say.copy in node.kept and say.move.transition != "stopped"
+        if say.move.transition not in _ENDS or known or node.mind.course(say.copy).barred:
+            return True
+        self._once("bar", node.name, say.copy, now_ms, lambda: self._bar(node, say.copy))
+        return False
+
+    async def _bar(self, node: _Node, copy: Copy) -> None:
+        kept = await self._keeping.bar(copy)
+        node.mind.course(copy).barred = kept is None or not kept.alive
+        if kept is not None:
+            self._keep(kept)
 
     async def _say(self, says: Sequence[tuple[Actor, Say]]) -> None:
         try:

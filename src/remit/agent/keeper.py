@@ -20,11 +20,14 @@ from msgspec.structs import replace
 
 from remit.agent.copies import Copy, known_by
 from remit.agent.journal import Journal, forgotten
-from remit.agent.keeping import NEVER, Answer, Begin, Begun, Drop, Halt, Renewed, Table, Use, Uses, encode, read_word
+from remit.agent.keeping import NEVER, Answer, Bar, Begin, Begun, Drop, Halt, Renewed, Table, Use, Uses, encode, read_word
 from remit.world.promises import DiskError, Ended, NotStarted, Running, World
 
 LOOK_MS: Final = 1_000
 """It looks at the deadlines at least so often; and whenever one comes."""
+
+LATE_MS: Final = 20
+BARRED_MAX: Final = 10_000
 
 
 class _Reader:
@@ -56,6 +59,10 @@ class Keeper:
         self._renewed_ms: dict[str, int] = {}
         self._beginning: dict[Copy, asyncio.Lock] = {}
         self._ending: dict[Copy, None] = {}
+        self._barred: dict[Copy, None] = {}
+        """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
+        self._unwritten: dict[Copy, Begun] = {}
+        self._writing_again = False
         self._news = asyncio.Event()
         self._readers: list[_Reader] = []
         self._group: asyncio.TaskGroup | None = None
@@ -79,6 +86,8 @@ class Keeper:
                 return encode(Answer(kept=await self._begin(begin)))
             case Halt(key, uid, attempt, grace_ms):
                 self._halt(Copy(key, uid, attempt), grace_ms)
+            case Bar(key, uid, attempt):
+                return encode(Answer(kept=await self._bar(Copy(key, uid, attempt))))
             case Drop(key, uid, attempt):
                 await self._drop(Copy(key, uid, attempt))
             case Renewed(sent_ms):
@@ -108,6 +117,8 @@ class Keeper:
             if known is not None and (known.number >= begin.number or known.alive):
                 return known
             kept = self._as_begun(begin, copy)
+            if copy in self._barred:
+                return replace(kept, number=NEVER, ended=Ended(), failed="its end was told already", cure="ask no more")
             if self._left_ms(kept) <= 0:
                 return None
             try:
@@ -179,11 +190,26 @@ class Keeper:
             self._ending[copy] = None
             self._spawn(self._end(kept.running, grace_ms), f"end {kept.pid}")
 
+    async def _bar(self, copy: Copy) -> Begun | None:
+        async with self._beginning.setdefault(copy, asyncio.Lock()):  # what is being begun comes first
+            kept = self._starts.get(copy)
+            if kept is None or not kept.alive:
+                self._barred[copy] = None
+                while len(self._barred) > BARRED_MAX:
+                    del self._barred[next(iter(self._barred))]
+        if kept is None:
+            self._beginning.pop(copy, None)
+        return kept
+
     async def _end(self, running: Running, grace_ms: int) -> None:
         await self._world.runner.stop(running, grace_ms=grace_ms)
 
     async def _hold_deadlines(self) -> None:
+        until_ms = self._world.clock.now_ms() + LOOK_MS
         while True:
+            if self._world.clock.now_ms() > until_ms + LATE_MS:
+                # This process stood still. Renewals that came meanwhile are heard first: they may say that nothing is over.
+                await self._world.clock.sleep_ms(LATE_MS)
             self._news.clear()
             wait_ms = LOOK_MS
             for copy, kept in tuple(self._starts.items()):
@@ -196,6 +222,10 @@ class Keeper:
                     self._tell(replace(kept, fenced=True))
                     self._ending[copy] = None
                     self._spawn(self._end(kept.running, kept.grace_ms), f"fence {kept.pid}")
+            if self._unwritten and not self._writing_again:
+                self._writing_again = True
+                self._spawn(self._write_again(), "write again")
+            until_ms = self._world.clock.now_ms() + wait_ms
             with suppress(TimeoutError):
                 async with self._world.clock.timeout_ms(wait_ms):
                     await self._news.wait()
@@ -244,8 +274,18 @@ class Keeper:
             reader.tell(kept.copy, kept)
 
     async def _write(self, kept: Begun) -> None:
-        with suppress(DiskError):
-            await self._world.offload(lambda: self._journal.write([kept], durably=False))
+        entries = [*self._unwritten.values(), kept]
+        self._unwritten = {one.copy: one for one in entries}
+        try:
+            await self._world.offload(lambda: self._journal.write(entries, durably=False))
+        except DiskError:
+            return
+        self._unwritten = {copy: one for copy, one in self._unwritten.items() if one not in entries}
+
+    async def _write_again(self) -> None:
+        """What could not be written, as soon as it can: a keeper that is killed finds by it what runs."""
+        await self._write(next(iter(self._unwritten.values())))
+        self._writing_again = False
 
     async def _read(self) -> dict[Copy, Begun]:
         """Until its journal can be read a keeper starts and ends nothing: it does not know what is its own."""
