@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from remit.simulate.checkers.history import History
@@ -15,11 +15,21 @@ UNSEEN: Final = ("replicas", "completions", "retries", "deadline", "keep", "sche
 """Of a spec: what a replica of it does not notice. Whoever scales a service restarts nothing."""
 
 
-def lacks(history: History, workload: Json, members: Sequence[Json]) -> str:
-    """In words; empty if it has what it wants, or waits for what is others' to give: room, or that the new become ready."""
+def lacks(history: History, key: str, members: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+    """Whom it concerns, the workload or one of its replicas, and in words what; nothing if it has what it wants, or waits for
+    what is others' to give: room, or that the new become ready.
+    """
+    workload = history.row(key)
     if workload["spec"]["type"] == "job":
-        return _job(workload, members)
-    return _service(history, workload, members)
+        why = _job(workload, list(members.values()))
+    else:
+        old = {one: row for one, row in members.items() if phase_of(row) != "released" and _is_other(history, workload, row)}
+        for one in (one for one, row in old.items() if phase_of(row) not in UP):
+            # Each by itself: one after another they go, and each takes its time.
+            yield one, "it is of an older generation and does nothing, and is not gone"
+        why = _service(workload, list(members.values()), list(old.values()))
+    if why:
+        yield key, why
 
 
 def _job(workload: Json, members: Sequence[Json]) -> str:
@@ -41,27 +51,19 @@ def _job(workload: Json, members: Sequence[Json]) -> str:
     return f"{len(members)} of {wanted} replicas are there" if len(members) < wanted else ""
 
 
-def _service(history: History, workload: Json, members: Sequence[Json]) -> str:
+def _service(workload: Json, members: Sequence[Json], old: Sequence[Json]) -> str:
     spec, wanted = workload["spec"], workload["spec"].get("replicas", 1)
     live = [one for one in members if phase_of(one) != "released"]
-    old = [one for one in live if _is_other(history, workload, one)]
     if not old:
         return "" if len(live) == wanted else f"{len(live)} replicas are not released, and {wanted} are wanted"
-    names = sorted(one["metadata"]["name"] for one in old)
     up = [one for one in live if phase_of(one) in UP]
     least = max(spec.get("disruption", {}).get("minAvailable", 0), wanted - spec.get("rollout", {}).get("maxUnavailable", 0))
-    if idle := [name for name, one in zip(names, sorted(old, key=_name), strict=True) if one not in up]:
-        return f"{idle} are of an older generation and do nothing, and are not gone"
-    if len(up) > least:
-        return f"{names} are of an older generation, and {len(up)} are ready where {least} must be"
+    if len(up) > least and any(one in up for one in old):
+        return f"{len(up)} are ready where {least} must be, and some are of an older generation"
     room = wanted + spec.get("rollout", {}).get("maxSurge", 1) - len(live)
     if len(live) - len(old) < wanted and room > 0:
-        return f"{names} are of an older generation, and there may be {room} more of the new"
+        return f"{len(old)} are of an older generation, and there may be {room} more of the new"
     return ""
-
-
-def _name(replica: Json) -> str:
-    return str(replica["metadata"]["name"])
 
 
 def _is_other(history: History, workload: Json, replica: Json) -> bool:

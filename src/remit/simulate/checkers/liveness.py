@@ -418,12 +418,13 @@ def desire_is_met(live: Liveness, history: History, core: Core) -> Iterator[Wait
         meta, spec = workload["metadata"], workload["spec"]
         if meta.get("deleting") or meta["tenant"] == MEDDLER or spec["type"] == "daemon":
             continue
-        members = [history.row(member) for member in history.members.get((meta["tenant"], meta["name"]), ())]
-        away = [one for one in members if phase_of(one) in HOUSED and one["status"]["node"] not in well]
+        members = {member: history.row(member) for member in history.members.get((meta["tenant"], meta["name"]), ())}
+        away = [one for one in members.values() if phase_of(one) in HOUSED and one["status"]["node"] not in well]
         if away:
             live.undecided[f"desire_is_met in {history.scope}: {key} has replicas outside the core"] = None
-        elif why := lacks(history, workload, members):
-            yield Waiting(history.scope, key, live.bounds.desire_ms, why)
+            continue
+        for one, why in lacks(history, key, members):
+            yield Waiting(history.scope, one, live.bounds.desire_ms, why)
 
 
 @look("L10")

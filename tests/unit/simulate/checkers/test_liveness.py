@@ -149,8 +149,9 @@ def a_service_that_has_one_too_many(pen: Pen) -> None:
 
 @stands("desire_is_met", 120)
 def a_service_of_an_older_generation(pen: Pen) -> None:
-    pen.spawn(0, 1, 2)
-    pen.declare("w", 2, template=NEWER)
+    pen.declare("w", replicas=1)
+    pen.spawn(0)
+    pen.declare("w", 2, replicas=1, template=NEWER, rollout={"maxSurge": 0})
     healed(pen, calm=True)
 
 
