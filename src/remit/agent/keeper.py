@@ -24,7 +24,9 @@ from remit.agent.keeping import NEVER, Answer, Bar, Begin, Begun, Drop, Halt, Re
 from remit.world.promises import DiskError, Ended, NotStarted, Running, World
 
 LOOK_MS: Final = 1_000
-"""It looks at the deadlines at least so often; and whenever one comes."""
+"""It looks at the deadlines at least so often while it holds any; and whenever one comes."""
+
+IDLE_MS: Final = 60_000
 
 LATE_MS: Final = 20
 BARRED_MAX: Final = 10_000
@@ -211,13 +213,13 @@ class Keeper:
                 # This process stood still. Renewals that came meanwhile are heard first: they may say that nothing is over.
                 await self._world.clock.sleep_ms(LATE_MS)
             self._news.clear()
-            wait_ms = LOOK_MS
+            wait_ms = LOOK_MS if self._unwritten else IDLE_MS
             for copy, kept in tuple(self._starts.items()):
                 if not kept.alive or not kept.fence_ms or kept.fenced:
                     continue
                 left_ms = self._left_ms(kept)
                 if left_ms > 0:
-                    wait_ms = min(wait_ms, left_ms)
+                    wait_ms = min(wait_ms, LOOK_MS, left_ms)
                 elif kept.pid:
                     self._tell(replace(kept, fenced=True))
                     self._ending[copy] = None
@@ -279,6 +281,8 @@ class Keeper:
         try:
             await self._world.offload(lambda: self._journal.write(entries, durably=False))
         except DiskError:
+            if not self._writing_again:
+                self._news.set()
             return
         self._unwritten = {copy: one for copy, one in self._unwritten.items() if one not in entries}
 
