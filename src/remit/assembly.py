@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remit.client.client import Client, NoAnswer
 from remit.client.connecting import Connected, connect
@@ -29,17 +29,18 @@ from remit.proposal.plugins import Filter, installed_filters, installed_scores
 from remit.proposal.scheduler import LEASE, Rhythm, Scheduler
 from remit.proposal.scores import DEFAULT
 from remit.proposal.victims import Pace
-from remit.serve.app import Application, Complain
-from remit.serve.desk import Desk
 from remit.serve.door import Door
 from remit.serve.orders import OrderFeed
-from remit.serve.table import ROUTES
 from remit.store.chain import Place
 from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
-from remit.world.http import Bound, Listen, http_listening
+from remit.world.binding import Bound, Listen
 from remit.world.production import production
 from remit.world.promises import Offload, World
+
+if TYPE_CHECKING:
+    from remit.serve.app import Complain
+    from remit.serve.desk import Desk
 
 
 @asynccontextmanager
@@ -153,6 +154,7 @@ async def served(
     listen: Listen = Listen(),
     token: str,
     judging: Offload,
+    looking: Offload | None = None,
     tempo: Tempo = Tempo(),
     complain: Complain,
 ) -> AsyncIterator[ApiServer]:
@@ -161,12 +163,30 @@ async def served(
     The order at the end is the promise: nothing new is taken, what was taken is answered, and only then does the authority stop
     and the store close. So nothing that was acknowledged is lost, and nobody is left without an answer.
     """
+    # Only who serves over HTTP pays for loading what speaks it.
+    from remit.serve.app import Application
+    from remit.serve.desk import Desk
+    from remit.serve.table import ROUTES
+    from remit.world.http import http_listening
+
     store = await SqliteStore.open(directory, offload=world.offload, holder=name, incarnation=world.ids.incarnation())
     try:
         bound = Bound(listen)
         try:
             one = serving(store, world, scope=scope, name=name, beat_ms=tempo.beat_ms, tempo=tempo, place=store.place)
-            desk = Desk(one.standby, store, one.board, one.door, world, token=token, judging=judging, tempo=tempo)
+            desk = Desk(
+                one.standby,
+                store,
+                one.board,
+                one.door,
+                world,
+                token=token,
+                judging=judging,
+                looking=looking,
+                filters=installed_filters(),
+                scores=(*DEFAULT, *installed_scores()),
+                tempo=tempo,
+            )
             settle_process()
             with one_failure():
                 async with asyncio.TaskGroup() as group:
@@ -190,6 +210,7 @@ async def api_server(
     listen: Listen = Listen(),
     token: str,
     judging: Offload,
+    looking: Offload | None = None,
     tempo: Tempo = Tempo(),
     complain: Complain,
     announce: Callable[[ApiServer], None],
@@ -203,6 +224,7 @@ async def api_server(
         listen=listen,
         token=token,
         judging=judging,
+        looking=looking,
         tempo=tempo,
         complain=complain,
     ) as one:

@@ -97,13 +97,13 @@ class Agent:
         tenure = self._sites[node].tenure
         return tenure.actor if tenure is not None and tenure.may_act(self._world.clock.now_ms()) else None
 
-    def place_of(self, copy: Copy) -> tuple[Place, bool] | None:
-        """Where what belongs to a copy is kept, and whether it goes on: it runs, or is ordered. None: it is not known here."""
+    def log_places(self, copy: Copy) -> tuple[list[Path], bool]:
+        """In which directories what a copy says may be kept, and whether it goes on: it runs, or is ordered."""
         for site in self._sites.values():
             kept, ordered = site.kept.get(copy), site.mind.ordered(self.orders, copy)
             if kept is not None or ordered:
-                return site.place, ordered or (kept is not None and kept.alive)
-        return None
+                return [site.place.logs], ordered or (kept is not None and kept.alive)
+        return [site.place.logs for site in self._sites.values()], False
 
     def running(self) -> int:
         """How many copies run here, as far as is known."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 import sys
-from asyncio.subprocess import Process  # noqa: TID251 - children that are started and killed as a person would
+from asyncio.subprocess import DEVNULL, Process  # noqa: TID251 - children that are started and killed as a person would
 from pathlib import Path
 from typing import Final
 
 from remit.agent.directory import Directory
 from remit.cli.demo_endpoint import DemoFailed
-from remit.cli.places import SERVER, TOKEN, URL
+from remit.cli.places import AGENT, SERVER, TOKEN, URL
 from remit.client.api import Api
 from remit.world.leaving import ask_to_go
 from remit.world.promises import Clock
@@ -27,7 +26,7 @@ class Parts:
 
     def __init__(self, root: Path, nodes: int, machine: str, clock: Clock) -> None:
         self._root, self._clock, self._machine = root, clock, machine
-        self._data = root / "up"
+        self.data = root / "up"
         self._machine_data = root / machine
         self._up: Process | None = None
         self._agent: Process | None = None
@@ -48,11 +47,11 @@ class Parts:
 
     @property
     def url(self) -> str:
-        return (self._data / SERVER / URL).read_text().strip()
+        return (self.data / SERVER / URL).read_text().strip()
 
     @property
     def token_file(self) -> Path:
-        return self._data / SERVER / TOKEN
+        return self.data / SERVER / TOKEN
 
     @property
     def up_pid(self) -> int:
@@ -70,26 +69,25 @@ class Parts:
 
     async def start_up(self) -> None:
         """Until its API answers; again at the same address."""
-        (self._data / SERVER / URL).unlink(missing_ok=True)
-        words = ["up", "--data", str(self._data), "--listen", self._listen, "--nodes", str(self._nodes), "--beat", BEAT, "--context", ""]
-        self._up = await self._start("up", words)
+        (self.data / SERVER / URL).unlink(missing_ok=True)
+        words = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", BEAT, "--context", ""]
+        self._up = await self._start("up", ["--data", str(self.data), *words])
         until_ms = self._clock.now_ms() + START_MS_MAX
-        while not (self._data / SERVER / URL).exists():
+        while not (self.data / SERVER / URL).exists():
             if self._up.returncode is not None or self._clock.now_ms() > until_ms:
                 raise DemoFailed(f"`remit up` does not come up: {self._last_words('up')}")
             await self._clock.sleep_ms(20)
         self._listen = self.url.removeprefix("http://")
 
     async def start_agent(self) -> None:
-        words = ["agent", "--server", self.url, "--token-file", str(self.token_file), "--name", self._machine, "--data", str(self._machine_data)]
-        self._agent = await self._start("agent", words)
+        asks = ["--server", self.url, "--token-file", str(self.token_file)]
+        self._agent = await self._start("agent", [*asks, "--name", self._machine, "--data", str(self._machine_data)])
 
     async def _start(self, name: str, words: list[str]) -> Process:
         with (self._root / f"{name}.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
-                sys.executable, "-m", "remit.cli", *words,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "NO_COLOR": "1"}, start_new_session=True,
-            )  # fmt: skip
+                sys.executable, "-m", "remit.cli", name, *words, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     # -- what is killed ----------------------------------------------------------------------------------------------------
 
@@ -116,9 +114,8 @@ class Parts:
                 await process.wait()
         world = production()
         try:
-            await end_agent(self._machine_data, world)
-            await end_agent(self._data / "agent", world)
-            await self._end_orphans(world)
+            for root in (self._machine_data, self.data / AGENT):
+                await end_agent(root, world)
         finally:
             await world.offload.close()
 

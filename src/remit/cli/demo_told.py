@@ -38,7 +38,8 @@ class Told:
     def head(self, title: str) -> None:
         self._acts += 1
         passed_s = (self._clock.now_ms() - self._began_ms) / 1000
-        self._console.print(Text.assemble("\n", (f"{self._acts}  ", "bold cyan"), (title, "bold"), (f"   {passed_s:.0f} s", "dim")))
+        number, passed = (f"{self._acts}  ", "bold cyan"), (f"   {passed_s:.0f} s", "dim")
+        self._console.print(Text.assemble("\n", number, (title, "bold"), passed))
 
     def command(self, words: str) -> None:
         self.line(Text(f"$ {words}", style="cyan"))

@@ -21,7 +21,7 @@ AGAIN_S = 0.001
 
 
 class Lazy(NamedTuple):
-    """Where a command is written, and its line in the help, which must not cost loading it."""
+    """Where a command is written, and its line in the help, which must not cost loading it; without one it is not listed."""
 
     module: str
     name: str
@@ -52,7 +52,7 @@ COMMANDS = {
     "scheduler": Lazy("remit.cli.scheduler", "scheduler", "Run a scheduler of a scope, as a process of its own."),
     "controllers": Lazy("remit.cli.controllers", "controllers", "Run a scope's controllers, as a process of their own."),
     "agent": Lazy("remit.cli.agent", "agent", "Run the work of this machine, as one node or as several."),
-    "keeper": Lazy("remit.cli.keeper", "keeper", "Hold the deadlines of an agent's work; agents start it."),
+    "keeper": Lazy("remit.cli.keeper", "keeper", ""),
     "doctor": Lazy("remit.cli.doctor", "doctor", "Say what is missing on this machine, and the cure."),
     "context": Lazy("remit.cli.context", "context", "Servers by name, and which of them is meant."),
     "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
@@ -87,7 +87,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
+            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items() if lazy.summary])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):

@@ -1,18 +1,20 @@
-"""How does a part of Remit run until somebody ends it? Options that all parts share, signals, and a line for what goes wrong."""
+"""How does a part of Remit run until somebody ends it? Options that parts share, signals, and a line for what goes wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import signal  # noqa: TID251 - the program's own end
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from remit.model.problems import escaped
+from remit.model.problems import escaped, shown
 from remit.model.quantity import parse_duration
+
+if TYPE_CHECKING:
+    from remit.world.binding import Listen
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,12 +23,29 @@ QUIET_MS: Final = 10_000
 """The same complaint is not written again for so long."""
 
 
-class BeatType(click.ParamType):
+_ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class ListenType(click.ParamType["Listen"]):
+    """Where to listen."""
+
+    name = "HOST:PORT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Listen:
+        from remit.world.binding import Listen
+
+        host, colon, port = str(value).rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{shown(str(value))} is no HOST:PORT; write 127.0.0.1:7420, or port 0 for any that is free", param, ctx)
+        return Listen(host.strip("[]") or "127.0.0.1", int(port))
+
+
+class BeatType(click.ParamType[int]):
     """A duration, as milliseconds."""
 
     name = "DURATION"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         from remit.law.tempo import BEAT_MS_MAX, BEAT_MS_MIN
 
         if isinstance(value, int):
@@ -40,6 +59,15 @@ class BeatType(click.ParamType):
         return found
 
 
+def data_option(command: F) -> F:
+    """Of `remit up` and `remit down`: the same directory for both."""
+    return click.option(
+        "--data",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Where all is kept.  [default: ~/.local/share/remit]",
+    )(command)
+
+
 def beat_option(command: F) -> F:
     return click.option(
         "--beat",
@@ -47,7 +75,7 @@ def beat_option(command: F) -> F:
         type=BeatType(),
         default=BEAT,
         show_default=True,
-        help="How often everybody says that it is there. All silences are counted in beats; the same for every part of a scope.",
+        help="How often all say that they are there; every silence counts in beats. The same for all parts of a scope.",
     )(command)
 
 
@@ -85,36 +113,44 @@ class Complaints:
 
 
 def run_until_ended(main: Callable[[], Coroutine[Any, Any, None]], *, quick: bool = False) -> int:
-    """Run it until it ends, or a signal asks it to: then it is cancelled, and may finish what it has begun. `quick`: uvloop."""
+    """Run it until it ends, or a signal asks it to: then it is cancelled, and has its time to come to an end. `quick`: uvloop.
+
+    After SIGINT this raises KeyboardInterrupt, as everywhere; after SIGTERM it answers 0, since that is how a part is ended.
+    """
     factory = None
     if quick:
-        import uvloop
+        import uvloop  # only who serves needs it
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_cancelled_by_signals(main))
+        asked = runner.run(_cancelled_by_signals(main))
+    if asked == signal.SIGINT:
+        raise KeyboardInterrupt
+    return 0
 
 
 async def _cancelled_by_signals(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     task = asyncio.ensure_future(main())
     loop = asyncio.get_running_loop()
-    asked: list[signal.Signals] = []
+    asked = 0
 
-    def ask(number: signal.Signals) -> None:
-        if asked:  # asked twice: whoever asks has no more patience
-            sys.stderr.flush()
-            signal.raise_signal(signal.SIGKILL)
-        asked.append(number)
-        task.cancel()
+    def ask(number: int) -> None:
+        nonlocal asked
+        if not asked:  # a second one must not cut the tidying short
+            asked = number
+            task.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _ENDS:
         loop.add_signal_handler(number, ask, number)
     try:
         await task
     except asyncio.CancelledError:
         if not asked:
             raise
-    return 0
+    finally:
+        for number in _ENDS:
+            loop.remove_signal_handler(number)
+    return asked
 
 
 def server_and_token(servers: tuple[str, ...], token_file: Path | None) -> tuple[tuple[str, ...], str]:

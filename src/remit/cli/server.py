@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal  # noqa: TID251 - the program's own end
-from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from remit.assembly import ApiServer, api_server
 from remit.cli.main import examples
-from remit.law.tempo import BEAT_MS_MAX, BEAT_MS_MIN, Tempo
+from remit.cli.running import ListenType, beat_option, run_until_ended
+from remit.law.tempo import Tempo
 from remit.model.problems import escaped
-from remit.model.quantity import parse_duration
 from remit.store.protocol import StoreError
-from remit.world.http import Listen
+from remit.world.binding import Listen
 from remit.world.offload import ThreadOffload
 from remit.world.production import production
 from remit.world.promises import Ids, WorldError
@@ -27,29 +24,6 @@ TOKEN_NAME: Final = "token"  # noqa: S105 - of a file
 TOKEN_BYTES_MAX: Final = 512
 TOKEN_NONCES: Final = 3
 """240 bits."""
-
-
-class ListenType(click.ParamType[Listen]):
-    name = "HOST:PORT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Listen:
-        host, colon, port = str(value).rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is no HOST:PORT; write 127.0.0.1:7420, or port 0 for any that is free", param, ctx)
-        return Listen(host.strip("[]") or "127.0.0.1", int(port))
-
-
-class BeatType(click.ParamType[int]):
-    name = "DURATION"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            beat_ms = parse_duration(str(value))
-        except ValueError as error:
-            self.fail(f"{value!r} is no duration: {error}", param, ctx)
-        if not BEAT_MS_MIN <= beat_ms <= BEAT_MS_MAX:
-            self.fail(f"a beat is from {BEAT_MS_MIN}ms to {BEAT_MS_MAX // 1000}s", param, ctx)
-        return beat_ms
 
 
 @click.command(
@@ -69,27 +43,21 @@ class BeatType(click.ParamType[int]):
 @click.option(
     "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Who may ask; made if absent.  [default: DATA/token]"
 )
-@click.option(
-    "--beat",
-    type=BeatType(),
-    default="2s",
-    show_default=True,
-    help="How often agents say that they are there; all terms follow from it.",
-)
-def server(data: Path, listen: Listen, scope: str, name: str, token_file: Path | None, beat: int) -> None:
+@beat_option
+def server(data: Path, listen: Listen, scope: str, name: str, token_file: Path | None, beat_ms: int) -> None:
     """Run a server: the authority of a scope, on a SQLite store, with its HTTP API.
 
     It ends at SIGTERM or Ctrl-C, once everything that it has taken is answered.
     """
     place = token_file or data / TOKEN_NAME
     try:
-        until_told(serve(data, listen, scope, name, place, Tempo(beat)))
+        run_until_ended(lambda: serve(data, listen, scope, name, place, Tempo(beat_ms)), quick=True)
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
 
 
 async def serve(data: Path, listen: Listen, scope: str, name: str, token_file: Path, tempo: Tempo) -> None:
-    world, judging = production(), ThreadOffload("judge")
+    world, judging, looking = production(), ThreadOffload("judge"), ThreadOffload("look")
     try:
         token = token_in(token_file, world.ids)
 
@@ -97,11 +65,12 @@ async def serve(data: Path, listen: Listen, scope: str, name: str, token_file: P
             click.echo(f"remit server: {scope} at {one.url}, token in {escaped(str(token_file))}")
 
         await api_server(
-            data, world, scope=scope, name=name, listen=listen, token=token, judging=judging, tempo=tempo,
+            data, world, scope=scope, name=name, listen=listen, token=token, judging=judging, looking=looking, tempo=tempo,
             complain=complain, announce=announce,
         )  # fmt: skip
     finally:
         await judging.close()
+        await looking.close()
         await world.offload.close()
 
 
@@ -137,39 +106,3 @@ def _read_token(file: Path) -> str:
         cure = "write 16 to 512 signs of ASCII into it, without spaces; or remove it, and one is made"
         raise click.ClickException(f"{escaped(str(file))} holds no token; {cure}")
     return token
-
-
-def until_told(work: Coroutine[Any, Any, None]) -> None:
-    """Run it on uvloop until it ends, or until SIGTERM or SIGINT: then it is cancelled, and has its time to come to an end.
-
-    After SIGINT this raises KeyboardInterrupt, as everywhere; after SIGTERM nothing, since that is how a server is ended.
-    """
-    import uvloop  # only who serves needs it
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        told = runner.run(_cancelled_by_signals(work))
-    if told == signal.SIGINT:
-        raise KeyboardInterrupt
-
-
-async def _cancelled_by_signals(work: Coroutine[Any, Any, None]) -> int:
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(work)
-    told = 0
-
-    def tell(number: int) -> None:
-        nonlocal told
-        told = number
-        task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, tell, number)
-    try:
-        with suppress(asyncio.CancelledError):
-            await task
-        if not told and task.cancelled():
-            raise asyncio.CancelledError
-        return told
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

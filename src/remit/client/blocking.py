@@ -57,8 +57,8 @@ class BlockingApi:
 
     def close(self) -> None:
         try:
-            for told in tuple(self._open.values()):
-                self._run(_closed(told))
+            while self._open:
+                self._run(_closed(self._open.popitem()[1]))
             self._run(self._api.close())
         finally:
             self._runner.close()

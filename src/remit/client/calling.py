@@ -132,10 +132,19 @@ class Caller:
 
     # -------------------------------------------------------------------------------------------------- reading, writing
 
-    async def read(self, path: str, query: Query | None = None, *, body: bytes | None = None, kind: str = "") -> Answered:
-        """What nothing changes by; with a body, it is a POST."""
-        target, method = _target(path, query), "GET" if body is None else "POST"
-        return await self._reach(lambda server: self._once(server, method, target, body, {}, kind), self._begin())
+    async def read(
+        self,
+        path: str,
+        query: Query | None = None,
+        *,
+        method: str = "",
+        body: bytes | None = None,
+        kind: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """What nothing changes by, and so needs no id; with a body it is a POST, unless told otherwise."""
+        target, how = _target(path, query), method or ("GET" if body is None else "POST")
+        return await self._reach(lambda server: self._once(server, how, target, body, headers or {}, kind), self._begin())
 
     async def write(
         self,
@@ -262,7 +271,7 @@ def decoded(decoder: msgspec.json.Decoder[T], answer: Answered) -> T:
     try:
         return decoder.decode(answer.body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise unread(error, answer.headers.get(OPERATION_HEADER.lower(), "")) from error
+        raise unread(error, answer.headers.get(OPERATION_HEADER, "")) from error
 
 
 def unread(error: Exception, operation: str = "") -> Unanswered:

@@ -37,7 +37,7 @@ _problems: msgspec.json.Decoder[ProblemAnswer] = msgspec.json.Decoder(ProblemAns
 
 
 class Answered(NamedTuple):
-    """What came back, whole. `headers` by their names in small letters."""
+    """What came back, whole. `headers` by their names, however those are written."""
 
     status: int
     headers: Mapping[str, str]
@@ -139,7 +139,7 @@ class Reply:
             body = await self._response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise self._broken(error) from error
-        return Answered(self.status, {name.lower(): value for name, value in self._response.headers.items()}, body)
+        return Answered(self.status, self._response.headers, body)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes, in pieces of any size. Raises `Unheard` if it breaks off before its end."""
@@ -220,4 +220,6 @@ def _said(error: BaseException) -> str:
         return "it took too long to connect"
     if isinstance(cause, aiohttp.ServerDisconnectedError):
         return "the connection was closed"
+    if isinstance(cause, aiohttp.ClientPayloadError):
+        return "it ended in the middle"
     return str(cause) or type(cause).__name__

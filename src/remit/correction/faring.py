@@ -90,7 +90,6 @@ class Faring:
         members = self._board.of(workload.metadata.tenant, workload.metadata.name)
         if not wanted.spawn:
             self.spawned(workload, None)
-        yield from self._admitted(workload, times)
         if workload.spec.type == "job":
             yield from self._job(workload, wanted, members, times)
         else:
@@ -147,6 +146,7 @@ class Faring:
             yield from self._expire(workload, times)
             return
         self._ended.pop(uid, None)
+        yield from self._admitted(workload, times)
         waits = bool(wanted.spawn) or any(one.thing.status.phase in UNPLACED for one in members)
         bad = _limit(workload, workload.spec.replicas, members) if waits else ""
         yield from self._tell(workload, "Scheduled", bad, "AllBound", _NO_PLACE if bad == "Queued" else "", times)
@@ -172,6 +172,7 @@ class Faring:
         ready = sum(self._census.is_current(workload, one.thing) for one in up)
         limit = _limit(workload, takes, current) or "NotReady"
         bad = limit if sum(one.thing.status.phase not in UNPLACED for one in current) < takes else ""
+        yield from self._admitted(workload, times)
         yield from self._tell(workload, "Scheduled", bad, "AllBound", _NO_PLACE if bad == "Queued" else "", times)
         yield from self._tell(workload, "Ready", limit if ready < takes else "", "AllReady", "", times)
         if len(up) >= least:

@@ -233,6 +233,7 @@ class ReplicaTop(Answer, frozen=True, kw_only=True):
     workload: str = ""
     node: str = ""
     phase: str = ""
+    pid: Natural = 0
     cpu_milli: Natural = 0
     memory_bytes: Natural = 0
     requests: Taken = Taken()

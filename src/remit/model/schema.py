@@ -64,6 +64,10 @@ class Writer:
         """The schema of any type that is sent or answered."""
         return self._type(inspect.type_info(type_))
 
+    def shared(self, name: str, written: dict[str, Any]) -> dict[str, Any]:
+        """What stands in many places: here, in each of them."""
+        return written
+
     def root(self, kind: str) -> dict[str, Any]:
         """A kind as it is written in a manifest: without what is observed of it."""
         type_ = cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
@@ -124,7 +128,7 @@ class Writer:
             if "quantity" in extra:
                 written = {**_quantity(extra["quantity"]), "description": "a part of one device, 1m to 999m"}
             elif extra.get("devices") is False:
-                written = _amount(devices=False)
+                written = self.shared("Resources", _amount(devices=False))
             else:
                 written = self._type(type_.type)
             for limit in extra.get("limits", ()):
@@ -135,7 +139,9 @@ class Writer:
         if isinstance(type_, inspect.UnionType):
             return self._union(type_)
         if isinstance(type_, inspect.CustomType):
-            return _duration() if type_.cls is Duration else _amount(devices=True)
+            if type_.cls is Duration:
+                return self.shared("Duration", _duration())
+            return self.shared("Amount", _amount(devices=True))
         return self._container(type_) or _scalar(type_)
 
     def _union(self, type_: inspect.UnionType) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Which handler answers a request, and what must hold before it does? The table of routes, and the bounds of every request.
 
-In this order: is there such a path, may this asker ask, does the route know the query, is there room for one more watcher, is
-the body within its bound. Whatever is raised after that becomes a problem document; only a bug of ours becomes a 500.
+In this order: was it meant for this server, is there such a path, may this asker ask, does the route know the query, is there
+room for one more watcher, is the body within its bound. Whatever is raised after that becomes a problem document; only a bug of
+ours becomes a 500.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
 from remit.serve.asked import Asked
 from remit.serve.desk import Desk
 from remit.serve.failures import Failure, no_verdict, problem, store_failed, unanswered
+from remit.serve.origins import check_origin
 from remit.serve.routes import Parameter, Route
+from remit.serve.streams import SEND_MS_MAX
 from remit.store.protocol import StoreError
 
 REQUEST_MS_MAX: Final = 30_000
-QUERY_BYTES_MAX: Final = 16 << 10
+QUERY_BYTES_MAX: Final = 48 << 10
 QUERY_FIELDS_MAX: Final = 64
 PATH_BYTES_MAX: Final = 4 << 10
+LARGE_BYTES: Final = 32 << 10
+BODIES_BYTES_MAX: Final = 256 << 20
+"""Of all bodies that are held at once."""
 TRACE: Final = re.compile(r"[!-~]{1,128}")
 
 Complain = Callable[[str, BaseException], None]
@@ -81,6 +87,7 @@ class Application:
         self._desk = desk
         self._token = desk.token.encode()
         self._complain = complain
+        self.held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -139,8 +146,15 @@ class _Exchange:
         self._begun = False
         self._read = not _has_body(self._headers)
         """Has the whole body been read? What was left of one would be taken for the next request."""
+        self._held = 0
 
     async def run(self) -> None:
+        try:
+            await self._answered()
+        finally:
+            self._app.held_bytes -= self._held
+
+    async def _answered(self) -> None:
         try:
             await self._run()
         except Failure as failure:
@@ -156,6 +170,7 @@ class _Exchange:
 
     async def _run(self) -> None:
         self._trace = self._traced()
+        check_origin(self._scope["method"], self._headers)
         route, path = self._app.route(self._scope, self._headers)
         desk = self._app.desk
         query = _query(self._scope["query_string"], route.parameters)
@@ -213,10 +228,18 @@ class _Exchange:
             size += len(piece)
             if size > bytes_max:
                 raise _too_large(bytes_max)
+            self._hold(len(piece))
             pieces.append(piece)
             if not message.get("more_body", False):
                 self._read = True
                 return b"".join(pieces)
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._app.held_bytes += size
+        if self._app.held_bytes > BODIES_BYTES_MAX:
+            detail = "too many large bodies are being read at once"
+            raise Failure(429, "overloaded", detail, cure="nothing was done; ask again later", retry_after_ms=1_000)
 
     async def _answer(self, answer: Response) -> None:
         answer.raw_headers.append((b"remit-trace", (self._trace or "-").encode()))
@@ -225,12 +248,20 @@ class _Exchange:
         await answer(self._scope, self._receive, self._sent)
 
     async def _sent(self, message: Message) -> None:
+        """One who takes nothing of a large answer is not waited for for ever. What is small is on its way at once."""
         self._begun = True
-        await self._send(message)
+        if len(message.get("body", b"")) < LARGE_BYTES:
+            await self._send(message)
+            return
+        try:
+            async with self._app.desk.clock.timeout_ms(SEND_MS_MAX):
+                await self._send(message)
+        except TimeoutError:
+            raise _Gone from None
 
 
 class _Gone(Exception):
-    """The asker left before it had said everything."""
+    """The asker left, or does not listen any more."""
 
 
 def _has_body(headers: Headers) -> bool:

@@ -109,17 +109,17 @@ def _terms(text: str, pattern: re.Pattern[str], name: str, cure: str) -> list[re
     if not text.strip():
         return []
     if len(text) > BYTES_MAX:
-        raise Failure(400, "malformed", f"{name} has more than {BYTES_MAX} signs", field=name, cure="use a shorter one")
+        raise Failure(422, "invalid", f"{name} has more than {BYTES_MAX} signs", field=name, cure="use a shorter one")
     found: list[re.Match[str]] = []
     at = 0
     while at < len(text) or (found and text[at - 1] == ","):
         match = pattern.match(text, at)
         if match is None or match.end() == at:
-            raise Failure(400, "malformed", f"{name}: {shown(text[at:])} is no term", field=name, cure=cure)
+            raise Failure(422, "invalid", f"{name}: {shown(text[at:])} is no term", field=name, cure=cure)
         found.append(match)
         at = match.end()
         if len(found) > TERMS_MAX:
-            raise Failure(400, "malformed", f"{name} has more than {TERMS_MAX} terms", field=name, cure="use fewer")
+            raise Failure(422, "invalid", f"{name} has more than {TERMS_MAX} terms", field=name, cure="use fewer")
     return found
 
 
@@ -149,7 +149,7 @@ def _path(kind: str, dotted: str) -> tuple[str, ...]:
 
 
 def _no_field(dotted: str, why: str, cure: str) -> Failure:
-    return Failure(400, "malformed", f"fieldSelector: {shown(dotted)}: {why}", field="fieldSelector", cure=cure)
+    return Failure(422, "invalid", f"fieldSelector: {shown(dotted)}: {why}", field="fieldSelector", cure=cure)
 
 
 def _plain(found: inspect.Type) -> inspect.Type:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from remit.commitment.authority import one_failure
 from remit.serve.routes import NDJSON
 
 if TYPE_CHECKING:
@@ -76,13 +77,14 @@ class Streamed(Response):
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body", "body": b""})
                 return
-            async with asyncio.TaskGroup() as group:
-                sending = group.create_task(self._send_all(send))
-                leaving = group.create_task(_left(receive))
-                closing = group.create_task(self._desk.closing.wait())
-                await asyncio.wait((sending, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
-                for task in (sending, leaving, closing):
-                    task.cancel()
+            with one_failure():
+                async with asyncio.TaskGroup() as group:
+                    sending = group.create_task(self._send_all(send))
+                    leaving = group.create_task(_left(receive))
+                    closing = group.create_task(self._desk.closing.wait())
+                    await asyncio.wait((sending, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
+                    for task in (sending, leaving, closing):
+                        task.cancel()
             if not leaving.done() or leaving.cancelled():
                 with suppress(TimeoutError):
                     await self._piece(send, self._last if closing.done() and not closing.cancelled() else b"", more=False)

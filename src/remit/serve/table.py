@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from remit.serve import evidence, programs, resources, standing
+from remit.serve import describing, evidence, programs, resources, standing
 from remit.serve.routes import Route
 
-ROUTES: Final[tuple[Route, ...]] = (*resources.ROUTES, *evidence.ROUTES, *programs.ROUTES, *standing.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (
+    *resources.ROUTES,
+    *evidence.ROUTES,
+    *programs.ROUTES,
+    *standing.ROUTES,
+    *describing.routes(lambda: ROUTES),
+)

@@ -84,9 +84,9 @@ def _replicas(seen: Seen, states: Iterable[NodeState], heard: Heard, tenant: str
 
 
 def _replica(seen: Seen, node: str, run: RunState, heard: Heard) -> ReplicaTop | None:
-    """None if the scope knows no such copy (any more)."""
+    """None if the scope knows no such copy (any more): what a node that fell silent has said last may have been replaced."""
     replica: Replica | None = seen.get(run.replica)
-    if replica is None or replica.metadata.uid != run.uid:
+    if replica is None or (replica.metadata.uid, replica.status.attempt, replica.status.node) != (run.uid, run.attempt, node):
         return None
     meta, spec = replica.metadata, replica.spec
     generation: Generation | None = seen.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
@@ -97,6 +97,7 @@ def _replica(seen: Seen, node: str, run: RunState, heard: Heard) -> ReplicaTop |
         workload=spec.workload,
         node=node,
         phase=replica.status.phase.value,
+        pid=run.pid,
         cpu_milli=run.cpu_milli,
         memory_bytes=run.memory_bytes,
         requests=Taken() if generation is None else _taken(dict(generation.spec.spec.template.resources.pairs)),

@@ -7,21 +7,18 @@ finished, for so long as that may last. Nobody polls: a server that nobody asks 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from email.utils import formatdate
-from ipaddress import ip_address
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from remit.world.promises import NotServed
+from remit.world.binding import BACKLOG, Bound
 
 CONNECTIONS_MAX: Final = 2_000
 HEAD_BYTES_MAX: Final = 64 << 10
@@ -30,55 +27,6 @@ HEAD_S_MAX: Final = 10.0
 KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 15.0
 """How long what was taken may still take at the end."""
-BACKLOG: Final = 1_024
-
-LOCALHOST: Final = "localhost"
-
-
-class Listen(NamedTuple):
-    """Where to listen; port 0 is any that is free."""
-
-    host: str = "127.0.0.1"
-    port: int = 7420
-
-
-class Bound:
-    """A socket that nobody else has; `url` is where it is reached."""
-
-    def __init__(self, listen: Listen) -> None:
-        self.socket = _bind(listen)
-        self.host, self.port = self.socket.getsockname()[:2]
-
-    @property
-    def url(self) -> str:
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-def _bind(listen: Listen) -> socket.socket:
-    host = "127.0.0.1" if listen.host == LOCALHOST else listen.host
-    try:
-        address = ip_address(host)
-    except ValueError:
-        raise NotServed(f"{listen.host!r} is no address", "use 127.0.0.1, ::1 or localhost") from None
-    if not address.is_loopback:
-        cause = f"{listen.host} can be reached from other machines, and one token for everybody is too little for that"
-        raise NotServed(cause, "listen on 127.0.0.1 or ::1, and reach it from elsewhere through a tunnel")
-    found = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, listen.port))
-        found.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        found.close()
-        place = f"{listen.host}:{listen.port}"
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise NotServed(f"somebody listens at {place} already", "end that one, or use another --listen") from error
-        raise NotServed(f"cannot listen at {place} ({error})", "use another --listen") from error
-    found.setblocking(False)
-    return found
 
 
 @asynccontextmanager
@@ -191,18 +139,21 @@ class _Guarded(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._turned:
             return
-        self._head_bytes += len(data)
+        cycle: RequestResponseCycle | None = self.cycle
+        # Of what comes with the end of a body, nobody can tell here how much belongs to the next head.
+        if cycle is None or cycle.response_complete:
+            self._head_bytes += len(data)
         super().data_received(data)
         if self._head_timer is not None and self._head_bytes > HEAD_BYTES_MAX:
             self._turn(_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes = 0
         self._await_head()
 
     def on_headers_complete(self) -> None:
         self._head_came()
+        self._head_bytes = 0
         self.server_state.date()
         super().on_headers_complete()
 

@@ -214,9 +214,9 @@ class Order(NamedTuple):
 
     `user`: its name; empty is whoever starts it. `stdout`, `stderr`: files that are added to, made if absent; None is nowhere.
     `group`: a name, safe as a file name, under which all that comes of it is kept together and limited, however it forks;
-    a name in which somebody still runs is refused, so that a name is run once at a time. `writable`: directories that are its
-    own: they are given to its `user`, and with a sandbox they are all that it can change. `with_parent`: it is killed when its starter ends, however that ends. `not_after_ms`: past this
-    instant of the clock it is not started any more.
+    a name in which somebody still runs is refused, so that a name is run once at a time. `writable`: directories of
+    its own: they are given to its `user`, and with a sandbox they are all that it can change. `with_parent`: it is killed when
+    its starter ends, however that ends. `not_after_ms`: past this instant of the clock it is not started any more.
     """
 
     argv: tuple[str, ...]

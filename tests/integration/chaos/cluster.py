@@ -42,7 +42,9 @@ class Program:
     def start(self) -> None:
         self.starts += 1
         with self._log.open("ab") as out:
-            self._process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            self._process = subprocess.Popen(
+                self._words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
 
     def signal(self, number: int) -> None:
         if self.runs:
@@ -84,7 +86,18 @@ class Cluster:
         self.agents = [
             self._program(
                 f"agent-{n}",
-                ["agent", *asks, "--data", str(self._agent_data(n)), "--name", f"m{n}", "--nodes", str(nodes), "--sandbox", "none"],
+                [
+                    "agent",
+                    *asks,
+                    "--data",
+                    str(self._agent_data(n)),
+                    "--name",
+                    f"m{n}",
+                    "--nodes",
+                    str(nodes),
+                    "--sandbox",
+                    "none",
+                ],
             )
             for n in range(1, agents + 1)
         ]
@@ -126,4 +139,6 @@ class Cluster:
         for program in reversed(self.programs):
             program.stop()
         for n in range(1, len(self.agents) + 1):
-            subprocess.run([REMIT, "keeper", "--data", str(self._agent_data(n)), "--end"], check=False, capture_output=True, timeout=60)
+            subprocess.run(
+                [REMIT, "keeper", "--data", str(self._agent_data(n)), "--end"], check=False, capture_output=True, timeout=60
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -28,7 +29,7 @@ class Life(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A node whose agent was stopped for longer than fences are: what ran there may be ended, from then on until a while later."""
+    """A node whose agent was stopped for longer than fences are: what ran there may be ended, from then on and for a while."""
 
     node: str
     from_ms: int
@@ -98,7 +99,7 @@ def still_alive(found: Sequence[Line], pids: frozenset[int], at_ms: int) -> list
 
 def _overlaps(of_one: list[Life]) -> Iterable[str]:
     ordered = sorted(of_one, key=lambda one: one.start_ms)
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if after.token == before.token:
             yield f"{after.replica}: attempt {after.token} was started twice (pids {before.pid}, {after.pid})"
         elif after.start_ms <= before.last_ms:

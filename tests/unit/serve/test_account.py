@@ -72,9 +72,9 @@ def test_what_happened__is_told_with_who_did_it_and_when_the_newest_last() -> No
     found = asyncio.run(told())
     assert [(one.reason, one.regarding, one.source) for one in found] == [
         ("Apply", "workload/t1/web", "operator/ann"),
-        ("Bind", "replica/t1/web-1", "scheduler/scheduler-1"),
+        ("Bind", "replica/t1/web-1", "scheduler-1"),
         ("no_room", "replica/t1/web-0", "scheduler"),
-        ("no_room", "replica/t1/web-0", "scheduler/scheduler-1"),
+        ("no_room", "replica/t1/web-0", "scheduler-1"),
         ("Mark", "node/n1", "node-lifecycle/nodes"),
         ("NodeReady", "node/n1", "node-lifecycle"),
         ("Start", "replica/t1/web-api-0", "agent/n1"),

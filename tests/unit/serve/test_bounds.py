@@ -24,6 +24,7 @@ from tests.unit.serve.asking import Api, api, story, tenant, workload
 
 @story
 async def test_nobody_without_the_token_learns_anything(api: Api) -> None:
+    """A01, as far as there is one token."""
     for path in ("/v1/tenants", "/v1/nothing", "/", "/v1/tenants/acme/secrets/db"):
         for token in (None, "wrong", "", "é"):
             reply = await api.get(path, token=token)
@@ -61,13 +62,14 @@ async def test_a_query_that_is_not_known_is_refused_with_a_guess(api: Api) -> No
     ):
         reply = await api.get(f"/v1/tenants?{query}")
         assert (reply.status, reply.json["code"], reply.json["field"]) == (400, "malformed", field)
-    assert (await api.get("/v1/tenants?" + "a" * 20_000)).status == 414
+    assert (await api.get("/v1/tenants?" + "a" * 60_000)).status == 414
     assert (await api.get("/v1/tenants?%ff=1")).status == 400
     assert (await api.get("/v1/tenants?" + "&".join(f"a{i}=1" for i in range(100)))).status == 400
 
 
 @story
 async def test_a_body_is_bounded_announced_or_not(api: Api) -> None:
+    """A23."""
     large = b" " * (OBJECT_BYTES_MAX + 1)
     announced = await api.ask("POST", "/v1/tenants", large)
     assert (announced.status, announced.json["code"], announced.headers["connection"]) == (413, "too_large", "close")
@@ -81,6 +83,7 @@ async def test_a_body_is_bounded_announced_or_not(api: Api) -> None:
 
 @story
 async def test_a_body_is_uncompressed_json(api: Api) -> None:
+    """A22 and A23: no YAML is read here, and nothing that inflates."""
     zipped = await api.ask("POST", "/v1/tenants", b"\x1f\x8b", headers={"content-encoding": "gzip"})
     assert (zipped.status, zipped.json["code"]) == (415, "media_type")
     form = await api.ask("POST", "/v1/tenants", b"a=b", headers={"content-type": "application/x-www-form-urlencoded"})
@@ -101,6 +104,7 @@ HOSTILE = [
 
 @story
 async def test_hostile_bodies_earn_a_problem_everywhere(api: Api) -> None:
+    """A24, A25, A26 and A28, at every door that reads."""
     await api.must("POST", "/v1/tenants", tenant())
     merge = {"content-type": "application/merge-patch+json"}
     for body in HOSTILE:
@@ -142,6 +146,42 @@ async def test_a_trace_is_kept_or_made(api: Api) -> None:
     for bad in ("", "a b", "x" * 129, "\x7f"):
         reply = await api.get("/v1/tenants", headers={"Remit-Trace": bad})
         assert (reply.status, reply.json["field"]) == (400, "Remit-Trace")
+
+
+@story
+async def test_what_was_meant_for_another_host_is_turned_away(api: Api) -> None:
+    """A40: a page whose name was made to point here. It is told so before it is asked for a token."""
+    for host in ("evil.example", "evil.example:7420", "10.0.0.1", "localhost.evil.example", "[::2]:80", ""):
+        reply = await api.get("/v1/tenants", headers={"Host": host}, token=None)
+        assert (reply.status, reply.json["code"]) == (421, "misdirected"), host
+    for host in ("127.0.0.1:7420", "localhost", "LOCALHOST:1", "[::1]:7420", "127.0.0.2"):
+        assert (await api.get("/v1/tenants", headers={"Host": host})).status == 200, host
+
+
+@story
+async def test_a_page_from_elsewhere_writes_nothing(api: Api) -> None:
+    """A39: even if it knew the token."""
+    here = {"Host": "127.0.0.1:7420"}
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[", ""):
+        reply = await api.ask("POST", "/v1/tenants", tenant(), headers={**here, "Origin": origin})
+        assert (reply.status, reply.json["code"]) == (403, "cross_site"), origin
+    own = await api.ask("POST", "/v1/tenants", tenant(), headers={**here, "Origin": "http://127.0.0.1:7420"})
+    assert own.status == 201
+    assert (await api.get("/v1/tenants", headers={**here, "Origin": "https://evil.example"})).status == 200
+
+
+def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BODIES_BYTES_MAX", 1_000)
+
+    async def main() -> None:
+        async with api() as asked:
+            large = await asked.ask("POST", "/v1/tenants", b" " * 1_001)
+            assert (large.status, large.json["code"]) == (429, "overloaded")
+            assert asked.app.held_bytes == 0
+            assert (await asked.ask("POST", "/v1/tenants", tenant())).status == 201
+            assert asked.app.held_bytes == 0
+
+    asyncio.run(main())
 
 
 @story

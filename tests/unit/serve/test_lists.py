@@ -101,6 +101,16 @@ async def test_selectors_pick_by_labels_and_by_fields(api: Api) -> None:
 
 
 @story
+async def test_a_selector_of_ten_thousand_terms_is_refused_at_once(api: Api) -> None:
+    """A33."""
+    for text in (",".join(["a=b"] * 10_000), "a" * 40_000, "(" * 10_000, "a%20" * 10_000, "!" * 10_000):
+        began = asyncio.get_running_loop().time()
+        reply = await api.get(f"/v1/tenants?labelSelector={text}")
+        assert (reply.status, reply.json["field"]) == (422, "labelSelector")
+        assert asyncio.get_running_loop().time() - began < 0.1
+
+
+@story
 async def test_pages_of_a_selector_go_on_where_they_stopped(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     for i in range(7):
@@ -139,7 +149,7 @@ def test_what_is_no_selector_is_refused(labels: str, fields: str, word: str) -> 
     with pytest.raises(Failure) as failure:
         selector("Workload", labels, fields)
     told = failure.value.document
-    assert (told.status, told.code) == (400, "malformed")
+    assert (told.status, told.code) == (422, "invalid")
     assert word in told.detail and told.cure and told.field in ("labelSelector", "fieldSelector")
 
 

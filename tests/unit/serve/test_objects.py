@@ -158,6 +158,7 @@ async def test_a_patch_is_found_again_by_its_id(api: Api) -> None:
 
 @story
 async def test_no_answer_shows_what_a_secret_holds(api: Api) -> None:
+    """A21."""
     await api.must("POST", "/v1/tenants", tenant())
     path = "/v1/tenants/acme/secrets"
     async with api.watch(f"{path}?watch=true") as watched:
@@ -183,6 +184,7 @@ async def test_no_answer_shows_what_a_secret_holds(api: Api) -> None:
 
 @story
 async def test_the_body_is_what_the_path_says(api: Api) -> None:
+    """A16."""
     await api.must("POST", "/v1/tenants", tenant())
     for path, body, field in (
         (f"{WORKLOADS}/api", workload("web"), "metadata.name"),
