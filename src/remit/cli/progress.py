@@ -77,6 +77,13 @@ def why_pending(decisions: Iterable[Decision]) -> dict[tuple[str, str], Why]:
     return found
 
 
+def why_waits(replica: Replica, reasons: Mapping[tuple[str, str], Why]) -> Why | None:
+    """Why this one waits. A decision from before it came to wait was about another of its name, or another attempt."""
+    meta = replica.metadata
+    found = reasons.get((meta.tenant, meta.name))
+    return found if found is not None and found.revision >= meta.revision else None
+
+
 def progress(workload: Workload, replicas: Sequence[Replica], reasons: Mapping[tuple[str, str], Why] = NO_REASON) -> Progress:
     """`replicas` are all of this workload."""
     spec = workload.spec
