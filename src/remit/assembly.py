@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from remit.agent.building import agent as agent
+from remit.agent.building import keeper as keeper
 from remit.client.client import Client, NoAnswer
 from remit.client.connecting import Connected, connect
 from remit.client.remote import Remote

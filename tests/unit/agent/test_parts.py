@@ -92,7 +92,6 @@ def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -
         health.told("ready", ok, "status 500", 1_330)
         ready.append(health.is_ready)
     assert ready == [True, True, False], "it stays so until it has failed often enough"
-    assert health.is_unready
     assert not health.is_dead, "not ready is not dead"
 
 
