@@ -85,14 +85,20 @@ class Streamed(Response):
                     await asyncio.wait((sending, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
                     for task in (sending, leaving, closing):
                         task.cancel()
-            if not leaving.done() or leaving.cancelled():
-                with suppress(TimeoutError):
-                    await self._piece(send, self._last if closing.done() and not closing.cancelled() else b"", more=False)
+            stalled = sending.done() and not sending.cancelled() and not sending.result()
+            if stalled or (leaving.done() and not leaving.cancelled()):
+                return  # nobody hears how it ends: the connection is cut
+            with suppress(TimeoutError):
+                await self._piece(send, self._last if closing.done() and not closing.cancelled() else b"", more=False)
 
-    async def _send_all(self, send: Send) -> None:
-        with suppress(TimeoutError):
+    async def _send_all(self, send: Send) -> bool:
+        """False: the listener takes nothing any more."""
+        try:
             async for piece in self._pieces:
                 await self._piece(send, piece, more=True)
+        except TimeoutError:
+            return False
+        return True
 
     async def _piece(self, send: Send, piece: bytes, *, more: bool) -> None:
         async with self._desk.clock.timeout_ms(SEND_MS_MAX):
