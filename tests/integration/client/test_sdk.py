@@ -225,7 +225,9 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
             assert api.get(Secret, "s").spec.data == {"key": ""}
             assert [one.metadata.name for one in api.list(Workload, labels={"app": "web"}).items] == ["web"]
             assert api.list(Workload, labels="app=no").items == []
-            assert [one.metadata.name for one in api.list(Workload, tenant=ALL_TENANTS, fields="spec.type=service").items] == ["web"]
+            assert [one.metadata.name for one in api.list(Workload, tenant=ALL_TENANTS, fields="spec.type=service").items] == [
+                "web"
+            ]
             assert api.list(Replica).items == []
 
             assert api.explain(Workload, "web")["kind"] == "workload"
