@@ -89,11 +89,11 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
 
 
 async def _revived(directory: Directory, world: World) -> bool:
-    """A keeper where there was one: it finds again what it had started, and can end it."""
+    """A keeper where one was killed: it finds again what that one had started, and can end it."""
     from remit.agent.reviving import is_held
     from remit.cli.agent import keeper_order
 
-    if not directory.journal.exists() or not directory.journal.stat().st_size:
+    if not directory.keeper_pid.exists():  # one that comes to its own end takes this with it
         return False
     await world.runner.start(keeper_order(directory))
     await _until(world, lambda: is_held(world.disk, directory.keeper_lock), "no keeper can be started")

@@ -43,7 +43,7 @@ PAUSE_MS_MAX: Final = 30_000
 STEADY_MS: Final = 60_000
 
 
-class Plan(NamedTuple):
+class Installation(NamedTuple):
     """What was asked for."""
 
     data: Path
@@ -107,11 +107,11 @@ def up(
     named = tuple(name.strip() for name in regions.split(",") if name.strip())
     if not named:
         raise click.UsageError("--regions names none; leave it out, or write names such as eu-central,eu-west")
-    plan = Plan((data or data_directory()).absolute(), listen, context, nodes, named, beat_ms, words)
-    sys.exit(run_until_ended(lambda: _up(plan), quick=True))
+    here = Installation((data or data_directory()).absolute(), listen, context, nodes, named, beat_ms, words)
+    sys.exit(run_until_ended(lambda: _up(here), quick=True))
 
 
-async def _up(plan: Plan) -> None:
+async def _up(here: Installation) -> None:
     from remit.commitment.authority import one_failure
     from remit.store.protocol import Owned, StoreError
     from remit.world.offload import ThreadOffload
@@ -121,9 +121,9 @@ async def _up(plan: Plan) -> None:
     world, judging = production(), ThreadOffload("judge")
     try:
         with one_failure():
-            await _run(plan, world, judging)
+            await _run(here, world, judging)
     except Owned as error:
-        raise click.ClickException(_runs_already(plan.data, error.pid)) from error
+        raise click.ClickException(_runs_already(here.data, error.pid)) from error
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
     finally:
@@ -131,7 +131,7 @@ async def _up(plan: Plan) -> None:
         await world.offload.close()
 
 
-async def _run(plan: Plan, world: World, judging: Offload) -> None:
+async def _run(here: Installation, world: World, judging: Offload) -> None:
     from remit.assembly import run_controllers, run_scheduler, served
     from remit.cli.server import token_in
     from remit.client.api import Api
@@ -139,35 +139,35 @@ async def _run(plan: Plan, world: World, judging: Offload) -> None:
     from remit.law.tempo import Tempo
 
     say = Complaints("remit", world.clock.now_ms)
-    token = token_in(plan.token, world.ids)
+    token = token_in(here.token, world.ids)
     async with served(
-        plan.server, world, scope=SCOPE, name=SCOPE, listen=_address(plan), token=token, judging=judging,
-        tempo=Tempo(plan.beat_ms), complain=lambda asked, error: say(f"{asked}: {error!r}"),
+        here.server, world, scope=SCOPE, name=SCOPE, listen=_address(here), token=token, judging=judging,
+        tempo=Tempo(here.beat_ms), complain=lambda asked, error: say(f"{asked}: {error!r}"),
     ) as server, connect([server.url], token, world) as connected:  # fmt: skip
-        beside = Beside(plan, server.url, world, say)
+        beside = Beside(here, server.url, world, say)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(run_scheduler(connected, name="scheduler", beat_ms=plan.beat_ms, failed=say))
-                group.create_task(run_controllers(connected, name="controllers", beat_ms=plan.beat_ms, failed=say))
+                group.create_task(run_scheduler(connected, name="scheduler", beat_ms=here.beat_ms, failed=say))
+                group.create_task(run_controllers(connected, name="controllers", beat_ms=here.beat_ms, failed=say))
                 async with Api(server.url, token, tenant=TENANT) as api:
-                    await _bootstrap(api, plan.regions)
-                    if plan.nodes:
+                    await _bootstrap(api, here.regions)
+                    if here.nodes:
                         group.create_task(beside.watch_over())
-                    _announce(plan, server.url)
-                    await _tell_nodes(plan, api, world)
+                    _announce(here, server.url)
+                    await _tell_nodes(here, api, world)
                 await asyncio.Event().wait()
         finally:
             await beside.end()
 
 
-def _address(plan: Plan) -> Listen:
+def _address(here: Installation) -> Listen:
     """Any free port is, the next time, the same one if nobody has taken it: whoever knows the address finds it again."""
     from remit.world.machine import port_is_free
 
-    known = _line_in(plan.server / URL).rpartition(":")[2]
-    if plan.listen.port == 0 and known.isdigit() and port_is_free(int(known), plan.listen.host):
-        return plan.listen._replace(port=int(known))
-    return plan.listen
+    known = _line_in(here.server / URL).rpartition(":")[2]
+    if here.listen.port == 0 and known.isdigit() and port_is_free(int(known), here.listen.host):
+        return here.listen._replace(port=int(known))
+    return here.listen
 
 
 def _line_in(file: Path) -> str:
@@ -204,42 +204,42 @@ async def _bootstrap(api: Api, regions: Sequence[str]) -> None:
                 raise
 
 
-def _announce(plan: Plan, url: str) -> None:
+def _announce(here: Installation, url: str) -> None:
     """Where it is, for people and for the next command that they type."""
     from remit.cli.contexts import Unconfigured, remember
 
-    (plan.server / URL).write_text(f"{url}\n")
-    click.echo(f"remit: the API is at {url}, all is kept in {escaped(str(plan.data))}")
-    if not plan.context:
+    (here.server / URL).write_text(f"{url}\n")
+    click.echo(f"remit: the API is at {url}, all is kept in {escaped(str(here.data))}")
+    if not here.context:
         return
     try:
-        file = remember(plan.context, url, plan.token, TENANT)
-        click.echo(f"remit: `remit` commands in other terminals find it as context {plan.context} ({escaped(str(file))})")
+        file = remember(here.context, url, here.token, TENANT)
+        click.echo(f"remit: `remit` commands in other terminals find it as context {here.context} ({escaped(str(file))})")
     except Unconfigured as error:
-        click.echo(f"remit: {error.message}\n  say --server {url} --token-file {plan.token} instead", err=True)
+        click.echo(f"remit: {error.message}\n  say --server {url} --token-file {here.token} instead", err=True)
 
 
-async def _tell_nodes(plan: Plan, api: Api, world: World) -> None:
+async def _tell_nodes(here: Installation, api: Api, world: World) -> None:
     """Until all are ready, or it has taken long."""
     from remit.client.api import Unanswered
     from remit.model.kinds import Node, NodeHealth
 
-    until_ms = world.clock.now_ms() + READY_BEATS * plan.beat_ms + READY_MS
+    until_ms = world.clock.now_ms() + READY_BEATS * here.beat_ms + READY_MS
     ready = 0
-    while ready < plan.nodes and world.clock.now_ms() < until_ms:
-        await world.clock.sleep_ms(max(50, plan.beat_ms // 8))
+    while ready < here.nodes and world.clock.now_ms() < until_ms:
+        await world.clock.sleep_ms(max(50, here.beat_ms // 8))
         with suppress(Unanswered):
             ready = sum(one.status.health is NodeHealth.READY for one in (await api.list(Node)).items)
-    more = "" if ready >= plan.nodes else f" of {plan.nodes}; `remit get nodes` says why the others are not"
+    more = "" if ready >= here.nodes else f" of {here.nodes}; `remit get nodes` says why the others are not"
     click.echo(f"remit: {ready} nodes are ready{more}. Ctrl-C ends everything; try: remit apply -f examples/quickstart --wait")
 
 
 class Beside:
     """The agent of this machine: started, and started again when it ends; one that an earlier `up` has left is watched too."""
 
-    def __init__(self, plan: Plan, url: str, world: World, say: Complaints) -> None:
-        self._plan, self._url, self._world, self._say = plan, url, world, say
-        self._root = plan.data / AGENT
+    def __init__(self, here: Installation, url: str, world: World, say: Complaints) -> None:
+        self._here, self._url, self._world, self._say = here, url, world, say
+        self._root = here.data / AGENT
         self._running: Running | None = None
 
     async def watch_over(self) -> None:
@@ -248,8 +248,8 @@ class Beside:
         from remit.cli.down import end_agent
 
         directory, pause_ms = Directory(self._root), PAUSE_MS
-        self._plan.data.chmod(PASSABLE)
-        asked = self._plan.server / AGENT_ASKS
+        self._here.data.chmod(PASSABLE)
+        asked = self._here.server / AGENT_ASKS
         if is_held(self._world.disk, directory.agent_lock) and _line_in(asked) != self._words():
             # It outlived the `up` that started it, and asks elsewhere, or plays other nodes. What it runs is not touched.
             await end_agent(self._root, self._world, with_work=False)
@@ -269,13 +269,13 @@ class Beside:
 
     @property
     def _log(self) -> Path:
-        return self._plan.data / "agent.log"
+        return self._here.data / "agent.log"
 
     def _words(self) -> str:
-        plan = self._plan
-        regions = [word for name in plan.regions for word in ("--region", name)]
-        asks = ["--server", self._url, "--token-file", str(plan.token), "--data", str(self._root)]
-        return shlex.join([*asks, "--nodes", str(plan.nodes), *regions, *plan.agent])
+        here = self._here
+        regions = [word for name in here.regions for word in ("--region", name)]
+        asks = ["--server", self._url, "--token-file", str(here.token), "--data", str(self._root)]
+        return shlex.join([*asks, "--nodes", str(here.nodes), *regions, *here.agent])
 
     def _order(self) -> Order:
         from remit.world.promises import Order

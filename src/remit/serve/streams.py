@@ -51,7 +51,8 @@ def line(value: object) -> bytes:
 
 
 class Streamed(Response):
-    """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent, if it is given.
+    """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent; without one it
+    is broken off.
 
     `pieces` is closed whatever happens. It counts as one of the desk's watchers from when it is sent.
     """
@@ -85,9 +86,12 @@ class Streamed(Response):
                     await asyncio.wait((sending, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
                     for task in (sending, leaving, closing):
                         task.cancel()
+            ended = closing.done() and not closing.cancelled()
+            if ended and not self._last:
+                return  # broken off without a last chunk: what was to go on must not look whole
             if not leaving.done() or leaving.cancelled():
                 with suppress(TimeoutError):
-                    await self._piece(send, self._last if closing.done() and not closing.cancelled() else b"", more=False)
+                    await self._piece(send, self._last if ended else b"", more=False)
 
     async def _send_all(self, send: Send) -> None:
         with suppress(TimeoutError):

@@ -49,7 +49,7 @@ class FileSpool:
                 size = os.fstat(file).st_size
                 if size <= bytes_max:
                     return False
-                _cut(place, name, file, size, bytes_max)
+                _cut(place, name, file, size, bytes_max, older)
             finally:
                 os.close(file)
             for piece in _older(place, name)[: -older or None]:
@@ -98,10 +98,10 @@ class FileSpool:
                             os.unlink(name, dir_fd=place)
 
 
-def _cut(place: int, name: str, file: int, size: int, bytes_max: int) -> None:
+def _cut(place: int, name: str, file: int, size: int, bytes_max: int, older: int) -> None:
     """Copy the last of it away, and begin it anew. One that cannot be copied for want of room is begun anew all the same."""
     base = _end(_older(place, name))
-    skip = max(0, size - 2 * bytes_max)
+    skip = max(0, size - (older + 1) * bytes_max)  # no more than is kept in all
     with suppress(OSError):  # a hole is no words: work that does not append leaves one when its file is cut
         skip = max(skip, os.lseek(file, skip, os.SEEK_DATA))
     draft = f".{name}{_COPYING}"

@@ -30,10 +30,10 @@ LONG_MS = 4_000
 """Longer than a lease: the node changes hands before its work is surely gone."""
 
 
-async def two_of_a_kind(scope: Scope) -> tuple[Path, Path]:
+async def two_of_a_kind(scope: Scope, fence_ms: int = FENCE_MS) -> tuple[Path, Path]:
     """A fenced job and an eager service, both running; where each says that it began."""
     job, web = scope.root / "job", scope.root / "web"
-    await scope.run("job", *forever(job), spec=fence(FENCE_MS))
+    await scope.run("job", *forever(job), spec=fence(fence_ms))
     await scope.run("web", *forever(web), spec=SERVICE)
     await scope.until("job-0", "running")
     await scope.until("web-0", "serving")
@@ -49,7 +49,7 @@ def test_an_agent_that_was_killed_finds_its_work_again_and_starts_nothing_twice(
 
     async def scene(scope: Scope) -> None:
         first = scope.agent()
-        job, web = await two_of_a_kind(scope)
+        job, web = await two_of_a_kind(scope, fence_ms=60_000)
         pids = pid_in(job), pid_in(web)
         keeper = first.keeper_pid
         first.kill()
@@ -184,7 +184,7 @@ def test_whoever_is_killed_together_with_its_keeper_finds_what_is_left_and_says_
 
     async def scene(scope: Scope) -> None:
         agent = scope.agent()
-        job, web = await two_of_a_kind(scope)
+        job, web = await two_of_a_kind(scope, fence_ms=60_000)
         pid, fenced = pid_in(web), pid_in(job)
         agent.kill()
         os.kill(agent.keeper_pid, signal.SIGKILL)

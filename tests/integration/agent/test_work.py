@@ -8,6 +8,7 @@ import pwd
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,7 +125,7 @@ def test_a_service_is_started_again_within_its_attempt_and_probes_say_when_it_is
     async def scene(scope: Scope) -> None:
         scope.agent()
         began, well, alive = scope.root / "began", scope.root / "well", scope.root / "alive"
-        every = {"period": Duration(100), "timeout": Duration(1_000), "failures": 2}
+        every: dict[str, Any] = {"period": Duration(100), "timeout": Duration(1_000), "failures": 2}
         probes = Probes(
             start=Probe(tcp=TcpProbe(port="http"), **{**every, "failures": 100}),
             ready=Probe(http=HttpProbe(port="http", path="/well"), **every),

@@ -88,9 +88,7 @@ class Chaos:
                     self._group = group
                     group.create_task(self._submit(api, until))
                     group.create_task(self._hurt_things(until))
-                say(
-                    f"{self.seconds:.0f} s of faults are over: {dict(self.counts)}; waiting until {len(self.jobs)} jobs are done"
-                )
+                say(f"{self.seconds:.0f} s of faults are over: {dict(self.counts)}; {len(self.jobs)} jobs are to end")
                 await self._settle(api)
                 judged = self._judge()
                 await self._clear(api)
@@ -210,8 +208,8 @@ class Chaos:
         for one in (await api.list(Workload)).items:
             await api.delete(Workload, one.metadata.name)
         until = time.monotonic() + 60
-        while (left := (await api.list(Replica)).items) and time.monotonic() < until:
-            await asyncio.sleep(0.3)
+        while (left := (await api.list(Replica)).items) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.3)  # it is asked, and tells nobody
         self.leaked += [f"{one.metadata.name} is still there ({one.status.phase}) after all was deleted" for one in left]
         tops = await api.top_nodes()
         self.leaked += [
@@ -241,7 +239,7 @@ def workload(name: str, record: Path, duration_ms: int, *, service: bool) -> Wor
         template=template,
         replicas=2 if service else 1,
         fence=Duration(FENCE_MS),
-        retries=100,
+        retries=3 if service else 100,
         rollout=Rollout(),
         disruption=Disruption(),
     )

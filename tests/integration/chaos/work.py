@@ -3,7 +3,8 @@
     python -I -S work.py RECORD DURATION_MS BEAT_MS
 
 RECORD is a file of the judge's: neither the agent nor the keeper knows of it. Each line is one write of its own, so that the
-lines of many jobs do not mix. Asked to stop, it says so, and ends with the exit code of one that was stopped. A duration of 0: until then.
+lines of many jobs do not mix. Asked to stop, it says so, and ends with the exit code of one that was stopped. With a duration
+of 0 it goes on until then.
 """
 
 import os
