@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -282,8 +283,10 @@ def nothing_is_published(patch: pytest.MonkeyPatch) -> None:
 def a_node_is_suspected_for_nothing(patch: pytest.MonkeyPatch) -> None:
     """A node that is ready and beats is called suspect now and then."""
 
+    looks = count()
+
     def doubt(self: Nodes, node: Node, at: int, wishes: list[Wish]) -> Iterable[Wish]:
-        if node.status.health is NodeHealth.READY and at % 3 == 0:
+        if node.status.health is NodeHealth.READY and next(looks) % 7 == 0:
             return (Deed(Mark(node.metadata.name, at, NodeHealth.SUSPECT, reason="one never knows")),)
         return wishes
 
