@@ -142,7 +142,7 @@ async def surroundings(api: Api, found: Found) -> Around:
         return Around(progress=await _progress(api, found.items, tenant, whole=found.whole), wall=wall)
     if found.kind == "Replica":
         waits = any(one.status.phase is Phase.PENDING for one in found.items)
-        reasons = why_pending(await _decisions(api, tenant)) if waits else {}
+        reasons = why_pending(await decisions_of(api, tenant)) if waits else {}
         tops = await or_none(api.top_replicas(tenant=tenant))
         return Around(reasons=reasons, replicas={(one.tenant, one.replica): one for one in tops or ()}, wall=wall)
     if found.kind == "Node":
@@ -160,7 +160,7 @@ async def _progress(api: Api, workloads: Sequence[Workload], tenant: str, *, who
             meta = one.metadata
             replicas += (await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")).items
     waits = any(one.status.phase is Phase.PENDING for one in replicas)
-    return progress_of(workloads, replicas, await _decisions(api, tenant) if waits else ())
+    return progress_of(workloads, replicas, await decisions_of(api, tenant) if waits else ())
 
 
 def progress_of(
@@ -177,7 +177,7 @@ def progress_of(
     return found
 
 
-async def _decisions(api: Api, tenant: str) -> list[Decision]:
+async def decisions_of(api: Api, tenant: str) -> list[Decision]:
     """Those that left somebody waiting."""
     found = await or_none(api.list(Decision, tenant=tenant, fields="spec.verdict!=bound"))
     return list(found.items) if found is not None else []

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from remit.cli.columns import FAINT, Cell, Cells, Sheet
 from remit.cli.finding import class_of
-from remit.cli.get_shown import Found, Wish, in_order, name_of, surroundings
+from remit.cli.get_shown import Found, Wish, decisions_of, in_order, name_of, progress_of, surroundings
 from remit.cli.listed import CHANGED, Around, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.progress import progress
 from remit.cli.spoken import ENDPOINTS, Meant, is_owned
@@ -23,7 +23,7 @@ from remit.model.answers import WatchLine
 from remit.model.kinds import Workload
 from remit.model.objects import encode
 from remit.model.problems import escaped
-from remit.model.records import Replica
+from remit.model.records import Phase, Replica
 from remit.world.clock import BootClock
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class _Rows:
         self._printed: dict[Key, list[str]] = {}
         self._around = Around()
         self._synced = False
+        self._members_told = asyncio.Event()
+        self._turn = asyncio.Lock()
         columns = endpoint_columns(everyone=self._everyone) if kind == ENDPOINTS else columns_of(kind, everyone=self._everyone)
         wide = wish.output == "wide"
         self._sheet = Sheet(console(), columns, wide=wide, heads=wish.heads, live=True)
@@ -85,18 +87,24 @@ class _Rows:
 
     async def _first(self) -> None:
         """All that stood, in order, in one table."""
-        self._synced = True
         if self._wish.output not in ("table", "wide"):
+            self._synced = True
             return
         self._around = await self._look(list(self._things.values()))
         for thing in in_order(self._things.values(), self._wish.sort_by):
             self._note(thing)
         self._sheet.show(self._row(thing) for thing in in_order(self._things.values(), self._wish.sort_by))
         sys.stdout.flush()
+        self._synced = True
+        for key in list(self._things) if self._kind == "Workload" else ():
+            await self._recount(key)  # they may have moved while it was asked what they wait for
 
     async def _look(self, things: list[Any]) -> Around:
         if self._kind == ENDPOINTS:
             return Around()
+        if self._kind == "Workload":
+            await self._members_told.wait()
+            return await self._progress(things)
         return await surroundings(self._api, Found(self._kind, things, whole=not self._names))
 
     def _wanted(self, thing: Any) -> bool:
@@ -130,17 +138,30 @@ class _Rows:
             self._sheet.show([row])
             sys.stdout.flush()
 
+    async def _progress(self, workloads: list[Workload]) -> Around:
+        """From the replicas as they were told here; which reason they wait for is asked for only if any does."""
+        members = self._members({_key(one) for one in workloads})
+        tenants = sorted({one.metadata.tenant for one in workloads})
+        waits = any(one.status.phase is Phase.PENDING for one in members)
+        decisions = await decisions_of(self._api, tenants[0] if len(tenants) == 1 else "") if waits else []
+        return Around(progress=progress_of(workloads, members, decisions), wall=BootClock().wall())
+
+    def _members(self, keys: set[Key]) -> list[Replica]:
+        return [one for one in self._replicas.values() if (one.metadata.tenant, one.spec.workload) in keys]
+
     async def _refresh(self, thing: Any) -> None:
-        """What stands beside it, as far as that may have changed with it."""
-        if self._kind in ("Workload", "Replica"):
-            found = await self._look([thing])
-            self._around = self._around._replace(
-                progress={**self._around.progress, **found.progress},
-                reasons={**self._around.reasons, **found.reasons},
-                replicas={**self._around.replicas, **found.replicas},
+        """What stands beside it, as far as that may have changed with it. One at a time: what is older must not come later."""
+        async with self._turn:
+            if self._kind not in ("Workload", "Replica"):
+                self._around = self._around._replace(wall=BootClock().wall())
+                return
+            found, before = await self._look([thing]), self._around
+            self._around = Around(
+                {**before.progress, **found.progress},
+                {**before.reasons, **found.reasons},
+                replicas={**before.replicas, **found.replicas},
                 wall=found.wall,
             )
-        self._around = self._around._replace(wall=BootClock().wall())
 
     def _show(self, thing: Any) -> None:
         if self._note(thing):
@@ -164,28 +185,27 @@ class _Rows:
     # -- a workload's replicas -------------------------------------------------------------------------------------------------
 
     async def follow_replicas(self) -> None:
-        """Its row is printed anew when they move. Which reason they wait for is asked for only then."""
-        synced = False
-        async for told in self._api.watch(Replica, tenant=self._asked.tenant, lost=None):
+        """Its row is printed anew when they move."""
+        async for told in self._api.watch(Replica, tenant=self._asked.tenant):
             key: Key | None = None
             match told:
                 case Changed():
-                    self._replicas[told.object.metadata.tenant, told.object.metadata.name] = told.object
+                    self._replicas[_key(told.object)] = told.object
                     key = told.object.metadata.tenant, told.object.spec.workload
                 case Deleted():
                     gone = self._replicas.pop((told.tenant, told.name), None)
                     key = (gone.metadata.tenant, gone.spec.workload) if gone is not None else None
                 case Synced():
-                    synced = True
-            if synced and key is not None and self._synced and key in self._things:
+                    self._members_told.set()
+            if self._synced and self._members_told.is_set() and key is not None:
                 await self._recount(key)
 
     async def _recount(self, key: Key) -> None:
-        thing: Workload = self._things[key]
-        mine = [one for one in self._replicas.values() if (one.metadata.tenant, one.spec.workload) == key]
-        known = progress(thing, mine)
+        thing: Workload | None = self._things.get(key)
         before = self._around.progress.get(key)
-        if before is None or known.stages != before.stages:
+        if thing is None:
+            return
+        if before is None or progress(thing, self._members({key})).stages != before.stages:
             await self._refresh(thing)
             self._show(thing)
 

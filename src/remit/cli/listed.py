@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from remit.cli.columns import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
-from remit.cli.progress import Progress, Why, condition_of, stage_words
+from remit.cli.progress import Progress, Why, condition_of, stage_words, why_waits
 from remit.model.answers import EndpointItem, NodeTop, ReplicaTop
 from remit.model.kinds import (
     Allotment,
@@ -79,7 +79,7 @@ def columns_of(kind: str, *, everyone: bool) -> tuple[Column, ...]:
     tenant = (Column("TENANT"),) if everyone else ()
     return (
         *tenant,
-        Column("NAME"),
+        Column("NAME", least=14),
         *LAYOUTS[kind].columns,
         Column("REVISION", wide=True, right=True),
         Column("LABELS", wide=True),
@@ -117,7 +117,7 @@ def _last_change(thing: Workload | Node) -> str:
 def _replica(thing: Replica, around: Around) -> Cells:
     meta, spec, status = thing.metadata, thing.spec, thing.status
     top = around.replicas.get((meta.tenant, meta.name))
-    why = around.reasons.get((meta.tenant, meta.name)) if status.phase is Phase.PENDING else None
+    why = why_waits(thing, around.reasons) if status.phase is Phase.PENDING else None
     if why is not None:
         reason = Cell(f"{why.reason}{': ' if why.detail else ''}{why.detail}", BAD if why.never else UNSURE)
     elif status.phase is Phase.PENDING and not status.reason:
@@ -273,8 +273,8 @@ def _few(names: Any) -> str:
 C = Column
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "Workload": Layout(
-        (C("TYPE"), C("READY", right=True), C("STAGES", fluid=True, least=24), C("LIMITED BY", fluid=True, least=30), C(CHANGED, right=True),
-         C("PRIORITY", wide=True), C("GENERATION", wide=True, right=True)),
+        (C("TYPE", least=7), C("READY", right=True), C("STAGES", fluid=True, least=24), C("LIMITED BY", fluid=True, least=30),
+         C(CHANGED, right=True), C("PRIORITY", wide=True), C("GENERATION", wide=True, right=True)),
         _workload,
     ),
     "Replica": Layout(

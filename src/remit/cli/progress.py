@@ -77,6 +77,13 @@ def why_pending(decisions: Iterable[Decision]) -> dict[tuple[str, str], Why]:
     return found
 
 
+def why_waits(replica: Replica, reasons: Mapping[tuple[str, str], Why]) -> Why | None:
+    """Why this one waits. A decision from before it came to wait was about another of its name, or another attempt."""
+    meta = replica.metadata
+    found = reasons.get((meta.tenant, meta.name))
+    return found if found is not None and found.revision >= meta.revision else None
+
+
 def progress(workload: Workload, replicas: Sequence[Replica], reasons: Mapping[tuple[str, str], Why] = NO_REASON) -> Progress:
     """`replicas` are all of this workload."""
     spec = workload.spec
@@ -137,7 +144,7 @@ def _limit(
 
 
 def _waits(waiting: Sequence[Replica], reasons: Mapping[tuple[str, str], Why]) -> tuple[str, str, bool]:
-    known = [why for one in waiting if (why := reasons.get((one.metadata.tenant, one.metadata.name))) is not None]
+    known = [why for one in waiting if (why := why_waits(one, reasons)) is not None]
     if not known:
         return QUEUED, "not tried yet", False
     most = Counter(why.reason for why in known).most_common(1)[0][0]

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from remit.client.calling import ApiError, Caller, Held, Unanswered, decoded
 from remit.client.retry import RetryShape
 from remit.client.watching import SILENCE_MS, Bookmark, Changed, Deleted, Listed, Source, Synced, Watched, Watcher, listed
+from remit.client.wire import Answered
 from remit.model.answers import (
     PATCH_TYPE,
     AccountItem,
@@ -210,14 +211,8 @@ class Api:
         operation_id: str | None = None,
     ) -> DeleteAnswer:
         """`marked`: it goes once its finalizers and its replicas have; `wait` for None to see it gone."""
-        answer = await self._caller.write(
-            "DELETE",
-            object_path(kind.__name__, name, self._home(kind, tenant)),
-            _dry(dry_run),
-            headers=_expecting(expect),
-            operation=operation_id,
-        )
-        return decoded(_deleted, answer)
+        path = object_path(kind.__name__, name, self._home(kind, tenant))
+        return decoded(_deleted, await self._asked("DELETE", path, None, _expecting(expect), dry_run, operation_id))
 
     async def apply(
         self,
@@ -231,9 +226,9 @@ class Api:
 
         `if_unchanged`: a revision, such as a plan's; if any of them was changed since, nothing is done (`precondition`).
         """
-        query = _dry(dry_run) | ({} if if_unchanged is None else {"ifUnchanged": str(if_unchanged)})
-        answer = await self._caller.write("POST", "/v1/apply", query, body=self._manifests(things), operation=operation_id)
-        return decoded(_applied, answer)
+        query = {} if if_unchanged is None else {"ifUnchanged": str(if_unchanged)}
+        body = self._manifests(things)
+        return decoded(_applied, await self._asked("POST", "/v1/apply", body, {}, dry_run, operation_id, query=query))
 
     async def plan(self, things: Sequence[AnyObject]) -> PlanAnswer:
         """What an apply would do, and where what it adds would go. Nothing is written."""
@@ -386,13 +381,27 @@ class Api:
         operation: str | None,
         media: str = "",
     ) -> O:
-        answer = await self._caller.write(
-            method, path, _dry(dry_run), body=body, kind=media, headers=headers, operation=operation
-        )
+        answer = await self._asked(method, path, body, headers, dry_run, operation, media)
         if answer.status == 200 and b'"action"' in answer.body[:256]:
             gone = decoded(_deleted, answer)
             raise Gone(410, "gone", f"{gone.kind} {gone.name} was being deleted; with this it is gone", revision=gone.revision)
         return decoded(_ones(kind), answer)
+
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        dry_run: bool,
+        operation: str | None,
+        media: str = "",
+        query: Mapping[str, str] = {},
+    ) -> Answered:
+        if dry_run:
+            tried = {**query, "dryRun": "true"}
+            return await self._caller.read(path, tried, method=method, body=body, kind=media, headers=headers)
+        return await self._caller.write(method, path, query, body=body, kind=media, headers=headers, operation=operation)
 
 
 class _Items(msgspec.Struct):
@@ -446,10 +455,6 @@ def _lists(kind: type[O]) -> msgspec.json.Decoder[ListOf[O]]:
 
 def _manifest(thing: AnyObject) -> bytes:
     return encode(written(thing))
-
-
-def _dry(dry_run: bool) -> dict[str, str]:
-    return {"dryRun": "true"} if dry_run else {}
 
 
 def _expecting(revision: int | None) -> dict[str, str]:

@@ -108,7 +108,8 @@ class _Course:
 
     def ended(self, why: str) -> Unanswered:
         said = f"{why} ({self.last_why})" if self.last_why else why
-        return Unanswered(said, silent=self.silences > 0, operation_id=self.operation)
+        # What only reads has done nothing, whoever heard it.
+        return Unanswered(said, silent=self.silences > 0 and bool(self.operation), operation_id=self.operation)
 
 
 class Caller:
@@ -132,10 +133,19 @@ class Caller:
 
     # -------------------------------------------------------------------------------------------------- reading, writing
 
-    async def read(self, path: str, query: Query | None = None, *, body: bytes | None = None, kind: str = "") -> Answered:
-        """What nothing changes by; with a body, it is a POST."""
-        target, method = _target(path, query), "GET" if body is None else "POST"
-        return await self._reach(lambda server: self._once(server, method, target, body, {}, kind), self._begin())
+    async def read(
+        self,
+        path: str,
+        query: Query | None = None,
+        *,
+        method: str = "",
+        body: bytes | None = None,
+        kind: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """What nothing changes by, and so needs no id; with a body it is a POST, unless told otherwise."""
+        target, how = _target(path, query), method or ("GET" if body is None else "POST")
+        return await self._reach(lambda server: self._once(server, how, target, body, headers or {}, kind), self._begin())
 
     async def write(
         self,

@@ -18,7 +18,7 @@ from remit.model.answers import AccountItem
 from remit.model.objects import decode
 from remit.model.records import Decision, Event
 from remit.serve.looking import Looking
-from remit.serve.recorded import batches_of, notes_of
+from remit.serve.recorded import ROWS_MAX, batches_of, notes_of
 from remit.serve.streams import Bookmark, Heartbeat, Resync, line
 from remit.store.protocol import Change, Compacted, Row, StoreError
 from remit.store.protocol import Resync as Lagging
@@ -26,6 +26,9 @@ from remit.store.protocol import Resync as Lagging
 LIMIT: Final = 200
 LIMIT_MAX: Final = 1_000
 HEARTBEAT_MS: Final = 5_000
+
+_EACH: Final = 5
+"""So many rows are read for each thing that is told: some tell nothing, and many tell the same."""
 
 _NOTED: Final = ("event/", "decision/")
 _SPOKEN_FOR: Final = frozenset({"note", "explain", "observe", "report", "acquire", "release"})
@@ -57,8 +60,10 @@ async def accounted(looking: Looking, regarding: str = "", limit: int = LIMIT) -
     """As of which revision, and what happened up to then; the newest last."""
     await looking.caught_up()
     at, last = await looking.store.revision(), looking.sequence
-    batches = await batches_of(looking.store, last, at)
+    enough = ROWS_MAX if regarding else _EACH * limit  # of everything, the newest suffices
+    batches = await batches_of(looking.store, last, at, enough)
     notes = [row for prefix in _NOTED for row in await notes_of(looking.store, prefix, at)]
+    notes = sorted(notes, key=lambda row: row.revision)[-2 * enough :]
     return at, await looking.elsewhere(lambda: folded(_all(batches, notes, regarding))[-limit:])
 
 

@@ -149,7 +149,7 @@ async def patch(asked: Asked, desk: Desk, kind: str) -> Response:
             422, "invalid", "a merge patch is an object", cure='send what is to change, such as {"spec":{"replicas":3}}'
         )
     name, matching = key_of(kind, asked.path["name"], asked.tenant), if_match(asked)
-    base = given_id(asked) or (None if asked.query["dryRun"] else await desk.client(asked.actor).issue())
+    base = None if asked.query["dryRun"] else given_id(asked) or await desk.client(asked.actor).issue()
     for turn in range(PATCH_TRIES_MAX):
         row = await desk.store.get(name)
         if row is None:

@@ -176,7 +176,7 @@ def test_regions_are_dealt_out_over_the_nodes(ups: Ups) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--listen", "0.0.0.0:7420"), "loopback"),
+        (("--listen", "0.0.0.0:7420"), "listen on 127.0.0.1"),
         (("--listen", "nowhere"), "127.0.0.1:7420"),
         (("--beat", "1ms"), "beat"),
         (("--regions", ","), "--regions"),

@@ -215,10 +215,13 @@ def speak(server: Server, said: bytes, *, wait_s: float = 15) -> bytes:
         (b"\r\n\r\n\x00\x00", b"400"),
         (b"GET /healthz HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
         (b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 100_000, b"431"),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"200"),
-        (b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
-        (b"GET /v1/%zz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"401"),
-        (b"BREW /v1/tenants HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"200"),
+        (
+            b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"400",
+        ),
+        (b"GET /v1/%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"401"),
+        (b"BREW /v1/tenants HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
     ],
 )
 def test_what_is_hardly_http_gets_a_problem_and_no_more(standing: Server, said: bytes, status: bytes) -> None:
@@ -238,9 +241,8 @@ def first_answer(server: Server, said: bytes) -> bytes:
 
 
 def test_a_body_without_end_is_cut_off(standing: Server) -> None:
-    head = (
-        f"POST /v1/tenants HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {standing.token}\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
+    head = f"POST /v1/tenants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {standing.token}\r\n"
+    head += "Transfer-Encoding: chunked\r\n\r\n"
     sent = 0
     with standing.raw() as connection:
         connection.sendall(head.encode())
@@ -260,7 +262,7 @@ def test_who_opens_and_says_nothing_is_closed(standing: Server) -> None:
     """A34: slow headers hold a connection for seconds, not for ever."""
     began = time.monotonic()
     with standing.raw() as silent, standing.raw() as slow:
-        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ")
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ")
         for connection in (silent, slow):
             connection.settimeout(30)
             assert connection.recv(1_000).startswith(b"HTTP/1.1 408")

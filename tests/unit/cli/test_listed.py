@@ -146,7 +146,7 @@ def test_a_workload_shows_how_far_it_is_and_what_limits_it() -> None:
 
 def test_a_replica_shows_why_it_waits() -> None:
     made = Replica(metadata=stamp("web-4"), spec=ReplicaSpec(workload="web", generation=1))
-    around = Around(reasons={("risk", "web-4"): Why("over_quota", "cpu is used up")})
+    around = Around(reasons={("risk", "web-4"): Why("over_quota", "cpu is used up", revision=13)})
     text = sheet(columns_of("Replica", everyone=True), [row_of(made, around, everyone=True)])
     assert "risk     web-4   pending   -            1          -   over_quota: cpu is used up" in text
 

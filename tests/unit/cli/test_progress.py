@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from remit.cli.progress import Why, funnel, funnel_words, progress, stage_words, why_pending
 from remit.cli.waiting import standing
@@ -60,6 +61,13 @@ def test_what_waits_has_the_reason_of_the_latest_decision() -> None:
     found = progress(workload(replicas=2), replicas(P.SERVING, P.PENDING), reasons)
     assert (found.limit, found.detail) == ("over_quota", "cpu is used up")
     assert stage_words(found) == "serving 1, queued 1"
+
+
+def test_a_decision_about_an_earlier_one_of_its_name_says_nothing_of_this() -> None:
+    reasons = why_pending([decision(7, "no_room", {"risk/web-0": ""})])
+    later = [replace(one, metadata=replace(one.metadata, revision=8)) for one in replicas(P.PENDING)]
+    assert progress(workload(replicas=1), later, reasons).limit == "queued"
+    assert progress(workload(replicas=1), replicas(P.PENDING), reasons).limit == "no_room"
 
 
 def test_what_was_not_tried_yet_is_queued() -> None:
