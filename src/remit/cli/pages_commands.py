@@ -54,7 +54,9 @@ def _found(group: click.Context, name: str) -> click.Command | None:
 
 
 def _sections(command: click.Command, path: str, depth: int) -> Iterator[str]:
-    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+    # As under `remit`: a command keeps the names of its help option from the first context in which it was asked for them.
+    names = remit.context_settings["help_option_names"]
+    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100, help_option_names=names)
     yield f"{'#' * depth} {path}"
     yield inspect.cleandoc(command.help or "").replace("\b\n", "")
     formatter = click.HelpFormatter(width=110, max_width=110)
