@@ -120,7 +120,7 @@ class Scope:
     async def until(self, name: str, *phases: str) -> Replica:
         """Until the replica is in one of these phases; or was, and is gone again."""
         found = None
-        for _ in range(1_500):
+        for _ in range(2_500):
             found = await self.replica(name)
             if found is not None and found.status.phase in phases:
                 return found
@@ -268,7 +268,7 @@ async def _answers(made: Scope) -> bool:
     return False
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 12) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 25) -> None:
     """Until it holds; a machine that does other work too is given time."""
     async with asyncio.timeout(seconds):
         while True:

@@ -142,9 +142,8 @@ def test_with_a_killed_keeper_dies_what_must_never_run_twice_and_the_next_one_ad
         await asyncio.sleep(3 * BEAT_MS / 1000)
         assert not gone(pid)
         assert len(lines(web)) == 1
-        state = await scope.replica("web-0")
-        assert state is not None
-        assert (state.status.attempt, state.status.phase) == (1, "serving")
+        state = await scope.until("web-0", "serving")
+        assert state.status.attempt == 1
         # And it is watched: its end is seen although it is nobody's child any more.
         os.kill(pid, signal.SIGKILL)
         await until(lambda: len(lines(web)) == 2)
