@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from remit.agent.building import agent as agent
+from remit.agent.building import keeper as keeper
 from remit.client.client import Client, NoAnswer
 from remit.client.connecting import Connected, connect
 from remit.client.remote import Remote
@@ -36,7 +38,7 @@ from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
 from remit.world.binding import Bound, Listen
 from remit.world.production import production
-from remit.world.promises import Offload, World
+from remit.world.promises import Clock, Offload, World
 
 if TYPE_CHECKING:
     from remit.serve.app import Complain
@@ -191,14 +193,23 @@ async def served(
             with one_failure():
                 async with asyncio.TaskGroup() as group:
                     running = group.create_task(one.run(), name="server")
+                    settling = group.create_task(_settle_when_loaded(one, world.clock), name="settling")
                     app = Application(ROUTES, desk, complain)
                     async with http_listening(app, bound, closing=desk.closing.set):
                         yield ApiServer(bound.url, one, desk)
+                    settling.cancel()
                     running.cancel()
         finally:
             bound.close()
     finally:
         await store.close()
+
+
+async def _settle_when_loaded(one: Serving, clock: Clock) -> None:
+    """Once more: by then the books and the board are there, and they are what is large."""
+    while one.standby.leading is None or not one.board.sober:
+        await clock.sleep_ms(one.beat_ms)
+    settle_process()
 
 
 async def api_server(

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.planted import in_authority, in_grants, in_ledgers, in_nodes, in_progress, in_scheduling
+from tests.planted import (
+    in_authority,
+    in_controllers,
+    in_grants,
+    in_keepers,
+    in_ledgers,
+    in_nodes,
+    in_progress,
+    in_scheduling,
+)
 from tests.planted.bug import BUGS, Bug
 
-PAGES: Final = (in_authority, in_ledgers, in_nodes, in_progress, in_grants, in_scheduling)
+PAGES: Final = (
+    in_authority, in_ledgers, in_nodes, in_keepers, in_controllers, in_progress, in_grants, in_scheduling
+)  # fmt: skip
 """Importing them fills the table."""
 
 REQUIRED: Final[dict[str, str]] = {

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from remit.client.client import Client, NoAnswer, Renewal
-from remit.client.tenure import Tenure
+from remit.agent.agent import Agent
+from remit.agent.copies import OK
+from remit.agent.core import Act, End, Mind, Say, Start
+from remit.agent.keeper import LOOK_MS, Keeper
+from remit.agent.orders import Assigned
+from remit.client.client import Client, NoAnswer
 from remit.commitment import moving, restoring
 from remit.commitment.authority import Authority
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
-from remit.model.claims import Actor, AnyClaim, Move
+from remit.correction import nodes
+from remit.model.claims import Move
 from remit.model.objects import key_of
-from remit.model.records import Phase, Replica
-from remit.simulate.actors.agents import Agent, Copy, Keeper
-from remit.simulate.runners import Run
+from remit.model.records import Phase
+from remit.observation import health
 from tests.planted.bug import bug
 
 APART = ("ended_work_runs_no_more", "one_copy_at_a_time", "intervals_are_disjoint")
@@ -26,31 +31,32 @@ FENCE = ("lost_only_after_its_fence", *APART)
 @bug(34, scenario="cut-nodes", expects=APART)
 def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A node that is cut off stops nothing by itself."""
-    patch.setattr(Keeper, "_left_ms", lambda self, order: None)
+    patch.setattr(Keeper, "_left_ms", lambda self, kept: LOOK_MS)
 
 
 @bug(34, scenario="cut-nodes", expects=FENCE)
 def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What a silent node runs is given up at once."""
     patch.setitem(moving.GUARDED, "fence_passed", lambda *args: None)
+    patch.setattr(nodes, "_fence_ms", lambda spec, tempo: 0)
 
 
 @bug(34, scenario="cut-nodes", expects=("lost_only_after_its_fence",))
 def a_part_of_the_fence_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What a silent node runs is given up when its fence has passed, and its end was not waited for."""
-    patch.setattr(moving, "lost_after_ms", lambda fence_ms, tempo: fence_ms * 9 // 10)
+    for page in (moving, nodes):
+        patch.setattr(page, "lost_after_ms", lambda fence_ms, tempo: fence_ms * 9 // 10)
 
 
-@bug(12, 18, scenario="late-renewals", seed=6, expects=APART)
+@bug(12, 18, scenario="late-renewals", seed=6, expects=(*APART, "what_is_ordered_is_not_stopped"))
 def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
-    """The holder of a lease counts its term from when the answer came, not from when it asked."""
-    renew = Client._renew_once
+    """The keeper counts from when a renewal was answered, not from when it was sent."""
 
-    async def received(self: Client, endpoint: Any, actor: Actor) -> Renewal:
-        renewal = await renew(self, endpoint, actor)
-        return renewal._replace(sent_ms=self._world.clock.now_ms())
+    async def received(self: Client, endpoint: Any, beats: Any) -> Any:
+        held = await endpoint.beat(beats)
+        return held, self._world.clock.now_ms()
 
-    patch.setattr(Client, "_renew_once", received)
+    patch.setattr(Client, "_beat_once", received)
 
 
 @bug(15, 16, scenario="cut-nodes", expects=FENCE)
@@ -68,96 +74,101 @@ def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
 
 @bug(36, 37, scenario="cut-nodes", expects=("runs_only_what_was_ordered",))
 def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
-    """An agent starts what its view shows as bound, before its own `start` is committed."""
-    following = Agent._next
+    """An agent starts what its orders show as bound, before its own `start` is committed."""
+    following = Mind._next
 
-    def hasty(self: Agent, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
-        if replica.status.phase is Phase.BOUND and run is None:
-            self._start(copy, replica)
-        return following(self, copy, replica, at, run)
+    def hasty(self: Mind, now_ms: int, orders: Assigned, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[Act]:
+        generation = orders.spec_of(order.replica)
+        if order.replica.status.phase is Phase.BOUND and kept is None and generation is not None:
+            yield Start(copy, order.replica, generation, 0)
+        yield from following(self, now_ms, orders, copy, order, kept, may_act)
 
-    patch.setattr(Agent, "_next", hasty)
+    patch.setattr(Mind, "_next", hasty)
 
 
 @bug(4, 37, scenario="crowd", seed=2, expects=("runs_only_what_was_ordered", *APART))
 def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
-    """An agent takes its time over what it was ordered to start, and does not look again before it does."""
+    """An agent takes its time over what it was ordered to start, and tells of its end meanwhile."""
     begin = Agent._start
-    waiting: set[Copy] = set()
 
-    def later(self: Agent, copy: Copy, replica: Replica) -> None:
-        async def start() -> None:
-            await self.world.clock.sleep_ms(8_000)
-            begin(self, copy, replica)
-
-        if copy not in waiting:
-            waiting.add(copy)
-            self.seat.process.loop.spawn(start(), name="start late")
+    async def later(self: Agent, *args: Any) -> None:
+        await self._world.clock.sleep_ms(8_000)
+        await begin(self, *args)
 
     patch.setattr(Agent, "_start", later)
-    patch.setattr(Agent, "_void", lambda self, copy, replica: False)
+    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+    patch.setattr(Mind, "_void", lambda self, *args: False)
 
 
-@bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more",))
+@bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more", "orphans_end", "what_is_ordered_is_not_stopped"))
 def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
-    """An agent that was killed does not find what it had started before."""
-    runs = Agent._runs
-    begun: dict[int, set[int]] = {}
+    """An agent that comes back does not take over what its keeper has begun."""
+    take = Agent._take_table
 
-    def mine(self: Agent) -> dict[Copy, Run]:
-        known = begun.setdefault(id(self), {run.running.pid for run in runs(self).values()})
-        return {copy: run for copy, run in runs(self).items() if run.running.pid not in known}
+    def only_news(self: Agent, table: Any) -> None:
+        take(self, type(table)(whole=True) if table.whole else table)
 
-    patch.setattr(Agent, "_runs", mine)
+    patch.setattr(Agent, "_take_table", only_news)
+    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
 
 
 @bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
 def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
     """An agent reports as stopped what it has only asked to stop."""
-    following = Agent._next
+    following = Mind._next
 
-    def hasty(self: Agent, copy: Copy, replica: Replica, at: int, run: Run | None) -> AnyClaim | None:
-        claim = following(self, copy, replica, at, run)
-        if replica.status.phase is Phase.STOPPING and run is not None:
-            return Move(copy.key, at, "stopped", replica.status.attempt, result="ok")
-        return claim
+    def hasty(self: Mind, now_ms: int, orders: Assigned, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[Act]:
+        for deed in following(self, now_ms, orders, copy, order, kept, may_act):
+            yield deed
+            if isinstance(deed, End) and order.replica.status.phase is Phase.STOPPING and may_act:
+                yield Say(copy, Move(copy.key, order.revision, "stopped", copy.attempt, result=OK))
 
-    patch.setattr(Agent, "_next", hasty)
+    patch.setattr(Mind, "_next", hasty)
+    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
 
 
 @bug(35, scenario="all-silent", expects=("evictions_cease_at_mass_silence",))
 def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
     """That every node falls silent at once is taken for the loss of every node."""
-    patch.setattr("remit.simulate.actors.controllers._MASS_PERCENT", 1_000)
+    patch.setattr(health, "MASS_PERCENT", 1_000)
 
 
 @bug(9, 11, scenario="cut-nodes", expects=("what_is_ordered_is_not_stopped",))
 def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
-    """An agent stops all that it runs when one renewal of its lease is not answered."""
+    """An agent stops all that it runs when one beat is not answered."""
+    beat = Client.beat
 
-    async def fearful(self: Agent, tenure: Tenure) -> None:
-        pause_ms = self.seat.pace.lease_ms // 3
-        while not tenure.lost:
-            await self.world.clock.sleep_ms(pause_ms)
-            try:
-                await tenure.renew(self.client, deadline_ms=pause_ms)
-            except NoAnswer:
-                for run in self._runs().values():
-                    self._stop(run)
-            else:
-                self.renewed(tenure)
+    async def fearful(self: Client, beats: Any, **more: Any) -> Any:
+        try:
+            return await beat(self, beats, **more)
+        except NoAnswer:
+            for agent in afraid:
+                if agent._client is self:
+                    for name in {one.state.node for one in beats}:
+                        _end_all(agent, name)
+            raise
 
-    patch.setattr(Agent, "_renew", fearful)
+    make = Agent.__init__
+    afraid: list[Agent] = []
+
+    def born(self: Agent, *args: Any, **more: Any) -> None:
+        make(self, *args, **more)
+        afraid.append(self)
+
+    patch.setattr(Agent, "__init__", born)
+    patch.setattr(Client, "beat", fearful)
+
+
+def _end_all(agent: Agent, node: str) -> None:
+    for copy, kept in agent._sites[node].kept.items():
+        if kept.alive:
+            agent._spawn(agent._keeping.halt(copy, 0), "end")
 
 
 @bug(4, 36, scenario="cut-nodes", seed=2, expects=("what_is_ordered_is_not_stopped",))
 def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
     """An agent that comes back ends what runs on its node before it has read what is ordered there."""
-
-    async def hasty(self: Agent) -> None:
-        self._end_strays(self._runs())
-
-    patch.setattr(Agent, "_read_orders", hasty)
+    patch.setattr(Assigned, "known", True)
 
 
 # --------------------------------------------------------------------------------------------------------------- restores

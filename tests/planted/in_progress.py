@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
 
+from remit.agent.core import Act, End, Mind
 from remit.commitment import authority, loading
 from remit.commitment.standby import Standby
-from remit.model.claims import AnyClaim, Delete, Mark, Move, Spawn
+from remit.correction.endpoints import Endpoints
+from remit.correction.fights import Fights
+from remit.correction.loop import Times
+from remit.correction.nodes import Nodes
+from remit.correction.remits import Deed, Wish
+from remit.correction.repair import Repair
+from remit.correction.workloads import Workloads
+from remit.model.claims import Delete, Mark, Move, Spawn
 from remit.model.kinds import Node, NodeHealth
-from remit.model.records import Phase, Replica
+from remit.model.records import Phase
+from remit.observation.board import Board, Kept
 from remit.observation.following import Follower
+from remit.observation.health import Hearing
 from remit.proposal import attempts, backlog
 from remit.proposal.asking import Proposal
 from remit.proposal.attempts import Attempt
@@ -22,9 +33,6 @@ from remit.proposal.cycle import Cycle
 from remit.proposal.decisions import Verdict as Word
 from remit.proposal.funnel import Funnel
 from remit.proposal.purses import Purse
-from remit.simulate.actors.agents import Agent
-from remit.simulate.actors.controllers import Endpoints, Nodes, Repair, Workloads
-from remit.simulate.actors.view import View
 from remit.store import chain
 from remit.store.protocol import Store
 from tests.planted.bug import bug
@@ -72,37 +80,37 @@ def an_older_list_is_taken(patch: pytest.MonkeyPatch) -> None:
 @bug(5, 22, scenario="recovery", expects=(*MISSED, "claims_fit_what_was_seen"))
 def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
     """An observer does not check whether it missed an event, and does not list anew either."""
-    make = View.__init__
+    make = Follower.__init__
 
-    def patient(self: View, *args: Any, **more: Any) -> None:
+    def patient(self: Follower, *args: Any, **more: Any) -> None:
         make(self, *args, **{**more, "idle_ms": 3_600_000})
 
     patch.setattr(chain, "gap", lambda seen, event: None)
-    patch.setattr(View, "__init__", patient)
+    patch.setattr(Follower, "__init__", patient)
 
 
 @bug(3, 21, scenario="recovery", expects=("views_show_what_stands",))
 def a_deletion_is_not_noted(patch: pytest.MonkeyPatch) -> None:
     """An observer keeps generations that are gone: nobody misses their end, so nothing comes of it but a wrong view."""
-    note = View._set
+    note = Board._set
 
-    def keep(self: View, key: str, value: bytes | None, revision: int) -> None:
+    def keep(self: Board, key: str, value: bytes | None, revision: int) -> None:
         if value is not None or not key.startswith("generation/"):
             note(self, key, value, revision)
 
-    patch.setattr(View, "_set", keep)
+    patch.setattr(Board, "_set", keep)
 
 
 @bug(5, 21, scenario="recovery", expects=("views_show_what_stands",))
 def a_change_is_not_noted(patch: pytest.MonkeyPatch) -> None:
     """What an observer knows of a tenant already it takes for the last word."""
-    note = View._set
+    note = Board._set
 
-    def keep(self: View, key: str, value: bytes | None, revision: int) -> None:
+    def keep(self: Board, key: str, value: bytes | None, revision: int) -> None:
         if not (key.startswith("tenant/") and key in self.rows):
             note(self, key, value, revision)
 
-    patch.setattr(View, "_set", keep)
+    patch.setattr(Board, "_set", keep)
 
 
 # ------------------------------------------------------------------------------------------------------------- schedulers
@@ -164,8 +172,8 @@ def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
     """Nobody binds what is reserved, and repair does not take it back."""
     mend = Repair._mend
 
-    def leave(self: Repair, key: str, replica: Replica, at: int, now_ms: int) -> Iterator[AnyClaim]:
-        return iter(()) if replica.status.phase is Phase.RESERVED else mend(self, key, replica, at, now_ms)
+    def leave(self: Repair, kept: Kept, times: Times) -> Iterator[Wish]:
+        return iter(()) if kept.thing.status.phase is Phase.RESERVED else mend(self, kept, times)
 
     patch.setattr(Repair, "_mend", leave)
     patch.setattr(Cycle, "_confirm", lambda self, proposal: None)
@@ -177,34 +185,42 @@ def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
 @bug(20, 39, scenario="recovery", expects=("deletion_completes",))
 def a_deletion_never_finishes(patch: pytest.MonkeyPatch) -> None:
     """What is being deleted is emptied, and never goes."""
-    clear, away = Workloads._clear, Workloads._away
+    clear = Workloads._clear
 
-    def leave(self: Workloads, *args: Any) -> Iterator[AnyClaim]:
-        return (claim for claim in clear(self, *args) if not isinstance(claim, Delete))
-
-    def keep(self: Workloads, key: str) -> Iterator[AnyClaim]:
-        return iter(()) if self.view.get(key).status.phase is Phase.RELEASED else away(self, key)
+    def leave(self: Workloads, *args: Any) -> Iterator[Wish]:
+        return (wish for wish in clear(self, *args) if not (isinstance(wish, Deed) and isinstance(wish.claim, Delete)))
 
     patch.setattr(Workloads, "_clear", leave)
-    patch.setattr(Workloads, "_away", keep)
+
+
+def _marks(patch: pytest.MonkeyPatch, change: Callable[[Nodes, Node, int, list[Wish]], Iterable[Wish]]) -> None:
+    """What is said of a node's health, changed."""
+    ladder = Nodes._ladder
+
+    def other(self: Nodes, node: Node, at: int, times: Times, *, held: bool) -> Iterator[Wish]:
+        yield from change(self, node, at, list(ladder(self, node, at, times, held=held)))
+
+    patch.setattr(Nodes, "_ladder", other)
 
 
 @bug(34, scenario="recovery", expects=("returned_nodes_are_ready",))
 def a_node_never_returns(patch: pytest.MonkeyPatch) -> None:
     """A node that was unknown stays so when it is back."""
-    mark = Nodes._mark
 
-    def never(self: Nodes, node: Node, at: int, mass: bool) -> AnyClaim | None:
-        claim = mark(self, node, at, mass)
-        return None if isinstance(claim, Mark) and claim.health is NodeHealth.JOINING else claim
+    def never(self: Nodes, node: Node, at: int, wishes: list[Wish]) -> Iterable[Wish]:
+        return (wish for wish in wishes if not (isinstance(wish, Deed) and _health(wish) is NodeHealth.JOINING))
 
-    patch.setattr(Nodes, "_mark", never)
+    _marks(patch, never)
+
+
+def _health(deed: Deed) -> NodeHealth | None:
+    return deed.claim.health if isinstance(deed.claim, Mark) else None
 
 
 @bug(34, scenario="a-core-is-left", expects=("silence_is_noticed",))
 def silence_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
     """Every node is taken for well, however long nothing was heard of it."""
-    patch.setattr(Nodes, "silent_ms", lambda self, node: 0)
+    patch.setattr(Hearing, "silent_ms", lambda self, node: 0)
 
 
 @bug(34, 39, scenario="a-core-is-left", expects=("unknown_resolves", "deletion_completes"))
@@ -212,29 +228,30 @@ def what_is_unknown_stays_so(patch: pytest.MonkeyPatch) -> None:
     """What a silent node ran is doubted, and never given up."""
     give_up = Nodes._give_up
 
-    def doubt(self: Nodes, node: str) -> Iterator[AnyClaim]:
-        return (claim for claim in give_up(self, node) if not (isinstance(claim, Move) and claim.transition == "lose"))
+    def doubt(self: Nodes, node: str, times: Times) -> Iterator[Wish]:
+        return (wish for wish in give_up(self, node, times) if not (isinstance(wish, Deed) and _transition(wish) == "lose"))
 
     patch.setattr(Nodes, "_give_up", doubt)
+
+
+def _transition(deed: Deed) -> str:
+    return deed.claim.transition if isinstance(deed.claim, Move) else ""
 
 
 @bug(32, scenario="services", expects=("writes_cease", "what_is_ready_is_served"))
 def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
     """What is published of one replica is withdrawn again at once, for ever."""
-    wants = Endpoints.wants
+    look = Endpoints.reconcile
 
-    def toggle(self: Endpoints, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        yield from wants(self, keys)
-        first = min((key for key, _ in self.view.kind("replica/")), default="")
-        for key in keys:
-            if key != first:
-                continue
-            seen = self.view.rows.get(key)
-            if seen is not None and isinstance(seen.thing, Replica) and seen.thing.status.phase is Phase.SERVING:
-                yield Move(key, seen.revision, "unserve", reason="its endpoint changes")
+    def toggle(self: Endpoints, key: str, times: Times) -> Iterator[Wish]:
+        yield from look(self, key, times)
+        kept = self.board.rows.get(key)
+        first = min((key for key, _ in self.board.kind("replica/")), default="")
+        if kept is not None and key == first and kept.thing.status.phase is Phase.SERVING:
+            yield Deed(Move(key, kept.revision, "unserve", reason="its endpoint changes"))
 
-    patch.setattr(Endpoints, "wants", toggle)
-    patch.setattr(Endpoints, "concerns", lambda self, key, old, new: isinstance(new, Replica))
+    patch.setattr(Endpoints, "reconcile", toggle)
+    patch.setattr(Fights, "held", lambda self, once, now_ms: False)
 
 
 @bug(20, scenario="left-behind", expects=("desire_is_met",))
@@ -242,8 +259,10 @@ def one_replica_is_never_made(patch: pytest.MonkeyPatch) -> None:
     """Of every service the first replica is left out."""
     fill = Workloads._fill
 
-    def short(self: Workloads, *args: Any) -> Iterator[AnyClaim]:
-        return (claim for claim in fill(self, *args) if not (isinstance(claim, Spawn) and claim.first == 0))
+    def short(self: Workloads, *args: Any) -> Iterator[Wish]:
+        for wish in fill(self, *args):
+            if not (isinstance(wish, Deed) and isinstance(wish.claim, Spawn) and wish.claim.first == 0):
+                yield wish
 
     patch.setattr(Workloads, "_fill", short)
 
@@ -251,33 +270,40 @@ def one_replica_is_never_made(patch: pytest.MonkeyPatch) -> None:
 @bug(20, 21, scenario="recovery", expects=("desire_is_met",))
 def what_failed_is_not_tried_again(patch: pytest.MonkeyPatch) -> None:
     """A job that ended badly is left so, whatever attempts it has."""
-    patch.setattr(Repair, "_again", lambda self, replica: False)
+    patch.setattr(Repair, "_again", lambda self, kept, times: iter(()))
 
 
 @bug(32, scenario="services", expects=("what_is_ready_is_served",))
 def nothing_is_published(patch: pytest.MonkeyPatch) -> None:
     """What is ready is never served."""
-    patch.setattr(Endpoints, "wants", lambda self, keys: iter(()))
+    patch.setattr(Endpoints, "reconcile", lambda self, key, times: iter(()))
 
 
 @bug(32, 34, scenario="services", expects=("health_does_not_flap",))
 def a_node_is_suspected_for_nothing(patch: pytest.MonkeyPatch) -> None:
     """A node that is ready and beats is called suspect now and then."""
-    mark = Nodes._mark
 
-    def doubt(self: Nodes, node: Node, at: int, mass: bool) -> AnyClaim | None:
-        if node.status.health is NodeHealth.READY and self.chance.below(4) == 0:
-            return Mark(node.metadata.name, at, NodeHealth.SUSPECT, reason="one never knows")
-        return mark(self, node, at, mass)
+    looks = count()
 
-    patch.setattr(Nodes, "_well", lambda self, name, node, heard_ms: False)
-    patch.setattr(Nodes, "_mark", doubt)
+    def doubt(self: Nodes, node: Node, at: int, wishes: list[Wish]) -> Iterable[Wish]:
+        if node.status.health is NodeHealth.READY and next(looks) % 7 == 0:
+            return (Deed(Mark(node.metadata.name, at, NodeHealth.SUSPECT, reason="one never knows")),)
+        return wishes
+
+    patch.setattr(Nodes, "_unwell", lambda self, times: [key for key, _ in self.board.kind("node/")])
+    _marks(patch, doubt)
 
 
-@bug(31, 36, scenario="left-behind", expects=("orphans_end",))
+@bug(31, 36, scenario="left-behind", expects=("orphans_end", "returned_nodes_are_ready"))
 def orphans_are_left(patch: pytest.MonkeyPatch) -> None:
     """An agent does not stop what is no longer ordered."""
-    patch.setattr(Agent, "_end_strays", lambda self, runs: None)
+    look = Mind.look
+
+    def keep(self: Mind, now_ms: int, orders: Any, kept: Any, **more: Any) -> list[Act]:
+        deeds = look(self, now_ms, orders, kept, **more)
+        return [one for one in deeds if not isinstance(one, End) or self.ordered(orders, one.copy)]
+
+    patch.setattr(Mind, "look", keep)
 
 
 @bug(8, scenario="the-leader-dies", expects=("somebody_leads",))

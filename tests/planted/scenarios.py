@@ -392,6 +392,20 @@ kinds = ["service"]
 size = 1
 operations = 0
 """,
+    "drains": """
+summary = "services that may spare one at a time, on nodes that are drained and opened again, while they are rolled out"
+duration = "3m"
+heal = "0s"
+[cluster]
+nodes = 6
+agents = 6
+[load]
+per_minute = 30.0
+standing_max = 10
+kinds = ["steadfast"]
+deletes = 5
+operations = 50
+""",
     "a-core-is-left": """
 summary = "one server and one node stay away for good"
 duration = "2m"

@@ -39,6 +39,8 @@ SWEEP_BEATS: Final = 10
 CLAIMS_MAX: Final = 1_000
 """How many travel together."""
 
+_ENDS: Final = ("stopped", "crash", "finish")
+
 UNDER_WAY_MAX: Final = 10_000
 """Of so many things asked of the keeper those are forgotten that were asked long ago."""
 
@@ -253,7 +255,7 @@ class Agent:
             case Say(_, move) if move.transition == "start" and not self._standing.keeper_answers:
                 pass  # whoever could not begin it does not say so: after a while it is placed elsewhere
             case Say(copy, _):
-                if site.tenure is not None and self._may_say(site, copy.key, now_ms):
+                if site.tenure is not None and self._may_say(site, copy.key, now_ms) and self._is_sure(site, deed, now_ms):
                     self._asking[copy.key] = None
                     says.append((site.tenure.actor, deed))
             case Start(copy):
@@ -271,6 +273,22 @@ class Agent:
         if at_ms > now_ms:
             self._touch(site.name, at_ms)
         return at_ms <= now_ms
+
+    def _is_sure(self, site: Site, say: Say, now_ms: int) -> bool:
+        """That a copy has ended is told only once the keeper begins no more of it: a start that was asked for may be under way
+        there still, also one that an earlier agent asked for. One that ended, and is not started again, is past that.
+        """
+        known = say.copy in site.kept and say.move.transition != "stopped"
+        if say.move.transition not in _ENDS or known or site.mind.course(say.copy).barred:
+            return True
+        self._once("bar", site.name, say.copy, now_ms, lambda: self._bar(site, say.copy))
+        return False
+
+    async def _bar(self, site: Site, copy: Copy) -> None:
+        kept = await self._keeping.bar(copy)
+        site.mind.course(copy).barred = kept is None or not kept.alive
+        if kept is not None:
+            self._keep(kept)
 
     async def _say(self, says: Sequence[tuple[Actor, Say]]) -> None:
         try:

@@ -10,7 +10,7 @@ from remit.agent.keeping import Begun
 from remit.agent.probing import Health, Which
 from remit.agent.work import Place, order_for
 from remit.model.kinds import HttpProbe, Probe, TcpProbe
-from remit.model.records import GenerationSpec, Replica
+from remit.model.records import GenerationSpec, Phase, Replica
 from remit.world.promises import NotStarted, Probed, World
 
 HOST: Final = "127.0.0.1"
@@ -35,12 +35,18 @@ def ask_what_is_due(world: World, patient: Patient, spawn: Spawn, tell: Callable
         return None
     course = patient.course
     if course.health is None or course.health.of != patient.kept.number:
-        course.health = Health(probes, now_ms, of=patient.kept.number)
+        course.health = Health(probes, now_ms, of=patient.kept.number, started=_has_started(patient))
     health = course.health
     for which in tuple(health.due(now_ms)):
         health.asked(which, now_ms)
         spawn(_ask(world, patient, health, which, tell), f"{which} probe of {patient.kept.key}")
     return health.next_ms()
+
+
+def _has_started(patient: Patient) -> bool:
+    """Does its phase say that it passed its start-up probe? An agent that comes back asks that of nobody a second time."""
+    phase = patient.replica.status.phase
+    return phase in (Phase.READY, Phase.SERVING) or (phase is Phase.RUNNING and patient.kept.number == 0)
 
 
 async def _ask(world: World, patient: Patient, health: Health, which: Which, tell: Callable[[], None]) -> None:

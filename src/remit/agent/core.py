@@ -73,11 +73,13 @@ Act = Say | Start | End | Leave
 class Course:
     """What this agent knows of a copy beyond the keeper's table. It begins anew with the agent."""
 
-    __slots__ = ("asked_ms", "health")
+    __slots__ = ("asked_ms", "barred", "health")
 
     def __init__(self) -> None:
         self.asked_ms: int | None = None
         """When its `start` was asked for."""
+        self.barred = False
+        """It does not run, and the keeper will begin no more of it."""
         self.health: Health | None = None
 
 
@@ -216,7 +218,7 @@ class Mind:
             return
         started = not spec.template.probes.start or (health is not None and health.has_started)
         ready = not spec.template.probes.ready or (health is not None and health.is_ready)
-        if not may_act:
+        if not may_act or not kept.pid:
             return
         if phase is Phase.STARTING and started:
             yield self._say(copy, order, "run", ports=kept.ports)

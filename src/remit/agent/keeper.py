@@ -21,12 +21,16 @@ from msgspec.structs import replace
 
 from remit.agent.copies import Copy, known_by
 from remit.agent.journal import Journal, forgotten
-from remit.agent.keeping import NEVER, Answer, Begin, Begun, Drop, Halt, Quit, Renewed, Table, Use, Uses, encode, read_word
+from remit.agent.keeping import NEVER, Answer, Bar, Begin, Begun, Drop, Halt, Quit, Renewed, Table, Use, Uses, encode, read_word
 from remit.agent.saying import Sayings
 from remit.world.promises import DiskError, Ended, NotStarted, Running, World, WorldError
 
 LOOK_MS: Final = 1_000
-"""It looks at the deadlines at least so often; and whenever one comes."""
+"""It looks at the deadlines at least so often while it holds any; and whenever one comes."""
+
+IDLE_MS: Final = 60_000
+LATE_MS: Final = 20
+BARRED_MAX: Final = 10_000
 
 QUIT_LOOK_MS: Final = 50
 
@@ -61,6 +65,10 @@ class Keeper:
         self._beginning: dict[Copy, asyncio.Lock] = {}
         self._ending_ms: dict[Copy, int] = {}
         """When each that was asked to end is made to."""
+        self._barred: dict[Copy, None] = {}
+        """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
+        self._unwritten: dict[Copy, Begun] = {}
+        self._writing_again = False
         self._news = asyncio.Event()
         self._quitting = False
         self._over = asyncio.Event()
@@ -91,6 +99,8 @@ class Keeper:
                 return encode(Answer(kept=await self._begin(begin)))
             case Halt(key, uid, attempt, grace_ms, why):
                 self._halt(Copy(key, uid, attempt), grace_ms, why)
+            case Bar(key, uid, attempt):
+                return encode(Answer(kept=await self._bar(Copy(key, uid, attempt))))
             case Drop(key, uid, attempt):
                 await self._drop(Copy(key, uid, attempt))
             case Renewed(sent_ms):
@@ -129,6 +139,8 @@ class Keeper:
         if known is not None and (known.number >= begin.number or known.alive):
             return known
         kept = self._as_begun(begin, copy)
+        if copy in self._barred:
+            return _never(kept, "its end was told already", "ask no more")
         if self._quitting:
             return _never(kept, "its keeper is about to end", "ask the next one")
         if self._left_ms(kept) <= 0:
@@ -221,6 +233,17 @@ class Keeper:
             self._tell(replace(kept, why=why))
         self._spawn(self._end(kept.running, grace_ms), f"end {kept.pid}")
 
+    async def _bar(self, copy: Copy) -> Begun | None:
+        async with self._beginning.setdefault(copy, asyncio.Lock()):  # what is being begun comes first
+            kept = self._starts.get(copy)
+            if kept is None or not kept.alive:
+                self._barred[copy] = None
+                while len(self._barred) > BARRED_MAX:
+                    del self._barred[next(iter(self._barred))]
+        if kept is None:
+            self._beginning.pop(copy, None)
+        return kept
+
     async def _end(self, running: Running, grace_ms: int) -> None:
         """Until it is done: what may not be ended, or not now, is not forgotten for that."""
         while True:
@@ -242,17 +265,25 @@ class Keeper:
         self._over.set()
 
     async def _hold_deadlines(self) -> None:
+        until_ms = self._world.clock.now_ms() + LOOK_MS
         while True:
+            if self._world.clock.now_ms() > until_ms + LATE_MS:
+                # This process stood still. Renewals that came meanwhile are heard first: they may say that nothing is over.
+                await self._world.clock.sleep_ms(LATE_MS)
             self._news.clear()
-            wait_ms = LOOK_MS
+            wait_ms = LOOK_MS if self._unwritten else IDLE_MS
             for kept in tuple(self._starts.values()):
                 if not kept.alive or not kept.fence_ms or kept.fenced:
                     continue
                 left_ms = self._left_ms(kept)
                 if left_ms > 0:
-                    wait_ms = min(wait_ms, left_ms)
+                    wait_ms = min(wait_ms, LOOK_MS, left_ms)
                 elif kept.pid:
                     self._fence(kept)
+            if self._unwritten and not self._writing_again:
+                self._writing_again = True
+                self._spawn(self._write_again(), "write again")
+            until_ms = self._world.clock.now_ms() + wait_ms
             with suppress(TimeoutError):
                 async with self._world.clock.timeout_ms(wait_ms):
                     await self._news.wait()
@@ -297,12 +328,24 @@ class Keeper:
             reader.tell(kept.copy, kept)
 
     async def _write(self, kept: Begun) -> None:
-        with suppress(DiskError):
-            await self._world.offload(lambda: self._journal.write([kept], durably=False))
+        entries = [*self._unwritten.values(), kept]
+        self._unwritten = {one.copy: one for one in entries}
+        try:
+            await self._world.offload(lambda: self._journal.write(entries, durably=False))
+        except DiskError:
+            if not self._writing_again:
+                self._news.set()
+            return
+        self._unwritten = {copy: one for copy, one in self._unwritten.items() if one not in entries}
         if self._journal.grown(len(self._starts)):
             live = list(self._starts.values())
             with suppress(DiskError):
                 await self._world.offload(lambda: self._journal.rewrite(live))
+
+    async def _write_again(self) -> None:
+        """What could not be written, as soon as it can: a keeper that is killed finds by it what runs."""
+        await self._write(next(iter(self._unwritten.values())))
+        self._writing_again = False
 
     async def _read(self) -> dict[Copy, Begun]:
         """Until its journal can be read a keeper starts and ends nothing: it does not know what is its own."""

@@ -98,6 +98,14 @@ class Halt(Struct, frozen=True, tag="halt"):
     why: str = ""
 
 
+class Bar(Struct, frozen=True, tag="bar"):
+    """Unless it runs, begin no more of this copy, whoever has asked for that or will."""
+
+    key: str
+    uid: str
+    attempt: int
+
+
 class Drop(Struct, frozen=True, tag="drop"):
     """Forget a copy that has ended: nobody will ask for it again."""
 
@@ -122,11 +130,11 @@ class Quit(Struct, frozen=True, tag="quit"):
     grace_ms: int
 
 
-Word = Begin | Halt | Drop | Renewed | Uses | Quit
+Word = Begin | Halt | Bar | Drop | Renewed | Uses | Quit
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
-    """`kept` after a `Begin`; None there: it is past its deadline, and nothing was started."""
+    """`kept` after a `Begin`; None there: it is past its deadline, and nothing was started. After a `Bar`: what is known."""
 
     kept: Begun | None = None
     uses: tuple[Use, ...] = ()
@@ -177,6 +185,10 @@ class Keeping:
 
     async def halt(self, copy: Copy, grace_ms: int, why: str = "") -> None:
         await self._say(Halt(*copy, grace_ms, why))
+
+    async def bar(self, copy: Copy) -> Begun | None:
+        """If what comes back is not alive, the copy does not run and never will."""
+        return (await self._say(Bar(*copy))).kept
 
     async def drop(self, copy: Copy) -> None:
         await self._say(Drop(*copy))

@@ -40,12 +40,12 @@ class Tries:
 
 
 class Health:
-    """All probes of one start of a copy: the `of`th within its attempt."""
+    """All probes of one start of a copy: the `of`th within its attempt. `started`: its start-up probe has passed before."""
 
-    def __init__(self, probes: Probes, now_ms: int, of: int = 0) -> None:
+    def __init__(self, probes: Probes, now_ms: int, of: int = 0, *, started: bool = False) -> None:
         self.of = of
         wanted: tuple[tuple[Which, Probe | None], ...] = (
-            ("start", probes.start),
+            ("start", None if started else probes.start),
             ("ready", probes.ready),
             ("live", probes.live),
         )

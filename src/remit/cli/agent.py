@@ -14,7 +14,7 @@ import click
 from remit.cli.agent_nodes import Declared, nodes_of
 from remit.cli.keeper import PROCESS
 from remit.cli.main import examples
-from remit.cli.running import Complaints, asking_options, beat_option, run_until_ended
+from remit.cli.running import Complaints, asking_options, beat_option, run_until_ended, server_and_token
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOGS: Final = "logs"
 PORT_TRIES: Final = 5
 AGAIN_MS: Final = 1_000
+ANSWER_MS: Final = 3_000
 END_GRACE_MS: Final = 10_000
 SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER")
 """Of its own environment; a keeper, and what that starts, has no use for them."""
@@ -98,7 +99,7 @@ def agent(
     """
     from remit.agent.saying import log_bounds as read_bounds
 
-    urls, token = _reach(servers, token_file)
+    urls, token = server_and_token(servers, token_file)
     declared = Declared(name, nodes, regions or ("local",), zones, pool, labels, taints, cpu, memory, devices, address)
     try:
         bounds = read_bounds(log_bounds).written()
@@ -128,21 +129,6 @@ class _Asked:
     ) -> None:
         self.urls, self.token, self.data, self.declared = urls, token, data, declared
         self.beat_ms, self.sandbox, self.end_work, self.bounds = beat_ms, sandbox, end_work, bounds
-
-
-def _reach(servers: tuple[str, ...], token_file: Path | None) -> tuple[tuple[str, ...], str]:
-    if not servers:
-        raise click.UsageError("name a server: --server http://HOST:PORT, or REMIT_SERVER")
-    token = os.environ.get("REMIT_TOKEN", "")
-    if token_file is not None:
-        try:
-            token = token_file.read_text().strip()
-        except OSError as error:
-            why = escaped(error.strerror or str(error))
-            raise click.BadParameter(f"{escaped(str(token_file))} cannot be read: {why}", param_hint="--token-file") from error
-    if not token:
-        raise click.UsageError("name the file with the token: --token-file FILE, or REMIT_TOKEN_FILE")
-    return servers, token
 
 
 async def _run(asked: _Asked) -> None:
@@ -231,7 +217,7 @@ async def _status(client: Client, complain: Complaints, world: World) -> Status:
 
     while True:
         try:
-            return await client.status()
+            return await client.status(deadline_ms=ANSWER_MS)
         except NoAnswer as error:
             complain(f"no server answers yet: {error.why}")
             await world.clock.sleep_ms(AGAIN_MS)

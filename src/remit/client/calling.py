@@ -108,7 +108,8 @@ class _Course:
 
     def ended(self, why: str) -> Unanswered:
         said = f"{why} ({self.last_why})" if self.last_why else why
-        return Unanswered(said, silent=self.silences > 0, operation_id=self.operation)
+        # What only reads has done nothing, whoever heard it.
+        return Unanswered(said, silent=self.silences > 0 and bool(self.operation), operation_id=self.operation)
 
 
 class Caller:

@@ -19,6 +19,7 @@ from yarl import URL
 
 from remit import __version__
 from remit.model.answers import ProblemAnswer
+from remit.world.frames import reason
 from remit.world.promises import LinkError, Unheard, Unreached
 
 LINE_BYTES_MAX: Final = 64 << 20
@@ -93,7 +94,7 @@ class Wire:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         self._used_s = loop.time()
-        carried = _Body(body, kind) if body else None
+        carried = None if body is None else _Body(body, kind)
         try:
             response = await session.request(
                 method, URL(url, encoded=True), data=carried, headers=headers, allow_redirects=False
@@ -222,4 +223,4 @@ def _said(error: BaseException) -> str:
         return "the connection was closed"
     if isinstance(cause, aiohttp.ClientPayloadError):
         return "it ended in the middle"
-    return str(cause) or type(cause).__name__
+    return reason(cause) if isinstance(cause, OSError) else str(cause) or type(cause).__name__

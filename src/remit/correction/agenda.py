@@ -104,6 +104,10 @@ class Agenda:
             return key
         return None
 
+    def waits_for(self, revision: int) -> bool:
+        """Is there a key that was held until the board stands at this revision?"""
+        return bool(self._waits) and self._waits[0][0] <= revision
+
     def next_ms(self) -> int | None:
         """When a key comes due by time alone."""
         while self._timers:

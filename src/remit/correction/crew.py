@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from remit.client.client import Client, NoAnswer
 from remit.correction.cascade import Cascade
@@ -20,6 +21,9 @@ from remit.observation.board import Board
 from remit.observation.following import Follower
 from remit.store.protocol import Store
 from remit.world.promises import World
+
+CONTROLLERS: Final[tuple[type[Controller], ...]] = (Workloads, Cascade, Nodes, Repair, Endpoints, Rollouts)
+"""Everybody who corrects, in the order in which they begin."""
 
 
 class Crew:

@@ -170,7 +170,9 @@ class Loop:
             self.look_at(mine)
 
     def reached(self) -> None:
-        self._wake.set()
+        """Most of what is reached is news to none of the keys here: then there is nothing to wake for."""
+        if self._term is None or self._term.waits():
+            self._wake.set()
 
     def look_at(self, keys: Iterable[str]) -> None:
         """There is news of these."""
@@ -250,6 +252,7 @@ class _Term:
         self.agenda = Agenda(loop.chance.uniform_ms, loop.cadence.pauses, RetryBudget())
         self._under_way: dict[asyncio.Task[None], None] = {}
         self._born = self._told = 0
+        self._saw = False
 
     async def act(self, wake: asyncio.Event) -> None:
         cadence, chance = self._loop.cadence, self._loop.chance
@@ -282,7 +285,14 @@ class _Term:
     def _sees(self) -> bool:
         """Does the board show all that was done before this term, and is it fresh?"""
         board = self._board
-        return board.sober and board.revision >= self._tenure.revision and board.age_ms() < FRESH_MS
+        self._saw = board.sober and board.revision >= self._tenure.revision and board.age_ms() < FRESH_MS
+        return self._saw
+
+    def waits(self) -> bool:
+        """Is this what the board has come to waited for: to see again, or to see what was done?"""
+        board = self._board
+        known = board.head is not None and board.head.incarnation == self._incarnation
+        return not known or not self._saw or self.agenda.waits_for(board.revision)
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ ours becomes a 500.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 from collections.abc import Callable, Sequence
@@ -38,6 +39,9 @@ PATH_BYTES_MAX: Final = 4 << 10
 LARGE_BYTES: Final = 32 << 10
 BODIES_BYTES_MAX: Final = 256 << 20
 """Of all bodies that are held at once."""
+AT_ONCE: Final = 64
+"""So many requests are answered at once: enough to fill a batch of the authority, and soon done with."""
+WAITING_MAX: Final = 1_000
 TRACE: Final = re.compile(r"[!-~]{1,128}")
 
 Complain = Callable[[str, BaseException], None]
@@ -88,6 +92,8 @@ class Application:
         self._token = desk.token.encode()
         self._complain = complain
         self.held_bytes = 0
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -131,6 +137,23 @@ class Application:
     @property
     def desk(self) -> Desk:
         return self._desk
+
+    async def in_turn(self, route: Route, asked: Asked) -> Response:
+        """A flood waits here, and not in front of the beats of agents. One whose body was still coming would hold up others."""
+        if route.first:
+            return await _answered(route, asked, self._desk)
+        if self._waiting >= WAITING_MAX:
+            detail = f"{self._waiting} requests wait for their turn already"
+            raise Failure(429, "overloaded", detail, cure="nothing was done; ask again later", retry_after_ms=1_000)
+        self._waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await _answered(route, asked, self._desk)
+        finally:
+            self._turns.release()
 
     def complain(self, asked: str, error: BaseException) -> None:
         self._complain(asked, error)
@@ -180,7 +203,7 @@ class _Exchange:
                 async with desk.clock.timeout_ms(REQUEST_MS_MAX):
                     body, media = await self._body(route)
                     asked = Asked(route, path, query, self._headers, self._trace, body, media)
-                    answer = await _answered(route, asked, desk)
+                    answer = await self._app.in_turn(route, asked)
             except TimeoutError:
                 detail = f"it took more than {REQUEST_MS_MAX // 1000} seconds"
                 raise Failure(504, "timeout", detail, cure="look what has come of it; then ask again, or for less") from None

@@ -42,6 +42,12 @@ from remit.world.promises import Clock
 TRIED_MAX: Final = 20_000
 """For how many replicas of one plan a place is looked for."""
 
+BATCH_MAX: Final = 512
+"""After so many changes what was judged counts as committed."""
+
+PLACING_MS: Final = 5_000
+"""For how long places are looked for; of those that it did not come to, no placement is told."""
+
 SPAWN_MAX: Final = 10_000
 NODES_TOLD: Final = 1_000
 
@@ -57,11 +63,9 @@ _BY_NAME: Final = ("secret", "config", "workload", "generation", "allotment", "n
 
 def plan(look: Look, things: Sequence[AnyObject], actor: Actor, clock: Clock) -> PlanAnswer:
     """`look` is of a view that nobody else uses: it is changed here."""
-    draft = Draft(_books(look.seen, things, clock), _moment(look.seen, clock))
-    ruled: dict[str, PlanItem] = {}
-    for at in in_order(things):
-        ruled[key(things[at])] = _judged(draft, look.seen, things[at], actor)
-    placing = _Placing(look, draft, clock)
+    judging = _Judging(look.seen, things, actor, clock)
+    ruled = {key(things[at]): judging.ruled(things[at]) for at in in_order(things)}
+    placing = _Placing(look, judging, clock)
     for name, placement in placing.placements([name for name, item in ruled.items() if item.action in ("create", "replace")]):
         ruled[name] = replace(ruled[name], placement=placement)
     return PlanAnswer(revision=look.seen.revision, items=tuple(ruled[key(thing)] for thing in things))
@@ -70,14 +74,45 @@ def plan(look: Look, things: Sequence[AnyObject], actor: Actor, clock: Clock) ->
 # -- what the authority would say ----------------------------------------------------------------------------------------------
 
 
-def _moment(seen: Seen, clock: Clock) -> Moment:
-    now_ms = clock.now_ms()
-    return Moment(now_ms, clock.boot(), {}, now_ms, seen.head.sequence + 1, seen.head.incarnation)
+class _Judging:
+    """One after another, each on top of those before it. `written` is what would stand then, by key."""
+
+    def __init__(self, seen: Seen, things: Sequence[AnyObject], actor: Actor, clock: Clock) -> None:
+        now_ms = clock.now_ms()
+        self._seen, self._actor = seen, actor
+        self._moment = Moment(now_ms, clock.boot(), {}, now_ms, seen.head.sequence + 1, seen.head.incarnation)
+        self._books = _books(seen, things, self._moment)
+        self.draft = Draft(self._books, self._moment)
+        self.written: dict[str, AnyObject] = {}
+
+    def ruled(self, thing: AnyObject) -> PlanItem:
+        if len(self.draft.things) >= BATCH_MAX:
+            self._turn()
+        kind, meta, name = type(thing).__name__, thing.metadata, key(thing)
+        before: AnyObject | None = self._seen.get(name)
+        item = PlanItem(kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged")
+        if before is not None and written(before) == written(thing) and not _going(before):
+            return item
+        # Refused, it leaves the draft as it was.
+        verdict = decide(self.draft, Operation(OperationID("plan"), self._actor, Apply(thing)))
+        if isinstance(verdict, Refused):
+            return replace(item, action="refused", problem=refused(verdict).document)
+        found = self.draft.thing(name)
+        after: AnyObject | None = None if found is None else found[0]
+        self.written |= {key_: one for key_, one in self.draft.things.items() if one is not None and key_ not in self.written}
+        return replace(item, action="create" if before is None else "replace", diff=differences(before, after))
+
+    def _turn(self) -> None:
+        """As if so far were committed: what is looked for in a draft is looked for in all of it."""
+        born = self.draft.born
+        self._books.absorb(self.draft, self._seen.revision, {})
+        self.draft = Draft(self._books, self._moment)
+        self.draft.born = born
 
 
-def _books(seen: Seen, things: Sequence[AnyObject], clock: Clock) -> Books:
+def _books(seen: Seen, things: Sequence[AnyObject], moment: Moment) -> Books:
     """What the rulings on these things look at; no replica is among it."""
-    books, moment, named = Books(), _moment(seen, clock), _named(things)
+    books, named = Books(), _named(things)
     rows: dict[str, list[Kept]] = {}
     for name, kept in seen.rows.items():
         kind = name.partition("/")[0]
@@ -108,24 +143,6 @@ def _family(name: str) -> str:
     return f"workload/{name.removeprefix('generation/').rpartition('/')[0]}" if name.startswith("generation/") else ""
 
 
-def _judged(draft: Draft, seen: Seen, thing: AnyObject, actor: Actor) -> PlanItem:
-    kind, meta, name = type(thing).__name__, thing.metadata, key(thing)
-    before: AnyObject | None = seen.get(name)
-    item = PlanItem(kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged")
-    if before is not None and written(before) == written(thing) and not _going(before):
-        return item
-    trial = draft.fork()
-    verdict = decide(trial, Operation(OperationID("plan"), actor, Apply(thing)))
-    if isinstance(verdict, Refused):
-        return replace(item, action="refused", problem=refused(verdict).document)
-    draft.absorb(trial)
-    found = draft.thing(name)
-    after: AnyObject | None = None if found is None else found[0]
-    if before is None:
-        return replace(item, action="create", diff=differences(None, after))
-    return replace(item, action="replace", diff=differences(before, after))
-
-
 def _going(thing: AnyObject) -> bool:
     return isinstance(thing.metadata, Metadata) and thing.metadata.deleting
 
@@ -148,25 +165,26 @@ class _Work(NamedTuple):
 
 
 class _Placing:
-    def __init__(self, look: Look, draft: Draft, clock: Clock) -> None:
+    def __init__(self, look: Look, judging: _Judging, clock: Clock) -> None:
         self._seen, self._view, self._rules = look.seen, look.view, look.rules
-        self._draft = draft
+        self._draft, self._written = judging.draft, judging.written
         self._clock = clock
         self._left = TRIED_MAX
         self._revision = look.seen.revision
 
     def placements(self, names: Sequence[str]) -> Iterator[tuple[str, PlannedPlacement]]:
         """Of those workloads that would come or change, the most urgent first; on top of each other."""
-        changes = [(name, thing) for name, thing in self._draft.things.items() if thing is not None]
-        self._write({name: encode(thing) for name, thing in changes})
-        found = [self._draft.thing(name) for name in names]
-        workloads = [one[0] for one in found if one is not None and isinstance(one[0], Workload)]
+        self._write({name: encode(thing) for name, thing in self._written.items()})
+        workloads = [thing for name in names if isinstance(thing := self._written.get(name), Workload)]
         if not workloads:
             return
         census = Census(self._board(workloads))
         works = [_work(census, workload) for workload in workloads if not workload.metadata.deleting]
         self._write({one.key: None for work in works for one in work.away})
+        until_ms = self._clock.now_ms() + PLACING_MS
         for work in sorted(works, key=lambda work: -self._priority(work.workload)):
+            if self._clock.now_ms() >= until_ms:
+                break
             yield key(work.workload), self._placed(work)
 
     def _board(self, workloads: Sequence[Workload]) -> Board:
@@ -178,9 +196,8 @@ class _Placing:
             mine = path.rpartition("-" if kind == "replica" else "/")[0] in named
             if kind in ("node", "policyrevision") or (kind in ("replica", "generation") and mine):
                 rows[name] = Row(name, kept.value, kept.revision)
-        for name, thing in self._draft.things.items():
-            if thing is not None:
-                rows[name] = Row(name, encode(thing), self._revision)
+        for name, thing in self._written.items():
+            rows[name] = Row(name, encode(thing), self._revision)
         board = Board(self._clock)
         board.begin(self._seen.head, self._revision)
         board.page(list(rows.values()))
@@ -214,17 +231,17 @@ class _Placing:
 
     def _spawned(self, workload: Workload, indexes: Sequence[int]) -> int | None:
         """Make them, as the authority would; and what priority they get."""
-        meta, draft, priority = workload.metadata, self._draft.fork(), None
+        meta, draft, priority = workload.metadata, self._draft, None
         rows: dict[str, bytes | None] = {}
         for first, count in _runs(indexes):
             claim = Spawn(meta.tenant, meta.name, meta.generation, first, count)
-            operation = Operation(OperationID("plan"), Actor("plan", Role.WORKLOADS), claim)
-            if isinstance(spawn(draft, operation, claim), Refused):
+            if isinstance(spawn(draft, Operation(OperationID("plan"), Actor("plan", Role.WORKLOADS), claim), claim), Refused):
                 continue
-        for name, replica in draft.replicas.items():
-            if replica is not None and name not in self._draft.replicas:
-                rows[name], priority = encode(replica), replica.spec.priority
-        self._draft.absorb(draft)
+            for index in range(first, first + count):
+                name = key_of("Replica", f"{meta.name}-{index}", meta.tenant)
+                replica = draft.replicas[name]
+                if replica is not None:
+                    rows[name], priority = encode(replica), replica.spec.priority
         self._write(rows)
         return priority
 

@@ -79,6 +79,7 @@ ROUTES: Final = (
         tag="programs",
         body=Body((Operations,), bytes_max=MANY_BYTES_MAX),
         answers=(Answer(200, "a verdict for each", Verdicts),),
+        first=True,
     ),
     Route(
         "POST",
@@ -89,6 +90,7 @@ ROUTES: Final = (
         tag="programs",
         body=Body((Any,), bytes_max=MANY_BYTES_MAX),
         answers=(Answer(200, "what was asked for", Any),),
+        first=True,
     ),
     Route(
         "POST",
@@ -100,5 +102,6 @@ ROUTES: Final = (
         body=Body((Any,), bytes_max=MANY_BYTES_MAX),
         answers=(Answer(200, "what is followed", Any, NDJSON),),
         streams=True,
+        first=True,
     ),
 )

@@ -65,7 +65,8 @@ class Route(Struct, frozen=True):
     """`path` has its variables in braces. `name` is the operation's own, stable for programs that are generated from it.
 
     `open`: no token is asked for. `streams`: it lasts for as long as the asker listens, and counts as a watcher.
-    `streams_if` names the flag of the query that makes it so.
+    `streams_if` names the flag of the query that makes it so. `first`: it does not wait behind others, as what keeps a scope
+    alive must not.
     """
 
     method: Method
@@ -80,6 +81,7 @@ class Route(Struct, frozen=True):
     open: bool = False
     streams: bool = False
     streams_if: str = ""
+    first: bool = False
 
     @property
     def variables(self) -> tuple[str, ...]:

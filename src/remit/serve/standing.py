@@ -90,6 +90,7 @@ ROUTES: Final = (
         tag="server",
         answers=(Answer(200, "it does", str, TEXT),),
         open=True,
+        first=True,
     ),
     Route(
         "GET",
@@ -100,5 +101,6 @@ ROUTES: Final = (
         tag="server",
         answers=(Answer(200, "so it is", str, TEXT),),
         open=True,
+        first=True,
     ),
 )

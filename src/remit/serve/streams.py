@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -51,7 +51,8 @@ def line(value: object) -> bytes:
 
 
 class Streamed(Response):
-    """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent, if it is given.
+    """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent; without one it
+    is broken off.
 
     `pieces` is closed whatever happens. It counts as one of the desk's watchers from when it is sent.
     """
@@ -85,18 +86,32 @@ class Streamed(Response):
                     await asyncio.wait((sending, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
                     for task in (sending, leaving, closing):
                         task.cancel()
-            if not leaving.done() or leaving.cancelled():
-                with suppress(TimeoutError):
-                    await self._piece(send, self._last if closing.done() and not closing.cancelled() else b"", more=False)
+            stalled = _ended(sending) and not sending.result()
+            if stalled or _ended(leaving):
+                return  # nobody hears how it ends: the connection is cut
+            ended = _ended(closing) and not _ended(sending)
+            if ended and not self._last:
+                return  # broken off without a last chunk: what was to go on must not look whole
+            with suppress(TimeoutError):
+                await self._piece(send, self._last if ended else b"", more=False)
 
-    async def _send_all(self, send: Send) -> None:
-        with suppress(TimeoutError):
+    async def _send_all(self, send: Send) -> bool:
+        """False: the listener takes nothing any more."""
+        try:
             async for piece in self._pieces:
                 await self._piece(send, piece, more=True)
+        except TimeoutError:
+            return False
+        return True
 
     async def _piece(self, send: Send, piece: bytes, *, more: bool) -> None:
         async with self._desk.clock.timeout_ms(SEND_MS_MAX):
             await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+def _ended(task: asyncio.Task[Any]) -> bool:
+    """By itself, and not because it was told to."""
+    return task.done() and not task.cancelled()
 
 
 async def _left(receive: Receive) -> None:

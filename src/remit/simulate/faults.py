@@ -484,4 +484,4 @@ def torn_write(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return lots.choice(able).cut_power(1 + lots.randrange(CALLS_MAX)) if able else None
 
 
-from remit.simulate import mishaps  # noqa: E402, F401 - the page of those that strike one disk or one scheduler; it needs this one
+from remit.simulate import hardships, mishaps  # noqa: E402, F401 - the pages of those that strike one machine; they need this one

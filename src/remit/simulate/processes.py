@@ -31,6 +31,10 @@ class Machine:
         self.ports = SimPorts(self.machinery)
         self.pipes: dict[str, int] = {}
         """What processes of this machine tell each other without a network."""
+        self.slow_start_s = 0.0
+        """By so much longer a program takes to start."""
+        self.slow_disk_ms = 0
+        """By so much longer blocking work takes."""
 
 
 class Process:
@@ -108,15 +112,15 @@ class Process:
 
     def _new_world(self) -> World:
         seed = f"{self._seed}/{self.name}#{self.starts}"
-        unit, chance = self.unit, SeededChance(seed)
+        unit, chance, machine = self.unit, SeededChance(seed), self.machine
         return World(
             clock=self.machine.clock,
             chance=chance,
             ids=SeededIds(f"{seed}/ids"),
             disk=self.machine.disk.mount(lambda: not unit.dead),
-            offload=SimOffload(lambda: 1, lambda: not unit.dead),
+            offload=SimOffload(lambda: 1 + machine.slow_disk_ms, lambda: not unit.dead),
             link=SimLink(self.network, self.name, unit),
-            runner=SimRunner(self.machine.machinery, unit, lambda: 0.005, self.machine.clock),
+            runner=SimRunner(machine.machinery, unit, lambda: 0.005 + machine.slow_start_s, machine.clock),
             host=SimHost(self.machine.name, self.machine.clock),
             ports=self.machine.ports,
             prober=SimProber(self.machine.machinery, lambda: 0.002),

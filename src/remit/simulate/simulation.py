@@ -443,9 +443,11 @@ class Simulation(Record):
         self._pids[machine, pid] = env["REMIT_NODE"]
         self.loop.note(f"started {machine} {pid}".encode())
         self.tell(f"{env['REMIT_NODE']} runs {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
+        disk = self.cluster.machines[machine].disk
         self.judge.started(
-            env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid
-        )
+            env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid,
+            unrecorded=disk.full or disk.failing,
+        )  # fmt: skip
 
     def told_to_end(self, machine: str, pid: int, by: str) -> None:
         node = self._pids[machine, pid]

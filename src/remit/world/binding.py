@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from remit.world.promises import NotServed
 
 BACKLOG: Final = 1_024
+STALLED_MS_MAX: Final = 60_000
 LOCALHOST: Final = "localhost"
 
 
@@ -50,6 +51,8 @@ def _bind(listen: Listen) -> socket.socket:
     found = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Every connection that is taken here has this from it: one whose far side takes nothing does not stay for ever.
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS_MAX)
         found.bind((host, listen.port))
         found.listen(BACKLOG)
     except (OSError, OverflowError) as error:

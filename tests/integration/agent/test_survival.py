@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.integration.agent.scope import (
     BEAT_MS,
     REMIT,
+    SLOW_MS,
     TEMPO,
     Scope,
     fence,
@@ -75,7 +76,7 @@ def test_an_agent_that_was_killed_finds_its_work_again_and_starts_nothing_twice(
         assert not gone(pids[0])
         assert not gone(pids[1])
 
-    play(scene)
+    play(scene, SLOW_MS)
 
 
 def test_an_agent_that_is_stopped_for_ever_is_fenced_by_its_keeper_and_eager_work_runs_on() -> None:
@@ -146,7 +147,7 @@ def test_with_a_killed_keeper_dies_what_must_never_run_twice_and_the_next_one_ad
         os.kill(pid, signal.SIGKILL)
         await until(lambda: len(lines(web)) == 2)
 
-    play(scene)
+    play(scene, SLOW_MS)
 
 
 def test_a_keeper_that_is_stopped_is_not_doubled_and_holds_up_no_beat() -> None:
@@ -196,7 +197,7 @@ def test_whoever_is_killed_together_with_its_keeper_finds_what_is_left_and_says_
         await until(lambda: _beats(scope, pid))
         assert len(lines(web)) == 1
 
-    play(scene)
+    play(scene, SLOW_MS)
 
 
 async def _beats(scope: Scope, pid: int) -> bool:
@@ -227,11 +228,11 @@ def test_a_second_agent_on_a_directory_says_so_and_work_outlives_an_agent_that_w
         again = scope.agent("--end-work")
         await until(lambda: len(lines(web)) == 4)  # services come again where they were
         keeper, pids = again.keeper_pid, [int(line.split()[0]) for line in lines(web)[2:]]
-        again.signal(signal.SIGINT)
+        again.signal(signal.SIGTERM)
         assert again.process.wait(15) == 0
         assert all(gone(pid) for pid in (*pids, keeper))
 
-    play(scene)
+    play(scene, SLOW_MS)
 
 
 def _remit(*words: str) -> subprocess.CompletedProcess[str]:
@@ -299,10 +300,10 @@ def test_a_scope_whose_store_is_another_one_is_obeyed_and_what_it_does_not_know_
 
         from tests.integration.agent.scope import scope as made
 
-        async with made() as other:
+        async with made(SLOW_MS) as other:
             await anew(other)
 
-    play(scene)
+    play(scene, SLOW_MS)
 
 
 def test_a_token_that_is_wrong_and_a_beat_that_is_another_are_told_with_their_cure(tmp_path: Path) -> None:

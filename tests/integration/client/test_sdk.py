@@ -81,7 +81,7 @@ class Believer:
 
 
 def test_no_change_is_lost_and_none_told_twice_over_three_lives_of_the_server(tmp_path: Path) -> None:
-    """F: each life ends by kill -9 in the middle of writes, under a watch that is left alone."""
+    """Each life ends by kill -9 in the middle of writes, under a watch that is left alone."""
 
     async def main() -> None:
         believer, wanted, port = Believer(), dict[str, str](), 0
@@ -122,7 +122,7 @@ def test_no_change_is_lost_and_none_told_twice_over_three_lives_of_the_server(tm
 
 
 def test_a_write_whose_answer_is_lost_is_done_once(tmp_path: Path) -> None:
-    """F: the wire is cut after the server has taken the request, and before its answer is through."""
+    """The wire is cut after the server has taken the request, and before its answer is through."""
 
     async def main() -> None:
         with Server(tmp_path / "data") as server:

@@ -241,7 +241,8 @@ def first_answer(server: Server, said: bytes) -> bytes:
 
 
 def test_a_body_without_end_is_cut_off(standing: Server) -> None:
-    head = f"POST /v1/tenants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {standing.token}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = f"POST /v1/tenants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {standing.token}\r\n"
+    head += "Transfer-Encoding: chunked\r\n\r\n"
     sent = 0
     with standing.raw() as connection:
         connection.sendall(head.encode())

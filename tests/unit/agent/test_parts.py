@@ -83,8 +83,7 @@ def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -
     assert health.next_ms() == 1_120
     health.told("start", True, "", 1_120)
     assert list(health.due(1_120)) == ["ready"], "one that has passed is not asked any more"
-    assert not health.is_ready
-    assert not health.is_unready, "nothing is known yet"
+    assert (health.is_ready, health.is_unready) == (False, False), "nothing is known yet"
     health.told("ready", False, "status 500", 1_130)
     assert health.said == "its ready probe failed: status 500"
     ready = []
@@ -92,7 +91,6 @@ def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -
         health.told("ready", ok, "status 500", 1_330)
         ready.append(health.is_ready)
     assert ready == [True, True, False], "it stays so until it has failed often enough"
-    assert health.is_unready
     assert not health.is_dead, "not ready is not dead"
 
 

@@ -7,15 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.correction.bucket import Bucket
-from remit.correction.cascade import Cascade
 from remit.correction.conditions import MESSAGE_MAX, later, say
-from remit.correction.endpoints import Endpoints
+from remit.correction.crew import CONTROLLERS
 from remit.correction.fights import KEPT_MAX, Fights
-from remit.correction.nodes import Nodes
 from remit.correction.remits import Deed, Remit
-from remit.correction.repair import Repair
-from remit.correction.rollout import Rollouts
-from remit.correction.workloads import Workloads
 from remit.law.lifecycle import OWNER
 from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, Note, Observe, Role, Spawn
 from remit.model.fields import Condition
@@ -23,9 +18,6 @@ from remit.model.kinds import NodeHealth
 from remit.model.records import EventSpec
 from tests.properties.machines import workload
 from tests.unit.correction.table import Table, ready, work
-
-CREW = (Workloads, Cascade, Nodes, Repair, Endpoints, Rollouts)
-
 
 # -- remits ------------------------------------------------------------------------------------------------------------------
 
@@ -48,7 +40,7 @@ def test_what_was_not_declared_is_outside() -> None:
 
 
 def test_everybody_may_note_an_event_and_observe_a_condition() -> None:
-    for controller in CREW:
+    for controller in CONTROLLERS:
         assert not controller.remit.outside(Note("e", EventSpec(regarding="node/n")))
         assert not controller.remit.outside(Observe("Node", "n", Condition(type="A", status="True")))
 
@@ -57,7 +49,7 @@ def test_every_loop_owned_transition_is_in_exactly_one_remit() -> None:
     """But those of schedulers, agents and the authority itself."""
     loops = {Role.WORKLOADS, Role.NODES, Role.REPAIR, Role.ENDPOINTS, Role.ROLLOUT}
     owned = sorted(name for name, role in OWNER.items() if role in loops)
-    declared = sorted(name for controller in CREW for name in controller.remit.transitions)
+    declared = sorted(name for controller in CONTROLLERS for name in controller.remit.transitions)
     assert declared == owned
 
 

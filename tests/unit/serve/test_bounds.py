@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
 
 from remit.client.retry import RetryShape
 from remit.serve import app as module
@@ -202,6 +203,35 @@ def test_our_own_bug_is_told_in_one_line_and_ends_one_request() -> None:
             assert "no such thing" not in reply.body.decode()
             assert asked.complaints == ["GET /v1/broken: KeyError('no such thing')"]
             asked.complaints.clear()
+            assert (await asked.get("/v1/tenants")).status == 200
+
+    asyncio.run(main())
+
+
+def test_a_flood_waits_in_turn_and_what_keeps_a_scope_alive_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    monkeypatch.setattr(module, "WAITING_MAX", 3)
+    go_on = asyncio.Event()
+    under_way: list[int] = []
+
+    async def slow(asked: Asked, desk: Desk) -> Any:
+        under_way.append(1)
+        await go_on.wait()
+        return PlainTextResponse("done")
+
+    async def main() -> None:
+        async with api(routes=(*ROUTES, Route("GET", "/v1/slow", "slow", "Lasts.", slow))) as asked:
+            flood = [asyncio.ensure_future(asked.get("/v1/slow")) for _ in range(6)]
+            await asyncio.sleep(0.05)
+            assert len(under_way) == 2 and [one.done() for one in flood] == [False] * 5 + [True]
+            turned = flood[5].result()
+            assert (turned.status, turned.json["code"]) == (429, "overloaded")
+            assert (await asked.get("/readyz")).status == 200
+            door = await asked.ask("POST", "/v1/ask", b'{"type":"call"}')
+            assert door.status == 200 and door.json["status"]["scope"] == "test"
+            flood[4].cancel()  # one who leaves while waiting takes nobody's turn with it
+            go_on.set()
+            assert [(await one).status for one in flood[:4]] == [200] * 4
             assert (await asked.get("/v1/tenants")).status == 200
 
     asyncio.run(main())

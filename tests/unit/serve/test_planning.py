@@ -13,9 +13,11 @@ from remit.model.answers import PlanAnswer, PlanItem
 from remit.model.claims import Actor, Role
 from remit.model.fields import Metadata
 from remit.model.kinds import (
+    Affinity,
     Config,
     DataSpec,
     Gang,
+    Placement,
     Policy,
     PolicyAllow,
     PolicyRule,
@@ -24,6 +26,7 @@ from remit.model.kinds import (
     PriorityClassSpec,
     Rollout,
     Secret,
+    Spread,
     Tenant,
     TenantSpec,
     Workload,
@@ -33,6 +36,7 @@ from remit.proposal.explained import Waits
 from remit.serve.planning import plan
 from tests.properties.machines import amounts, workload
 from tests.unit.observation.rows import generation, ready, replica, tenant
+from tests.unit.proposal.clusters import Cluster
 from tests.unit.serve.boards import Told
 
 ANN = Actor("ann", Role.OPERATOR)
@@ -250,3 +254,33 @@ def test_a_plan__is_read_back_by_the_other_end_with_its_waits() -> None:
     assert item.placement is not None and found.items[0].placement is not None
     assert msgspec.convert(item.placement.waits, Waits, dec_hook=dec_hook) == found.items[0].placement.waits
     assert item.diff == found.items[0].diff
+
+
+@pytest.mark.parametrize(
+    ("placement", "replicas", "nodes", "quota"),
+    [
+        (Placement(), 7, ("2", "3", "1"), "64"),
+        (Placement(), 7, ("2", "3", "4"), "5"),
+        (Placement(topology_spread=(Spread(topology_key="node", max_skew=1),)), 6, ("1", "4", "4"), "64"),
+        (Placement(anti_affinity=(Affinity(label_selector={"app": "x"}, topology_key="node"),)), 4, ("4", "4", "4"), "64"),
+    ],
+    ids=["room", "quota", "spread", "anti-affinity"],
+)
+def test_as_many_are_placed_as_the_scheduler_then_places(
+    placement: Placement, replicas: int, nodes: tuple[str, ...], quota: str
+) -> None:
+    there: tuple[AnyObject, ...] = (*(ready(f"n{number}", cpu) for number, cpu in enumerate(nodes)), tenant("t1", quota))
+    made = service("web", replicas=replicas, placement=placement, labels={"app": "x"})
+    item = only(Told(*there), made)
+    assert item.placement is not None
+    found = Cluster(*there).work(made, replicas).scheduled()
+    assert item.placement.placed == len(found.bound)
+    assert (item.placement.waits is None) == (not found.waits)
+    if item.placement.waits is not None:
+        assert {reason for reason, _ in found.waits.values()} == {item.placement.waits.reason}
+
+
+def test_a_plan_that_takes_too_long__tells_no_placement_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remit.serve.planning.PLACING_MS", 0)
+    item = only(Told(ready("n1", "2"), tenant("t1")), service())
+    assert (item.action, item.placement) == ("create", None)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from remit.serve import hub
-from tests.unit.serve.asking import Api, api, story, tenant, workload
+from remit.serve import hub, streams
+from tests.unit.serve.asking import TOKEN, Api, api, story, tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
 
@@ -137,6 +137,33 @@ def test_only_so_many_may_watch() -> None:
                 assert (await asked.get("/v1/tenants")).status == 200
             async with asked.watch("/v1/tenants?watch=true") as again:
                 await again.until("bookmark")
+
+    asyncio.run(main())
+
+
+def test_one_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SEND_MS_MAX", 50)
+
+    async def main() -> None:
+        async with api() as asked:
+            sent: list[Any] = []
+
+            async def receive() -> dict[str, Any]:
+                if sent:
+                    await asyncio.Event().wait()
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+                if message["type"] == "http.response.body":
+                    await asyncio.Event().wait()
+
+            scope = {"type": "http", "method": "GET", "path": "", "raw_path": b"/v1/tenants", "query_string": b"watch=true"}
+            headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
+            async with asyncio.timeout(5):
+                await asked.app({**scope, "headers": headers}, receive, send)
+            assert len(sent) == 2, "one piece was tried, and nothing after it"
+            assert asked.desk.watchers == 0
 
     asyncio.run(main())
 

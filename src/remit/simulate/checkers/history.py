@@ -413,6 +413,7 @@ class History:
         self.unheard = set(self.sites)
         runs = [group_of(replica) for replica in self.kind("replica").values() if phase_of(replica) in RUNS]
         self.past.running, self.past.preempted = {group: [(revision, runs.count(group))] for group in runs}, {}
+        self.past.restore(revision, self.kind("replica").values())
         for key, (at, content) in sorted(self.rows.items()):
             if key.startswith("batch/"):
                 for entry in (Entry(*one) for one in content["entries"]):

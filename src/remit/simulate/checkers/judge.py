@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from remit.simulate.checkers import answers, claiming, conduct, evidence, leading, preempting, reasons, room
+from remit.simulate.checkers import answers, claiming, conduct, evidence, leading, preempting, reasons, room, sparing
 from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
@@ -25,7 +25,7 @@ RECOUNT_EVERY: Final = 200
 """Commits of a scope between two countings from scratch."""
 
 VIOLATIONS_MAX: Final = 100
-CHECKED_BY: Final = (conduct, room, reasons, preempting, leading)
+CHECKED_BY: Final = (conduct, room, reasons, preempting, leading, sparing)
 """The pages that say what is asked of every commit; they put themselves into the register."""
 
 
@@ -204,11 +204,17 @@ class Judge:
 
     # -- what runs ---------------------------------------------------------------------------------------------------
 
-    def started(self, node: str, scope: str, replica: str, uid: str, attempt: int, pid: int) -> None:
-        """The runner of a node has started a process; `replica` is the row's key, with or without its kind."""
+    def started(
+        self, node: str, scope: str, replica: str, uid: str, attempt: int, pid: int, *, unrecorded: bool = False
+    ) -> None:
+        """The runner of a node has started a process; `replica` is the row's key, with or without its kind. `unrecorded`: the
+        machine's disk takes nothing just now.
+        """
         key = replica if replica.startswith("replica/") else f"replica/{replica}"
         process = Process(scope, (key, uid, attempt), node, pid, self.now_ms())
         self.runs.start(process)
+        if unrecorded:
+            self.runs.unrecorded.add((node, pid))
         self._note("runs_only_what_was_ordered", "S14", scope, self.runs.runs_only_what_was_ordered(process))
         self._note("one_copy_at_a_time", "S8", scope, self.runs.one_copy_at_a_time(process))
 

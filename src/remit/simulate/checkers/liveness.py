@@ -6,9 +6,10 @@ What the history does not suffice to decide is answered with a reason, never pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from remit.simulate.checkers.desire import lacks
 from remit.simulate.checkers.feasibility import (
     all_fit,
     clock,
@@ -19,10 +20,10 @@ from remit.simulate.checkers.feasibility import (
     lent_abroad,
 )
 from remit.simulate.checkers.history import History, Step
-from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE, RETRIES
+from remit.simulate.checkers.lifecycle import HOUSED, MASS_SILENCE
 from remit.simulate.checkers.quiet import LIFE_WRITES, Quiet
 from remit.simulate.checkers.room import grant_is_dead
-from remit.simulate.checkers.rows import Json, Shape, attempt_of, failures_of, health_of, owner_of, phase_of
+from remit.simulate.checkers.rows import Shape, attempt_of, health_of, owner_of, phase_of
 from remit.simulate.checkers.runs import Runs
 from remit.simulate.checkers.scratch import victims_left
 from remit.simulate.checkers.tries import Tries
@@ -407,8 +408,8 @@ def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator
 
 @look("L10")
 def desire_is_met(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """There is a replica for each that is wanted, and of services none more, nor of an older generation. Where nothing takes it
-    it waits, but is there. A daemon has as many as there are nodes that take it, which is not judged here.
+    """There is a replica for each that is wanted, and of services none more, nor of an older generation that could be spared.
+    Where nothing takes it it waits, but is there. A daemon has as many as there are nodes that take it, which is not judged.
     """
     if not core.calm or "workloads" not in core.roles:
         return
@@ -417,33 +418,13 @@ def desire_is_met(live: Liveness, history: History, core: Core) -> Iterator[Wait
         meta, spec = workload["metadata"], workload["spec"]
         if meta.get("deleting") or meta["tenant"] == MEDDLER or spec["type"] == "daemon":
             continue
-        members = [history.row(member) for member in history.members.get((meta["tenant"], meta["name"]), ())]
-        away = [one for one in members if phase_of(one) in HOUSED and one["status"]["node"] not in well]
+        members = {member: history.row(member) for member in history.members.get((meta["tenant"], meta["name"]), ())}
+        away = [one for one in members.values() if phase_of(one) in HOUSED and one["status"]["node"] not in well]
         if away:
             live.undecided[f"desire_is_met in {history.scope}: {key} has replicas outside the core"] = None
-        elif why := _lacks(workload, members):
-            yield Waiting(history.scope, key, live.bounds.desire_ms, why)
-
-
-def _lacks(workload: Json, members: Sequence[Json]) -> str:
-    spec, generation = workload["spec"], workload["metadata"].get("generation", 1)
-    wanted = spec.get("completions") or spec.get("replicas", 1)
-    if spec["type"] == "job":
-        over = [one for one in members if phase_of(one) == "released"]
-        # Of a job that shrank there may be as many at work as it may have: then whoever has ended is spare.
-        full = len(members) - len(over) >= max(spec.get("replicas", 1), spec.get("completions", 0))
-        ended = [one["metadata"]["name"] for one in over if not full and _may_go_on(one, spec.get("retries", RETRIES))]
-        few = f"{len(members)} of {wanted} replicas are there" if len(members) < wanted else ""
-        return f"{ended} ended without success, and have attempts left" if ended else few
-    live = [one for one in members if phase_of(one) != "released"]
-    old = sorted(one["metadata"]["name"] for one in live if one["spec"]["generation"] < generation)
-    if old:
-        return f"{old} are older than generation {generation}"
-    return "" if len(live) == wanted else f"{len(live)} replicas are not released, and {wanted} are wanted"
-
-
-def _may_go_on(replica: Json, retries: int) -> bool:
-    return bool(replica["status"].get("result") != "ok" and failures_of(replica) <= retries)
+            continue
+        for one, why in lacks(history, key, members):
+            yield Waiting(history.scope, one, live.bounds.desire_ms, why)
 
 
 @look("L10")

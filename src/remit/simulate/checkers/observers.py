@@ -63,7 +63,7 @@ class Observers:
             key: at
             for key, (at, row) in history.rows.items()
             if key not in UNVIEWED and not key.startswith(UNVIEWED_KINDS) and (not kinds or key.startswith(kinds))
-            if nodes is None or (row["status"].get("node") in nodes and phase_of(row) not in ("reserved", "released"))
+            if nodes is None or (row.get("status", {}).get("node") in nodes and phase_of(row) not in ("reserved", "released"))
         }
         for key in sorted(stands.keys() | rows.keys()):
             if key not in rows:

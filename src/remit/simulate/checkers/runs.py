@@ -45,8 +45,11 @@ class Runs:
         self.past: list[Lived] = []
         self.waived: dict[str, int] = {}
         """How often a promise did not apply, by why: `eager` work may run twice, what was `restored` may have lost an order to
-        stop, and what is `unwell` by its liveness probe is ended to be started again.
+        stop, what is `unwell` by its liveness probe is ended to be started again, and what was `unrecorded` by a disk that
+        failed as it was started is found by no keeper that comes after.
         """
+        self.unrecorded: set[tuple[str, int]] = set()
+        """Processes that were started while the machine's disk took nothing."""
         self.told: dict[tuple[str, int], list[Asked]] = {}
         """Processes that were asked to end."""
         self.renewals: dict[tuple[str, str], int] = {}
@@ -147,6 +150,8 @@ class Runs:
             yield key, f"{UNDECIDED} what its fence is stands in no row"
         elif shape.checked and shape.sick_ms is not None and self.now_ms() - process.began_ms >= shape.sick_ms:
             self._waive("unwell")
+        elif (process.node, process.pid) in self.unrecorded:
+            self._waive("unrecorded")
         elif not shape.fenced:
             yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, and has no fence"
         elif sent_ms is None:

@@ -160,7 +160,7 @@ class Pen:
 
     def declare(self, name: str, generation: int = 1, **more: Any) -> None:
         spec = {"type": "service", "replicas": 3, "template": {"command": ["x"], "resources": {"cpu": "1"}}, **more}
-        meta = {"name": name, "tenant": "t1", "generation": generation}
+        meta = {"name": name, "tenant": "t1", "generation": generation, "labels": {"app": name}}
         own = {"workload": name, "generation": generation, "labels": {"app": name}, "spec": spec}
         rows = {f"workload/t1/{name}": {"metadata": meta, "spec": spec}, generation_key(name, generation): {"spec": own}}
         self.commit(rows, [self.entry("apply", f"workload/t1/{name}", "user")])

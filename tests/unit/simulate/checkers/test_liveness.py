@@ -12,6 +12,7 @@ from remit.simulate.checkers.liveness import LOOKS
 from tests.unit.simulate.checkers.pen import ROLES, Pen, World, node
 from tests.unit.simulate.checkers.said import decide
 
+NEWER = {"command": ["y"], "resources": {"cpu": "1"}}
 Story = Callable[[Pen], None]
 STANDS: list[tuple[str, Story, int]] = []
 """The look that must find it, the story, and how many seconds may pass at most before that."""
@@ -148,8 +149,35 @@ def a_service_that_has_one_too_many(pen: Pen) -> None:
 
 @stands("desire_is_met", 120)
 def a_service_of_an_older_generation(pen: Pen) -> None:
-    pen.spawn(0, 1, 2)
-    pen.declare("w", 2)
+    pen.declare("w", replicas=1)
+    pen.spawn(0)
+    pen.declare("w", 2, replicas=1, template=NEWER, rollout={"maxSurge": 0})
+    healed(pen, calm=True)
+
+
+@stands("desire_is_met", 120)
+def an_old_replica_that_can_be_spared(pen: Pen) -> None:
+    pen.declare("w", replicas=1)
+    (old,) = pen.spawn(0)
+    pen.run(old, until="ready")
+    pen.declare("w", 2, replicas=1, template=NEWER)
+    (new,) = pen.spawn(1, generation=2)
+    pen.run(new, "n2", until="ready")
+    healed(pen, calm=True)
+
+
+@stands("desire_is_met", 120)
+def a_new_generation_of_which_nothing_is_made(pen: Pen) -> None:
+    pen.declare("w", replicas=1)
+    (old,) = pen.spawn(0)
+    pen.run(old, until="ready")
+    pen.declare("w", 2, replicas=1, template=NEWER)
+    healed(pen, calm=True)
+
+
+@stands("desire_is_met", 120)
+def a_job_that_has_failed_and_is_not_said_to_have(pen: Pen) -> None:
+    failed_job(pen, retries=0)
     healed(pen, calm=True)
 
 
@@ -227,9 +255,35 @@ def test_a_service_that_is_as_wanted_is_left_alone() -> None:
 def test_a_job_that_is_out_of_attempts_is_left_alone() -> None:
     pen = Pen().furnish()
     failed_job(pen, retries=0)
+    job = pen.rows["workload/t1/j"]
+    said = {**job, "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "RetriesExhausted"}]}}
+    pen.commit({"workload/t1/j": said}, [pen.entry("observe", "workload/t1/j", "workloads")])
     healed(pen, calm=True)
     pass_time(pen, 200)
     assert pen.found == []
+
+
+def test_what_differs_only_in_how_many_there_are_is_not_replaced() -> None:
+    pen = Pen().furnish()
+    for key in pen.spawn(0, 1, 2):
+        pen.run(key)
+    pen.declare("w", 2, rollout={"maxSurge": 3})
+    healed(pen, calm=True)
+    pass_time(pen, 200)
+    assert "desire_is_met" not in pen.found
+
+
+def test_what_is_old_stays_as_long_as_the_new_is_not_ready() -> None:
+    pen = Pen().furnish()
+    pen.declare("w", replicas=1)
+    (old,) = pen.spawn(0)
+    pen.run(old, until="ready")
+    pen.declare("w", 2, replicas=1, template=NEWER)
+    (new,) = pen.spawn(1, generation=2)
+    pen.run(new, "n2")
+    healed(pen, calm=True)
+    pass_time(pen, 200)
+    assert "desire_is_met" not in pen.found
 
 
 def test_desire_is_judged_only_when_nobody_asks_for_anything_new() -> None:

@@ -440,6 +440,77 @@ def given_up_while_most_nodes_are_silent(pen: Pen) -> None:
     pen.move(a, "failed", "node-lifecycle", result="lost")
 
 
+@breaks("nodes_are_given_up_one_after_another")
+def a_whole_zone_is_given_up_at_once(pen: Pen) -> None:
+    names = [f"z{n}" for n in range(12)]
+    made = {f"node/{name}": node(name, "z") for name in names}
+    pen.commit(made, [pen.entry("apply", key, "operator") for key in made])
+    for health in ("ready", "suspect", "unknown"):
+        pen.mark(health, *names)
+
+
+def test_a_zone_may_be_given_up_one_node_after_another() -> None:
+    pen = Pen().furnish()
+    names = [f"z{n}" for n in range(30)]
+    made = {f"node/{name}": node(name, "z") for name in names}
+    pen.commit(made, [pen.entry("apply", key, "operator") for key in made])
+    for health in ("ready", "suspect"):
+        pen.mark(health, *names)
+    for name in names:
+        pen.mark("unknown", name)
+        pen.world.now_ms += 8_000
+    assert pen.found == []
+
+
+KEEPS: dict[str, Json] = {"replicas": 2, "disruption": {"minAvailable": 1}, "rollout": {"maxUnavailable": 1}}
+
+
+def two_that_are_ready(pen: Pen, until: str = "ready") -> list[str]:
+    pen.declare("s", **KEEPS)
+    both = pen.spawn(0, 1, workload="s")
+    for key, at in zip(both, ("n1", "n2"), strict=True):
+        pen.run(key, at, until="ready")
+        if until == "serving":
+            pen.move(key, "serving", "endpoints")
+    return both
+
+
+def take(pen: Pen, key: str, role: str, did: str, *, seen: int, phase: str = "draining") -> None:
+    pen.commit({key: pen.status(key, phase=phase)}, [pen.entry(did, key, role, seen=seen)])
+
+
+@breaks("disruption_leaves_enough")
+def both_are_drained_before_the_first_is_seen_to_go(pen: Pen) -> None:
+    a, b = two_that_are_ready(pen)
+    seen = pen.revision
+    take(pen, a, "node-lifecycle", "move evict", seen=seen)
+    take(pen, b, "node-lifecycle", "move evict", seen=seen)
+
+
+@breaks("disruption_leaves_enough")
+def a_rollout_takes_what_must_stay(pen: Pen) -> None:
+    a, b = two_that_are_ready(pen)
+    take(pen, a, "rollout", "move retire", seen=pen.revision)
+    take(pen, b, "rollout", "move retire", seen=pen.revision)
+
+
+def test_a_drain_and_a_rollout_take_what_can_be_spared_and_what_is_not_ready() -> None:
+    pen = Pen().furnish()
+    a, b = two_that_are_ready(pen)
+    take(pen, a, "node-lifecycle", "move evict", seen=pen.revision)
+    pen.move(b, "running", "agent/n2")
+    take(pen, b, "rollout", "move retire", seen=pen.revision)
+    assert pen.found == []
+
+
+@breaks("the_last_endpoint_is_not_withdrawn")
+def every_endpoint_is_withdrawn(pen: Pen) -> None:
+    a, b = two_that_are_ready(pen, "serving")
+    take(pen, a, "endpoints", "move unserve", seen=pen.revision, phase="ready")
+    assert pen.found == []
+    take(pen, b, "endpoints", "move unserve", seen=pen.revision, phase="ready")
+
+
 def test_nodes_that_nobody_beats_for_make_no_mass_silence() -> None:
     """One of three is silent, and two more that a meddler has made up and calls so."""
     pen = Pen().furnish()
