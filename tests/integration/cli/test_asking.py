@@ -255,6 +255,8 @@ def test_waiting_tells_where_it_stands_when_time_is_up(scope: Scope) -> None:
     assert done.returncode == 1 and "nothing is said of Available yet" in done.stderr
     assert "did you mean serving?" in scope.complained("wait", "rp/web-0", "--for=phase=servng", code=2)
     assert "cannot be waited for" in scope.complained("wait", "rp/web-0", "--for=luck", code=2)
+    assert "did you mean web?" in scope.complained("wait", "workload/wbe", "--for=ready")
+    assert scope.told("wait", "workload/wbe", "--for=delete") == "workload/wbe is gone\n"
     assert "not a duration" in scope.complained("wait", "rp/web-0", "--for=ready", "--timeout", "soon", code=2)
 
 
@@ -301,7 +303,7 @@ def test_a_watch_tells_what_comes_and_what_goes(scope: Scope) -> None:
         while (last := json.loads(watch.stdout.readline()))["type"] != "deleted":
             pass
         assert last["object"]["metadata"] == {"name": "seen", "tenant": "shop"}
-        rows = []
+        rows: list[str] = []
         while not rows or "gone" not in rows[-1]:
             rows.append(table.stdout.readline())
         assert any(re.match(r"seen +job +0/2 +none +missing", row) for row in rows) and rows[-1].startswith("seen")

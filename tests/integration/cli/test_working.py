@@ -95,7 +95,7 @@ def test_logs_are_followed(ups: Ups, web: str) -> None:
     process = subprocess.Popen([REMIT, "logs", web, "-f"], env=ups.env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        seen = set()
+        seen: set[str] = set()
         while len(seen) < 3:
             name, _, text = process.stdout.readline().partition(" | ")
             seen |= {name} if text == "hello\n" else set()
