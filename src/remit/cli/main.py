@@ -65,6 +65,17 @@ COMMANDS = {
 }
 
 
+SECTIONS = {
+    "Begin": ("up", "down", "demo", "doctor", "context"),
+    "Make it so": ("apply", "plan", "diff", "validate", "schema", "scale", "rollout", "wait", "delete"),
+    "Look": ("get", "describe", "explain", "capacity", "logs", "events", "top"),
+    "Nodes": ("cordon", "uncordon", "drain"),
+    "Parts, each as a process of its own": ("server", "scheduler", "controllers", "agent"),
+    "Prove it": ("simulate", "bench"),
+}
+"""Where a command stands in the help; what is named nowhere stands at its end."""
+
+
 class Commands(click.Group):
     """A group whose commands are named before they are loaded, and that guesses what a misspelt one meant."""
 
@@ -86,8 +97,15 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items() if lazy.summary])
+        told = {name: lazy.summary for name, lazy in COMMANDS.items() if lazy.summary}
+        named = {name for names in SECTIONS.values() for name in names}
+        rest = tuple(name for name in told if name not in named)
+        width = max(map(len, told))
+        for title, names in {**SECTIONS, "Besides": rest}.items():
+            rows = [(f"{name:<{width}}", told[name]) for name in names if name in told]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
