@@ -10,25 +10,33 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
+from remit.client.http import HttpLink
+from remit.serve.app import Application
+from remit.serve.programs import ROUTES as PROGRAMS
 from remit.simulate.loop import SimLoop
 from remit.simulate.network import Network
 from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Program as Behaviour
+from remit.world import http
+from remit.world.binding import Bound, Listen
 from remit.world.cgroups_found import mounted
 from remit.world.chance import SeededChance
 from remit.world.clock import BootClock
+from remit.world.ids import RandomIds
 from remit.world.link import SocketLink
 from remit.world.machine import KernelPorts, ThisHost
 from remit.world.probes import SocketProber
 from remit.world.production import production
-from remit.world.promises import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, World
+from remit.world.promises import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, Service, World
 from remit.world.runner import ProcessRunner
+from tests.contracts.http_service import answering
 
 NAMES: Final = ("a", "b")
 """What processes are called in the suite of links."""
@@ -163,6 +171,86 @@ class OverTcp(Production):
         self._addresses = {name: f"tcp:127.0.0.1:{_free_port()}" for name in NAMES}
 
 
+class OverHttp(OverTcp):
+    """Asked over HTTP. A link of this sort serves nothing itself: a small server stands in for serve/."""
+
+    def __init__(self, place: Path, /) -> None:
+        super().__init__(place)
+        self._ports = {name: _free_port() for name in NAMES}
+        self._made: list[_Http] = []
+
+    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+        async def closed() -> None:
+            try:
+                await scene
+            finally:
+                for link in self._made:
+                    await link.close()
+
+        super().run(closed())
+
+    def link(self, name: str) -> Link:
+        link = _Http(self._ports)
+        self._made.append(link)
+        return link
+
+
+class _Http(HttpLink):
+    _TOKEN: Final = "a-token"
+
+    def __init__(self, ports: dict[str, int]) -> None:
+        super().__init__({name: f"http://127.0.0.1:{port}" for name, port in ports.items()}, self._TOKEN)
+        self._ports = ports
+
+    def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
+        return answering(self._ports[at], service, token=self._TOKEN)
+
+
+class OverServe(OverHttp):
+    """The same, answered by the real application: its table of routes, its bounds, and the real listener."""
+
+    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+        drain_s, http.DRAIN_S = http.DRAIN_S, 1.0  # type: ignore[misc]
+        try:
+            super().run(scene)
+        finally:
+            http.DRAIN_S = drain_s  # type: ignore[misc]
+
+    def link(self, name: str) -> Link:
+        link = _Serve(self._ports)
+        self._made.append(link)
+        return link
+
+
+class _Serve(_Http):
+    @asynccontextmanager
+    async def serve(self, at: str, service: Service, /) -> AsyncGenerator[None, None]:
+        """Its desk has what these two routes use, and no more."""
+        bound = Bound(Listen(port=self._ports[at]))
+        try:
+            desk: Any = SimpleNamespace(
+                token=self._TOKEN,
+                clock=BootClock(),
+                world=SimpleNamespace(ids=RandomIds()),
+                door=_Door(service),
+                watching=nullcontext,
+                closing=asyncio.Event(),
+            )
+            app = Application(PROGRAMS, desk, lambda asked, error: None)
+            async with http.http_listening(app, bound, closing=desk.closing.set):
+                yield
+        finally:
+            bound.close()
+
+
+class _Door:
+    def __init__(self, service: Service) -> None:
+        self.request, self.stream = service.request, service.stream
+
+    def streamed(self, body: bytes) -> None:
+        """Everything can be read here."""
+
+
 def remove_groups(parent: str) -> None:
     """The directory of cgroups that a test had for itself. Whoever leaves somebody in there has failed."""
     for mount in mounted(Path("/proc/self/mountinfo").read_text()):
@@ -267,6 +355,6 @@ class _Unrecorded:
 
 
 WORLDS: list[type[WorldTwin]] = [Production, Simulated]
-LINKS: list[type[LinkTwin]] = [Production, OverTcp, Simulated]
+LINKS: list[type[LinkTwin]] = [Production, OverTcp, OverHttp, OverServe, Simulated]
 RUNNERS: list[type[RunnerTwin]] = [Production, Simulated]
 HOSTS: list[type[HostTwin]] = [Production, Simulated]

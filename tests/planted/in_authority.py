@@ -263,7 +263,7 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
     async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
         if self._ended is None and operations:
-            said = batching.prepare(self._ground(), operations).answers
+            said = batching.prepare(self.ground(), operations).answers
             refused = [
                 Refused(Code(one.code), one.detail, self._place.revision) for one in said if isinstance(one, Entry) and one.code
             ]

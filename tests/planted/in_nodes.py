@@ -160,7 +160,7 @@ def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_all(agent: Agent, node: str) -> None:
-    for copy, kept in agent._nodes[node].kept.items():
+    for copy, kept in agent._sites[node].kept.items():
         if kept.alive:
             agent._spawn(agent._keeping.halt(copy, 0), "end")
 

@@ -63,7 +63,7 @@ def build_house(place: Path) -> Path:
     """The rooms under `place`/src/remit, under the contracts of this repository."""
     shutil.copy(ROOT / "pyproject.toml", place)
     house = place / "src" / "remit"
-    for room in ("cli", "client", "commitment", "law", "model", "store", "world"):
+    for room in ("agent", "cli", "client", "commitment", "correction", "law", "model", "serve", "store", "world"):
         (house / room).mkdir(parents=True)
         (house / room / "__init__.py").write_text("")
     (house / "__init__.py").write_text("")

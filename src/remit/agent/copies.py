@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from remit.model.records import Replica
 from remit.world.promises import Ended
+
+if TYPE_CHECKING:  # a keeper is small: it knows copies, and loads no kinds
+    from remit.model.records import Replica
 
 OK: Final = "ok"
 OOM: Final = "oom"
@@ -15,6 +17,10 @@ TIMEOUT: Final = "timeout"
 GONE: Final = "gone"
 """It ended, and nobody saw how: whoever started it was gone too."""
 NOT_STARTED: Final = "not started"
+UNWELL: Final = "unwell"
+"""A probe failed too often, so it was ended."""
+
+STREAMS: Final = ("out", "err")
 
 _UNSAFE: Final = re.compile(r"[^a-zA-Z0-9.-]")
 
@@ -35,6 +41,11 @@ class Copy(NamedTuple):
     def file_name(self) -> str:
         """Safe as the name of a file or a cgroup, and no other copy's."""
         return f"{_UNSAFE.sub('_', self.uid)}.{self.attempt}"
+
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        """The files of what it says, in the directory of its node's logs."""
+        return tuple(f"{self.file_name}.{stream}" for stream in STREAMS)
 
 
 def copy_of(key: str, replica: Replica) -> Copy:

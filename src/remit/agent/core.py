@@ -7,7 +7,9 @@ Three rules carry the safety argument; the rest is service:
   What is started again within its attempt needs no more than that the attempt goes on.
 - *What is not, or no longer, ordered here is ended*, and only then forgotten; nothing else is ended for want of an answer. The
   deadlines of what must never run twice are the keeper's (keeper.py).
-- *Each end is told once, by the move that the table has for it*, and room is freed by nothing but that.
+- *Each end is told once, by the move that the table has for it*, and room is freed by nothing but that. That nothing runs is
+  said only by one who would know: where another agent held this node before, with a keeper of its own, what must never run
+  twice is given the time to be fenced there first.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from remit.agent.copies import GONE, NOT_STARTED, OK, TIMEOUT, Copy, copy_of, result_of
+from remit.agent.copies import GONE, NOT_STARTED, OK, OOM, TIMEOUT, UNWELL, Copy, copy_of, result_of
 from remit.agent.keeping import Begun
 from remit.agent.orders import Assigned, Ordered
 from remit.agent.probing import Health
 from remit.agent.restarting import restart_after_ms
 from remit.agent.work import fence_ms
-from remit.law.tempo import Tempo
+from remit.law.tempo import Tempo, lost_after_ms
 from remit.model.claims import Move
 from remit.model.kinds import NodeHealth, WorkloadSpec
 from remit.model.records import GenerationSpec, Phase, Replica
@@ -52,10 +54,11 @@ class Start(NamedTuple):
 
 
 class End(NamedTuple):
-    """Let the keeper end it, and all that came of it."""
+    """Let the keeper end it, and all that came of it; `why` is then the result that is told in place of how it ended."""
 
     copy: Copy
     grace_ms: int
+    why: str = ""
 
 
 class Leave(NamedTuple):
@@ -70,15 +73,13 @@ Act = Say | Start | End | Leave
 class Course:
     """What this agent knows of a copy beyond the keeper's table. It begins anew with the agent."""
 
-    __slots__ = ("asked_ms", "barred", "health", "why")
+    __slots__ = ("asked_ms", "barred", "health")
 
     def __init__(self) -> None:
         self.asked_ms: int | None = None
         """When its `start` was asked for."""
         self.barred = False
         """It does not run, and the keeper will begin no more of it."""
-        self.why = ""
-        """Why this agent ends it: the result that is told in place of how the process ended."""
         self.health: Health | None = None
 
 
@@ -91,6 +92,12 @@ class Mind:
         self.wake_ms: int | None = None
         """When time alone makes a difference next: a look then may do more."""
         self._renewals: deque[int] = deque(maxlen=RENEWALS_KEPT)
+        self._strange_since_ms: int | None = None
+
+    def took_over(self, now_ms: int, *, follows: bool) -> None:
+        """The node's lease was acquired. `follows`: nobody else, with another keeper, held it since this agent's data did."""
+        if not follows:
+            self._strange_since_ms = now_ms
 
     def renewed(self, sent_ms: int) -> None:
         """A renewal of the node's lease that was sent then was answered."""
@@ -141,9 +148,11 @@ class Mind:
             case Phase.STOPPING if kept is not None and kept.alive:
                 grace_ms = self.tempo.kill_grace_ms if generation is None else int(generation.spec.template.stop_grace)
                 yield End(copy, grace_ms)
+            case Phase.STOPPING if kept is None and self._may_run_elsewhere(now_ms, generation):
+                pass
             case Phase.STOPPING if may_act:
                 ended = Ended(code=0) if kept is None or kept.ended is None else kept.ended
-                yield self._say(copy, order, "stopped", result=self._result(copy, kept, ended))
+                yield self._say(copy, order, "stopped", result=_result(kept, ended))
             case Phase.UNKNOWN if may_act and not self._given_up(orders):
                 yield self._say(copy, order, "resume")
 
@@ -152,6 +161,16 @@ class Mind:
         found = orders.node(self.node)
         return found is not None and found[0].status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
+    def _may_run_elsewhere(self, now_ms: int, generation: GenerationSpec | None) -> bool:
+        """Its keeper knows nothing of it. But may that of another, who held this node before, be running it still?"""
+        fence = 0 if generation is None else fence_ms(generation)
+        if self._strange_since_ms is None or not fence:
+            return False
+        until_ms = self._strange_since_ms + lost_after_ms(fence, self.tempo)
+        if now_ms < until_ms:
+            self._wake_at(until_ms)
+        return now_ms < until_ms
+
     # -- what runs, or is to ---------------------------------------------------------------------------------------------
 
     def _go_on(
@@ -159,9 +178,12 @@ class Mind:
     ) -> Iterator[Act]:
         phase = order.replica.status.phase
         if kept is None:
+            void = phase is Phase.STARTING and self._void(now_ms, copy, generation)
+            if (void or phase is not Phase.STARTING) and self._may_run_elsewhere(now_ms, generation):
+                return
             if phase is not Phase.STARTING:
-                yield from self._over(copy, order, kept, Ended(), may_act)  # it ran, and nobody knows of it any more
-            elif self._void(now_ms, copy, generation):
+                yield from self._over(copy, order, generation.spec, kept, Ended(), may_act)  # it ran: nobody knows of it now
+            elif void:
                 if may_act:
                     yield self._say(copy, order, "crash", result=GONE, reason="it was not started in time")
             elif may_act:
@@ -186,14 +208,13 @@ class Mind:
         grace_ms = int(spec.template.stop_grace)
         until_ms = kept.since_ms + int(spec.timeout)
         if spec.timeout and now_ms >= until_ms:
-            course.why = TIMEOUT
-            yield End(copy, grace_ms)
+            yield End(copy, grace_ms, TIMEOUT)
             return
         if spec.timeout:
             self._wake_at(until_ms)
-        health = course.health
+        health = course.health if course.health is not None and course.health.of == kept.number else None
         if health is not None and health.is_dead:
-            yield End(copy, grace_ms)
+            yield End(copy, grace_ms, UNWELL)
             return
         started = not spec.template.probes.start or (health is not None and health.has_started)
         ready = not spec.template.probes.ready or (health is not None and health.is_ready)
@@ -209,37 +230,34 @@ class Mind:
     def _when_it_ended(
         self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Begun, ended: Ended, may_act: bool
     ) -> Iterator[Act]:
-        course, spec, phase = self.course(copy), generation.spec, order.replica.status.phase
-        failed = bool(course.why) or result_of(ended) != OK
+        spec, phase = generation.spec, order.replica.status.phase
         again = spec.template.restart
         when = again.when or ("never" if spec.type == "job" else "always")
         pause_ms = None
-        if course.why != TIMEOUT and not kept.fenced and not kept.failed:
+        if kept.why != TIMEOUT and not kept.fenced and not kept.failed:
             pause_ms = restart_after_ms(
-                when, failed=failed, restarts=kept.number, ran_ms=kept.ended_ms - kept.since_ms,
+                when, failed=_result(kept, ended) != OK, restarts=kept.number, ran_ms=kept.ended_ms - kept.since_ms,
                 backoff_ms=int(again.backoff), backoff_max_ms=int(again.backoff_max), limit=again.limit,
             )  # fmt: skip
         if pause_ms is None:
-            yield from self._over(copy, order, kept, ended, may_act)
+            yield from self._over(copy, order, spec, kept, ended, may_act)
         elif phase in (Phase.READY, Phase.SERVING):
             if may_act:
-                yield self._say(copy, order, "unready", reason=f"it ended ({result_of(ended)}) and is started again")
+                yield self._say(copy, order, "unready", reason=f"it ended ({_result(kept, ended)}) and is started again")
         elif now_ms >= kept.ended_ms + pause_ms:
-            course.health = None
             yield Start(copy, order.replica, generation, kept.number + 1)
         else:
             self._wake_at(kept.ended_ms + pause_ms)
 
-    def _over(self, copy: Copy, order: Ordered, kept: Begun | None, ended: Ended, may_act: bool) -> Iterator[Act]:
+    def _over(
+        self, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Begun | None, ended: Ended, may_act: bool
+    ) -> Iterator[Act]:
         """The attempt has come to its end."""
         if not may_act:
             return
-        phase, result = order.replica.status.phase, self._result(copy, kept, ended)
-        reason = "" if kept is None or not kept.failed else f"{kept.failed}; {kept.cure}"
-        if kept is not None and kept.fenced:
-            reason = "nobody answered its agent for longer than its fence"
+        phase, result = order.replica.status.phase, _result(kept, ended)
         if result != OK:
-            yield self._say(copy, order, "crash", result=result, reason=reason)
+            yield self._say(copy, order, "crash", result=result, reason=self._reason(copy, spec, kept, result))
         elif phase is Phase.STARTING:  # quicker than it could be told: it has run all the same
             yield self._say(copy, order, "run", ports={} if kept is None else kept.ports)
         elif phase is Phase.SERVING:
@@ -247,11 +265,20 @@ class Mind:
         else:
             yield self._say(copy, order, "finish", result=OK)
 
-    def _result(self, copy: Copy, kept: Begun | None, ended: Ended) -> str:
-        if kept is not None and kept.failed:
-            return NOT_STARTED
-        course = self.courses.get(copy)
-        return course.why if course is not None and course.why else result_of(ended)
+    def _reason(self, copy: Copy, spec: WorkloadSpec, kept: Begun | None, result: str) -> str:
+        """Why it ended as it did, for people."""
+        if kept is None:
+            return ""
+        if kept.failed:
+            return f"{kept.failed}; {kept.cure}"
+        if kept.fenced:
+            return "nobody answered its agent for longer than its fence"
+        if result == OOM:
+            return f"it used all the memory that it may take; ask for more than {_memory(spec)} in template.resources"
+        if result == TIMEOUT:
+            return f"it ran for longer than its timeout of {spec.timeout}"
+        health = self.course(copy).health
+        return health.said if result == UNWELL and health is not None else ""
 
     def _wake_at(self, at_ms: int) -> None:
         self.wake_ms = at_ms if self.wake_ms is None else min(at_ms, self.wake_ms)
@@ -267,3 +294,13 @@ class Mind:
         ports: Mapping[str, int] | None = None,
     ) -> Say:
         return Say(copy, Move(copy.key, order.revision, transition, copy.attempt, result, reason[:500], dict(ports or {})))
+
+
+def _result(kept: Begun | None, ended: Ended) -> str:
+    if kept is not None and kept.failed:
+        return NOT_STARTED
+    return kept.why if kept is not None and kept.why else result_of(ended)
+
+
+def _memory(spec: WorkloadSpec) -> str:
+    return str(spec.template.resources.written().get("memory", "nothing"))

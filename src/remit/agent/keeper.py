@@ -5,7 +5,8 @@ The deadline of what must never run twice is the last renewal of its node's leas
 looking at the deadline and starting is one step, and it is the keeper's.
 
 It is the parent of all that runs here, so it alone learns how each ended; and it writes down that a start is begun before it
-is (journal.py), so a copy that was begun is never begun again, whoever asks.
+is (journal.py), so a copy that was begun is never begun again, whoever asks. What work says is held to a size here too
+(saying.py): that must go on without an agent.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from msgspec.structs import replace
 
 from remit.agent.copies import Copy, known_by
 from remit.agent.journal import Journal, forgotten
-from remit.agent.keeping import NEVER, Answer, Bar, Begin, Begun, Drop, Halt, Renewed, Table, Use, Uses, encode, read_word
-from remit.world.promises import DiskError, Ended, NotStarted, Running, World
+from remit.agent.keeping import NEVER, Answer, Bar, Begin, Begun, Drop, Halt, Quit, Renewed, Table, Use, Uses, encode, read_word
+from remit.agent.saying import Sayings
+from remit.world.promises import DiskError, Ended, NotStarted, Running, World, WorldError
 
 LOOK_MS: Final = 1_000
 """It looks at the deadlines at least so often while it holds any; and whenever one comes."""
 
 IDLE_MS: Final = 60_000
-
 LATE_MS: Final = 20
 BARRED_MAX: Final = 10_000
+
+QUIT_LOOK_MS: Final = 50
 
 
 class _Reader:
@@ -52,20 +55,23 @@ class _Reader:
 
 
 class Keeper:
-    """Satisfies `world.promises.Service`. `run` goes on for ever."""
+    """Satisfies `world.promises.Service`. `run` goes on until one says `Quit`. `sayings`: what work says, if it is kept."""
 
-    def __init__(self, world: World, journal: Path) -> None:
-        self._world = world
+    def __init__(self, world: World, journal: Path, sayings: Sayings | None = None) -> None:
+        self._world, self._sayings = world, sayings
         self._journal = Journal(world.disk, journal)
         self._starts: dict[Copy, Begun] = {}
         self._renewed_ms: dict[str, int] = {}
         self._beginning: dict[Copy, asyncio.Lock] = {}
-        self._ending: dict[Copy, None] = {}
+        self._ending_ms: dict[Copy, int] = {}
+        """When each that was asked to end is made to."""
         self._barred: dict[Copy, None] = {}
         """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
         self._unwritten: dict[Copy, Begun] = {}
         self._writing_again = False
         self._news = asyncio.Event()
+        self._quitting = False
+        self._over = asyncio.Event()
         self._readers: list[_Reader] = []
         self._group: asyncio.TaskGroup | None = None
         self._ready = asyncio.Event()
@@ -77,7 +83,12 @@ class Keeper:
             for kept in tuple(self._starts.values()):
                 await self._find_again(kept)
             self._ready.set()
-            await self._hold_deadlines()
+            tasks = [group.create_task(self._hold_deadlines(), name="deadlines")]
+            if self._sayings is not None:
+                tasks.append(group.create_task(self._sayings.hold(self._starts), name="logs"))
+            await self._over.wait()
+            for task in tasks:
+                task.cancel()
 
     # -- what is asked of it ---------------------------------------------------------------------------------------------
 
@@ -86,8 +97,8 @@ class Keeper:
         match read_word(body):
             case Begin() as begin:
                 return encode(Answer(kept=await self._begin(begin)))
-            case Halt(key, uid, attempt, grace_ms):
-                self._halt(Copy(key, uid, attempt), grace_ms)
+            case Halt(key, uid, attempt, grace_ms, why):
+                self._halt(Copy(key, uid, attempt), grace_ms, why)
             case Bar(key, uid, attempt):
                 return encode(Answer(kept=await self._bar(Copy(key, uid, attempt))))
             case Drop(key, uid, attempt):
@@ -96,6 +107,8 @@ class Keeper:
                 self._renew(sent_ms)
             case Uses():
                 return encode(Answer(uses=self._uses()))
+            case Quit(grace_ms):
+                await self._quit(grace_ms)
         return encode(Answer())
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
@@ -114,22 +127,31 @@ class Keeper:
 
     async def _begin(self, begin: Begin) -> Begun | None:
         copy = known_by(begin.order.env)
-        async with self._beginning.setdefault(copy, asyncio.Lock()):
-            known = self._starts.get(copy)
-            if known is not None and (known.number >= begin.number or known.alive):
-                return known
-            kept = self._as_begun(begin, copy)
-            if copy in self._barred:
-                return replace(kept, number=NEVER, ended=Ended(), failed="its end was told already", cure="ask no more")
-            if self._left_ms(kept) <= 0:
-                return None
-            try:
-                await self._world.offload(lambda: self._journal.write([kept], durably=True))
-            except DiskError as error:
-                # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
-                return replace(kept, number=NEVER, ended=Ended(), failed=error.cause, cure=error.cure)
-            self._tell(kept)
-            return await self._start(begin, kept)
+        try:
+            async with self._beginning.setdefault(copy, asyncio.Lock()):
+                return await self._begin_one(begin, copy)
+        finally:
+            if copy not in self._starts:
+                self._beginning.pop(copy, None)
+
+    async def _begin_one(self, begin: Begin, copy: Copy) -> Begun | None:
+        known = self._starts.get(copy)
+        if known is not None and (known.number >= begin.number or known.alive):
+            return known
+        kept = self._as_begun(begin, copy)
+        if copy in self._barred:
+            return _never(kept, "its end was told already", "ask no more")
+        if self._quitting:
+            return _never(kept, "its keeper is about to end", "ask the next one")
+        if self._left_ms(kept) <= 0:
+            return None
+        try:
+            await self._world.offload(lambda: self._journal.write([kept], durably=True))
+        except DiskError as error:
+            # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
+            return _never(kept, error.cause, error.cure)
+        self._tell(kept)
+        return await self._start(begin, kept)
 
     def _as_begun(self, begin: Begin, copy: Copy) -> Begun:
         env = begin.order.env
@@ -144,6 +166,7 @@ class Keeper:
             fence_ms=begin.fence_ms,
             grace_ms=begin.grace_ms,
             ports=begin.ports,
+            boot=self._world.clock.boot(),
         )
 
     async def _start(self, begin: Begin, kept: Begun) -> Begun:
@@ -164,12 +187,24 @@ class Keeper:
 
     async def _find_again(self, kept: Begun) -> None:
         """After a restart: what runs is watched again. What was begun and is not known to run is ended, if it does run."""
-        if not kept.alive:
-            return
-        if kept.pid and self._world.runner.alive(kept.running):
+        boot, now_ms = self._world.clock.boot(), self._world.clock.now_ms()
+        if kept.boot != boot:
+            # The machine was started anew: nothing of it can be left, and its instants mean nothing on this clock.
+            ended = Ended() if kept.ended is None else kept.ended
+            await self._note(replace(kept, boot=boot, since_ms=now_ms, ended=ended, ended_ms=now_ms))
+        elif kept.alive and kept.pid and self._world.runner.alive(kept.running):
             self._watch(kept)
-            return
-        if not kept.pid:
+            if kept.fence_ms:
+                # It should have died with its keeper, which alone knew how long it may run.
+                self._fence(kept)
+        elif kept.alive:
+            self._spawn(self._clear(kept), f"clear {kept.key}")
+
+    async def _clear(self, kept: Begun) -> None:
+        """Its first process is gone, or never known; others that came of it may be there."""
+        if kept.pid:
+            await self._end(kept.running, kept.grace_ms)
+        else:
             await self._world.runner.clear(kept.copy.file_name)
         await self._note(replace(kept, ended=Ended(), ended_ms=self._world.clock.now_ms()))
 
@@ -178,19 +213,25 @@ class Keeper:
     def _watch(self, kept: Begun) -> None:
         async def wait() -> None:
             ended = await self._world.runner.wait(kept.running)
-            await self._world.runner.stop(kept.running, grace_ms=kept.grace_ms)  # whatever it has left behind
+            await self._end(kept.running, kept.grace_ms)  # whatever it has left behind
             current = self._starts.get(kept.copy)
             if current is not None and current.running == kept.running:
-                self._ending.pop(kept.copy, None)
+                self._ending_ms.pop(kept.copy, None)
                 await self._note(replace(current, ended=ended, ended_ms=self._world.clock.now_ms()))
 
         self._spawn(wait(), f"wait for {kept.pid}")
 
-    def _halt(self, copy: Copy, grace_ms: int) -> None:
+    def _halt(self, copy: Copy, grace_ms: int, why: str = "") -> None:
         kept = self._starts.get(copy)
-        if kept is not None and kept.alive and kept.pid and copy not in self._ending:
-            self._ending[copy] = None
-            self._spawn(self._end(kept.running, grace_ms), f"end {kept.pid}")
+        if kept is None or not kept.alive or not kept.pid:
+            return
+        until_ms = self._world.clock.now_ms() + grace_ms
+        if copy in self._ending_ms and self._ending_ms[copy] <= until_ms:
+            return
+        self._ending_ms[copy] = until_ms
+        if why and not kept.why:
+            self._tell(replace(kept, why=why))
+        self._spawn(self._end(kept.running, grace_ms), f"end {kept.pid}")
 
     async def _bar(self, copy: Copy) -> Begun | None:
         async with self._beginning.setdefault(copy, asyncio.Lock()):  # what is being begun comes first
@@ -204,7 +245,24 @@ class Keeper:
         return kept
 
     async def _end(self, running: Running, grace_ms: int) -> None:
-        await self._world.runner.stop(running, grace_ms=grace_ms)
+        """Until it is done: what may not be ended, or not now, is not forgotten for that."""
+        while True:
+            try:
+                return await self._world.runner.stop(running, grace_ms=grace_ms)
+            except WorldError:
+                await self._world.clock.sleep_ms(LOOK_MS)
+
+    def _fence(self, kept: Begun) -> None:
+        self._tell(replace(kept, fenced=True))
+        self._halt(kept.copy, kept.grace_ms)
+
+    async def _quit(self, grace_ms: int) -> None:
+        self._quitting = True
+        while alive := [kept.copy for kept in self._starts.values() if kept.alive]:
+            for copy in alive:
+                self._halt(copy, grace_ms)
+            await self._world.clock.sleep_ms(QUIT_LOOK_MS)
+        self._over.set()
 
     async def _hold_deadlines(self) -> None:
         until_ms = self._world.clock.now_ms() + LOOK_MS
@@ -214,16 +272,14 @@ class Keeper:
                 await self._world.clock.sleep_ms(LATE_MS)
             self._news.clear()
             wait_ms = LOOK_MS if self._unwritten else IDLE_MS
-            for copy, kept in tuple(self._starts.items()):
+            for kept in tuple(self._starts.values()):
                 if not kept.alive or not kept.fence_ms or kept.fenced:
                     continue
                 left_ms = self._left_ms(kept)
                 if left_ms > 0:
                     wait_ms = min(wait_ms, LOOK_MS, left_ms)
                 elif kept.pid:
-                    self._tell(replace(kept, fenced=True))
-                    self._ending[copy] = None
-                    self._spawn(self._end(kept.running, kept.grace_ms), f"fence {kept.pid}")
+                    self._fence(kept)
             if self._unwritten and not self._writing_again:
                 self._writing_again = True
                 self._spawn(self._write_again(), "write again")
@@ -257,13 +313,9 @@ class Keeper:
             return
         del self._starts[copy]
         self._beginning.pop(copy, None)
-        await self._write(forgotten(kept))
         for reader in self._readers:
             reader.tell(copy, None)
-        if self._journal.grown(len(self._starts)):
-            live = list(self._starts.values())
-            with suppress(DiskError):
-                await self._world.offload(lambda: self._journal.rewrite(live))
+        await self._write(forgotten(kept))
 
     async def _note(self, kept: Begun) -> None:
         """What runs and how it ended. Where that cannot be written it is known here all the same, and written with the rest."""
@@ -285,6 +337,10 @@ class Keeper:
                 self._news.set()
             return
         self._unwritten = {copy: one for copy, one in self._unwritten.items() if one not in entries}
+        if self._journal.grown(len(self._starts)):
+            live = list(self._starts.values())
+            with suppress(DiskError):
+                await self._world.offload(lambda: self._journal.rewrite(live))
 
     async def _write_again(self) -> None:
         """What could not be written, as soon as it can: a keeper that is killed finds by it what runs."""
@@ -308,3 +364,8 @@ class Keeper:
         if self._group is None:
             raise RuntimeError("a keeper that does not run starts and ends nothing")
         self._group.create_task(work, name=name)
+
+
+def _never(kept: Begun, failed: str, cure: str) -> Begun:
+    """What is answered of a start that was not begun."""
+    return replace(kept, number=NEVER, ended=Ended(), failed=failed, cure=cure)

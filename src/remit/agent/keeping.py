@@ -13,16 +13,20 @@ import msgspec
 from msgspec import Struct
 
 from remit.agent.copies import Copy
-from remit.world.promises import Ended, Link, LinkError, Order, Running
+from remit.world.promises import Clock, Ended, Link, LinkError, Order, Running, Unheard
 
 NEVER: Final = -1
 """The number of a start that was not begun: it may be asked for again."""
+
+ANSWER_MS: Final = 10_000
+"""So long a keeper is waited for. One that is stopped answers when it goes on; what was asked is then asked again."""
 
 
 class Begun(Struct, frozen=True, omit_defaults=True):
     """One start of a copy, as the keeper knows it: the `number`th within its attempt. `ended` is there once it has.
 
-    `since_ms` is when it was started, on the boot clock. One that never ran says why not: `failed` and `cure`.
+    `since_ms` is when it was started, on the clock of `boot`. One that never ran says why not: `failed` and `cure`. One that
+    was ended says `why` it was told to, where that is more than that nobody wants it any more.
     """
 
     node: str
@@ -44,6 +48,8 @@ class Begun(Struct, frozen=True, omit_defaults=True):
     """It was ended because nobody had renewed its node's lease for too long."""
     failed: str = ""
     cure: str = ""
+    why: str = ""
+    boot: str = ""
 
     @property
     def copy(self) -> Copy:
@@ -83,12 +89,13 @@ class Begin(Struct, frozen=True, tag="begin"):
 
 
 class Halt(Struct, frozen=True, tag="halt"):
-    """End a copy and all that came of it: ask, and after `grace_ms` make it."""
+    """End a copy and all that came of it: ask, and after `grace_ms` make it. `why` is told of it afterwards."""
 
     key: str
     uid: str
     attempt: int
     grace_ms: int
+    why: str = ""
 
 
 class Bar(Struct, frozen=True, tag="bar"):
@@ -117,7 +124,13 @@ class Uses(Struct, frozen=True, tag="uses"):
     """What do all copies take?"""
 
 
-Word = Begin | Halt | Bar | Drop | Renewed | Uses
+class Quit(Struct, frozen=True, tag="quit"):
+    """End all copies, each as by `Halt`, and then yourself. It is answered once nothing runs any more."""
+
+    grace_ms: int
+
+
+Word = Begin | Halt | Bar | Drop | Renewed | Uses | Quit
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
@@ -162,16 +175,16 @@ def read_word(body: bytes) -> Word:
 
 
 class Keeping:
-    """The agent's end. Raises `LinkError` where there is no answer: then the table says what came of it."""
+    """The agent's end. Raises `LinkError` where there is no answer in time: then the table says what came of it."""
 
-    def __init__(self, link: Link, keeper: str) -> None:
-        self._link, self._keeper = link, keeper
+    def __init__(self, link: Link, keeper: str, clock: Clock) -> None:
+        self._link, self._keeper, self._clock = link, keeper, clock
 
     async def begin(self, order: Order, *, number: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int]) -> Begun | None:
         return (await self._say(Begin(order, number, fence_ms, grace_ms, dict(ports)))).kept
 
-    async def halt(self, copy: Copy, grace_ms: int) -> None:
-        await self._say(Halt(*copy, grace_ms))
+    async def halt(self, copy: Copy, grace_ms: int, why: str = "") -> None:
+        await self._say(Halt(*copy, grace_ms, why))
 
     async def bar(self, copy: Copy) -> Begun | None:
         """If what comes back is not alive, the copy does not run and never will."""
@@ -180,19 +193,29 @@ class Keeping:
     async def drop(self, copy: Copy) -> None:
         await self._say(Drop(*copy))
 
-    async def renewed(self, sent_ms: Mapping[str, int]) -> None:
-        await self._say(Renewed(dict(sent_ms)))
+    async def renewed(self, sent_ms: Mapping[str, int], within_ms: int = ANSWER_MS) -> None:
+        await self._say(Renewed(dict(sent_ms)), within_ms)
 
-    async def uses(self) -> Sequence[Use]:
-        return (await self._say(Uses())).uses
+    async def uses(self, within_ms: int = ANSWER_MS) -> Sequence[Use]:
+        return (await self._say(Uses(), within_ms)).uses
+
+    async def quit(self, grace_ms: int) -> None:
+        """Returns when all work has ended, however long that takes."""
+        await self._say(Quit(grace_ms), within_ms=2 * grace_ms + ANSWER_MS)
 
     async def table(self) -> AsyncGenerator[Table, None]:
         """The whole table, and then what changes, until the keeper is gone."""
         async for item in self._link.stream(self._keeper, b""):
             yield _tables.decode(item)
 
-    async def _say(self, word: Word) -> Answer:
-        body = await self._link.request(self._keeper, encode(word))
+    async def _say(self, word: Word, within_ms: int = ANSWER_MS) -> Answer:
+        try:
+            async with self._clock.timeout_ms(within_ms):
+                body = await self._link.request(self._keeper, encode(word))
+        except TimeoutError:
+            raise Unheard(
+                f"the keeper did not answer for {within_ms} ms", "see whether it is stopped, and let it go on"
+            ) from None
         try:
             return _answers.decode(body)
         except msgspec.DecodeError as error:

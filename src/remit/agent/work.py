@@ -21,6 +21,7 @@ PIDS_MAX: Final = 4_096
 RESERVED: Final = "REMIT_"
 """Variables of these names are the agent's to set."""
 
+_GPU: Final = re.compile(r"gpu-[0-9]{1,4}")
 _NAMED: Final = re.compile(r"\$(\$?)\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
@@ -95,8 +96,17 @@ def _environment(
         "REMIT_FENCE_MS": str(fence_ms(generation)),
     }
     announced = {f"PORT_{name}": str(port) for name, port in ports.items()}
+    announced |= _devices(replica)
     asked = {name: text for name, text in generation.spec.template.env.items() if not name.startswith(RESERVED)}
     return {"PATH": place.path, "HOME": str(directory), **announced, **asked, **own}
+
+
+def _devices(replica: Replica) -> dict[str, str]:
+    """Which devices of its node are its own; and those of them that have a number, in the word that GPU libraries read."""
+    names = sorted(replica.status.devices)
+    numbers = [name.removeprefix("gpu-") for name in names if _GPU.fullmatch(name)]
+    told = {"REMIT_DEVICES": ",".join(names)} if names else {}
+    return {**told, "CUDA_VISIBLE_DEVICES": ",".join(numbers)} if numbers else told
 
 
 def _limits(template: Template) -> Limits:

@@ -1,4 +1,4 @@
-"""How many more of this fit? Reads a manifest, and a scope's data or a file, and prints. Counted is in proposal/capacity.py."""
+"""How many more of this fit? Asks a server, or looks into a scope's data or a file. Counted is in proposal/capacity.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from remit.cli.contexts import Flags
 from remit.cli.main import examples
 from remit.model.problems import escaped, one_of
 
@@ -32,8 +33,9 @@ NEEDS_NOTHING_ELSE = "Node, Tenant, Policy, PriorityClass or NodePool"
 
 @click.command(
     epilog=examples(
-        "remit capacity -f risk-api.yaml --data /var/lib/remit         how many more fit there, and what stops the next one",
-        "remit capacity -f risk-api.yaml --data DIR --count 12         exits with 1 if fewer than 12 fit now, within quota",
+        "remit capacity -f risk-api.yaml                               how many more fit, and what stops the next one",
+        "remit capacity -f risk-api.yaml --count 12                    exits with 1 if fewer than 12 fit now, within quota",
+        "remit capacity -f risk-api.yaml --data /var/lib/remit         without a server, from its data",
         "remit capacity -f job.yaml --cluster cluster.yaml -o json     of a cluster that is only written down",
     )
 )
@@ -49,14 +51,17 @@ NEEDS_NOTHING_ELSE = "Node, Tenant, Policy, PriorityClass or NodePool"
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="The data directory of the scope. It is only read, also while its owner runs.",
+    help="The data directory of a scope, in place of a server. It is only read, also while its owner runs.",
 )
 @click.option(
     "--cluster",
     metavar="FILE",
     type=click.Path(),
-    help="In place of --data: Node, Tenant and Policy manifests; nodes count as ready.",
+    help="In place of a server: Node, Tenant and Policy manifests; nodes count as ready.",
 )
+@click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
+@click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
+@click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
 @click.option("--count", type=click.IntRange(1, COUNT_MAX), help="Look for no more than so many, and exit with 1 if fewer fit.")
 @click.option(
     "-o",
@@ -66,28 +71,58 @@ NEEDS_NOTHING_ELSE = "Node, Tenant, Policy, PriorityClass or NodePool"
     show_default=True,
     help="For people, or for programs.",
 )
-def capacity(manifest: str, data: Path | None, cluster: str | None, count: int | None, output: str) -> None:
+def capacity(
+    manifest: str,
+    data: Path | None,
+    cluster: str | None,
+    context: str,
+    server: str,
+    token_file: str,
+    count: int | None,
+    output: str,
+) -> None:
     """How many more replicas of a manifest fit, where, and what stops the next one?
 
     They are placed one after another on a copy of what is there, as the scheduler would. Told apart, because they do not add:
     hard (free now), reclaimable (lower work would have to go) and soft (on nodes that take no work now, or are not there yet).
     """
+    if data is not None and cluster is not None:
+        raise click.UsageError("name a scope with --data DIR, or a file with --cluster FILE, and not both")
+    if data is None and cluster is None:
+        found = _ask(Flags(context, server, token_file), _workload(manifest), count)
+    elif context or server:
+        raise click.UsageError("ask a server, or look into --data or --cluster, and not both")
+    else:
+        found = _look(manifest, data, cluster, count)
+    _print(found, output)
+    sys.exit(SHORT if count is not None and found.hard.replicas < count else OK)
+
+
+def _ask(flags: Flags, workload: Workload, count: int | None) -> Capacity:
+    """The server's answer is the same as would be found here."""
+    import msgspec
+
+    from remit.cli.reaching import Asked, ask
+    from remit.model.objects import dec_hook
+    from remit.proposal.capacity import Capacity
+
+    found = ask(Asked(flags.reach()), lambda api: api.capacity(workload, count))
+    return msgspec.convert(found, Capacity, dec_hook=dec_hook)
+
+
+def _look(manifest: str, data: Path | None, cluster: str | None, count: int | None) -> Capacity:
     from remit.cli.opened import Unreadable, rules_of
     from remit.proposal.capacity import room_for
     from remit.proposal.plugins import PluginError
 
-    if (data is None) == (cluster is None):
-        raise click.UsageError("name the scope with --data DIR, or a file with --cluster FILE, and not both")
     workload = _workload(manifest)
     with _place(data, cluster) as (view, pools, clock):
         try:
-            found = room_for(view, workload, rules_of(clock), most=count or COUNT_MAX, pools=pools)
+            return room_for(view, workload, rules_of(clock), most=count or COUNT_MAX, pools=pools)
         except PluginError as error:
             raise Unreadable(escaped(str(error))) from error
         except ValueError as error:
             raise Unreadable(f"{escaped(manifest)}: {escaped(str(error))}") from error
-    _print(found, output)
-    sys.exit(SHORT if count is not None and found.hard.replicas < count else OK)
 
 
 def _read(name: str) -> tuple[AnyObject, ...]:

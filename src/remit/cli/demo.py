@@ -1,4 +1,4 @@
-"""What does Remit do, in a minute? A load is placed and explained; then two race for a GPU, and the authority gives account."""
+"""What does Remit do, in a minute? Work runs for real; or a load is placed on simulated nodes, or two race for one GPU."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import signal  # noqa: TID251 - the program's own end: asked to go, it leaves no process behind
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from remit.model.kinds import Node, Workload
     from remit.model.objects import AnyObject
 
+T = TypeVar("T")
+
 FILES: Final = ("cluster.yaml", "fraud-batch.yaml")
+QUICKSTART: Final = ("web.yaml", "sums.yaml", "train.yaml")
 ROUNDS: Final = 100
 WIDTH_MAX: Final = 110
 INDENT: Final = 27
@@ -45,21 +48,36 @@ class Stage(NamedTuple):
 @click.group(
     invoke_without_command=True,
     epilog=examples(
-        "remit demo                                 both parts, in temporary directories, which are removed",
-        "remit demo place --data /tmp/remit-placed  only the load; its store is kept to be asked about",
-        "remit demo race --rounds 300 --seed 7      only the race, a longer one, with these lots",
+        "remit demo                                 work for real: a service, a batch, a machine and the server killed",
+        "remit demo --keep                          and leave it running, to be looked at",
+        "remit demo place --data /tmp/remit-placed  a load on a thousand simulated nodes; its store is kept",
+        "remit demo race --rounds 300 --seed 7      two claimants race for one GPU, and the authority is killed",
     ),
 )
+@click.option("--keep", is_flag=True, help="Leave everything running at the end, and say how to use it and end it.")
+@click.option(
+    "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Where quickstart/web.yaml and its like are."
+)
 @click.pass_context
-def demo(context: click.Context) -> None:
-    """Place a mixed load on a thousand simulated nodes and explain one job that waits; then race for a GPU, and kill.
+def demo(context: click.Context, keep: bool, place: Path | None) -> None:
+    """Run work for real, explain what waits, and kill a machine and then the server, in less than a minute.
 
-    Without a part, both are shown.
+    It ends by itself with what was checked, and exits with 0 only if all of it holds. Everything is in a temporary directory.
     """
     if context.invoked_subcommand is None:
-        context.invoke(place_load, data=None)
-        click.echo()
-        context.invoke(race, data=None, rounds=ROUNDS, seed=None, place=None)
+        sys.exit(_live(keep, _examples(place, tuple(f"quickstart/{name}" for name in QUICKSTART)) / "quickstart"))
+
+
+def _live(keep: bool, place: Path) -> int:
+    from remit.cli.demo_live import play
+    from remit.cli.told import console
+
+    told = console()
+    try:
+        with _told_failures(told):
+            return asyncio.run(_until_terminated(play(told, place, keep=keep)))
+    except Terminated:
+        return 128 + signal.SIGTERM
 
 
 @demo.command("place", epilog=examples("remit demo place", "remit demo place --data /tmp/remit-placed   keep the store"))
@@ -118,7 +136,7 @@ def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
     stage = _stage(_examples(place))
     try:
         with _told_failures(console):
-            holds = asyncio.run(_show(console, stage, data, rounds, seed))
+            holds = asyncio.run(_until_terminated(_show_in_turn(console, stage, data, rounds, seed)))
     except Terminated:
         sys.exit(128 + signal.SIGTERM)
     sys.exit(0 if holds else 1)
@@ -128,17 +146,19 @@ def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
 def _told_failures(console: Console) -> Iterator[None]:
     """What fails outside is said in a line, and ends the demo."""
     from remit.cli.demo_endpoint import DemoFailed
+    from remit.client.calling import ApiError, Unanswered
     from remit.client.client import NoAnswer
     from remit.store.protocol import StoreError
     from remit.world.promises import WorldError
 
+    known = (DemoFailed, NoAnswer, ApiError, Unanswered, StoreError, WorldError)
     try:
         yield
-    except (DemoFailed, NoAnswer, StoreError, WorldError) as error:
+    except known as error:
         _tell_failure(console, error)
         sys.exit(1)
     except ExceptionGroup as group:
-        expected = group.subgroup((DemoFailed, NoAnswer, StoreError, WorldError))
+        expected = group.subgroup(known)
         if expected is None:
             raise
         _tell_failure(console, _first(expected))
@@ -159,15 +179,15 @@ def _tell_failure(console: Console, error: BaseException) -> None:
 # ------------------------------------------------------------------------------------------------------------- the manifests
 
 
-def _examples(place: Path | None) -> Path:
+def _examples(place: Path | None, wanted: tuple[str, ...] = FILES) -> Path:
     """Manifests are the reader's to look at and change, so they are files of the repository and not inside the package."""
     tried = [place] if place else [Path(__file__).resolve().parents[3] / "examples", Path("examples").resolve()]
     for directory in tried:
-        if all((directory / name).is_file() for name in FILES):
+        if all((directory / name).is_file() for name in wanted):
             return directory
     # Beside the package is only worth telling in a checkout; elsewhere it would name a directory of the installation.
     raise click.UsageError(
-        f"{' and '.join(FILES)} are not in {tried[-1]}; they come with the repository: run this from a "
+        f"{' and '.join(wanted)} are not in {tried[-1]}; they come with the repository: run this from a "
         "checkout of it, or name their directory with --examples"
     )
 
@@ -205,9 +225,9 @@ def _directory(data: Path | None) -> Iterator[Path]:
 # ------------------------------------------------------------------------------------------------------------------ the show
 
 
-async def _show(console: Console, stage: Stage, data: Path | None, rounds: int, seed: str | None) -> bool:
-    """SIGTERM unwinds, as Ctrl-C does: the temporary directories go, and the authority's process with them."""
-    showing = asyncio.ensure_future(_show_in_turn(console, stage, data, rounds, seed))
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM unwinds, as Ctrl-C does: the temporary directories go, and the processes with them."""
+    showing = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     terminated = False
 

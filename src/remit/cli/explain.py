@@ -1,15 +1,16 @@
-"""Why is it there, or why not? Finds what was meant in a scope's data and asks; what it looks like is in explain_shown.py."""
+"""Why is it there, or why not? Asks a server, or looks into a scope's data; what it looks like is in explain_shown.py."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from remit.cli.contexts import Flags
 from remit.cli.main import examples
-from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
+from remit.model.problems import did_you_mean, escaped, meant, one_of, shown, there_are
 
 if TYPE_CHECKING:
     from remit.cli.opened import Scope
@@ -17,25 +18,31 @@ if TYPE_CHECKING:
     from remit.proposal.explaining import Rules
 
 KINDS = ("workload", "replica")
-SHORT = {"w": "workload", "workloads": "workload", "r": "replica", "replicas": "replica"}
+SHORT = {
+    **dict.fromkeys(("w", "wl", "workloads"), "workload"),
+    **dict.fromkeys(("r", "rp", "replicas"), "replica"),
+}
 
 
 @click.command(
     epilog=examples(
-        "remit explain workload/risk-api --data /var/lib/remit       what limits it now, and what would help",
-        "remit explain replica/risk-api-2 --data /var/lib/remit      why it is there, or why it waits",
-        "remit explain replica/risk-api-2 --node n7 --data DIR       why it is not on n7",
-        "remit explain workload/risk/risk-api --data DIR -o json     of the tenant risk, for programs",
+        "remit explain workload/risk-api                             what limits it now, and what would help",
+        "remit explain replica/risk-api-2                            why it is there, or why it waits",
+        "remit explain replica/risk-api-2 --node n7                  why it is not on n7",
+        "remit explain workload/risk/risk-api -o json                of the tenant risk, for programs",
+        "remit explain workload/risk-api --data /var/lib/remit       without a server, from its data",
     )
 )
 @click.argument("what", metavar="WHAT")
 @click.option(
     "--data",
-    required=True,
     type=click.Path(path_type=Path),
-    help="The data directory of the scope. It is only read, also while its owner runs.",
+    help="The data directory of a scope, in place of a server. It is only read, also while its owner runs.",
 )
-@click.option("-n", "--tenant", default="", help="Whose it is; needed only if several tenants have one of that name.")
+@click.option("-t", "-n", "--tenant", default="", metavar="TENANT", help="Whose; else REMIT_TENANT, or the context's.")
+@click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
+@click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
+@click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
 @click.option("--node", default="", metavar="NODE", help="Say for this node why it could not stand there.")
 @click.option(
     "-o",
@@ -46,17 +53,67 @@ SHORT = {"w": "workload", "workloads": "workload", "r": "replica", "replicas": "
     help="For people, or for programs.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also the whole funnel, scores and ledgers, and what was recorded of it.")
-def explain(what: str, data: Path, tenant: str, node: str, output: str, verbose: bool) -> None:
+def explain(
+    what: str,
+    data: Path | None,
+    tenant: str,
+    context: str,
+    server: str,
+    token_file: str,
+    node: str,
+    output: str,
+    verbose: bool,
+) -> None:
     """Why is it where it is, or why does it wait, and what would help?
 
     WHAT is workload/NAME or replica/NAME. Told are one dominant reason, where the nodes went (it adds up to all of them), the
     nearest fit, and the smallest changes that would let it be placed: each was tried on a copy of what is there.
     """
+    kind, tenant, name = _meant(what, tenant)
+    if data is None:
+        _ask(Flags(context, server, token_file, tenant), kind, name, node, output, verbose)
+    elif context or server:
+        raise click.UsageError("--data names a directory to look into; leave out the server, or --data")
+    else:
+        _look(data, kind, tenant, name, node, output, verbose)
+
+
+def _ask(flags: Flags, kind: str, name: str, node: str, output: str, verbose: bool) -> None:
+    """The server's answer is the same as would be found here."""
+    import msgspec
+
+    from remit.cli.finding import NOT_FOUND, missing
+    from remit.cli.reaching import Asked, ask
+    from remit.cli.spoken import Meant
+    from remit.client.api import Api, ApiError
+    from remit.model.kinds import Workload
+    from remit.model.objects import dec_hook
+    from remit.model.records import Replica
+    from remit.proposal.explained import ReplicaTold, WorkloadTold
+    from remit.world.clock import BootClock
+
+    asked = Asked(flags.reach())
+    workload = kind == "workload"
+
+    async def explained(api: Api) -> dict[str, Any]:
+        try:
+            return await api.explain(Workload if workload else Replica, name, tenant=asked.reach.tenant, node=node)
+        except ApiError as error:
+            if error.status != NOT_FOUND or (node and node in error.detail):
+                raise
+            raise await missing(api, asked, Meant("Workload" if workload else "Replica", name)) from error
+
+    found = ask(asked, explained)
+    shape: Any = WorkloadTold if workload else ReplicaTold
+    told: ReplicaTold | WorkloadTold = msgspec.convert(found, shape, dec_hook=dec_hook)
+    _print(told, output, verbose, BootClock().wall())
+
+
+def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str, verbose: bool) -> None:
     from remit.cli.opened import Unreadable, opened, rules_of
     from remit.proposal.plugins import PluginError
     from remit.proposal.telling import NoNode
 
-    kind, tenant, name = _meant(what, tenant)
     with opened(data) as scope:
         try:
             rules = rules_of(scope.clock)
@@ -65,7 +122,7 @@ def explain(what: str, data: Path, tenant: str, node: str, output: str, verbose:
             )
         except NoNode:
             nodes = sorted(scope.view.columns.rows)
-            raise Unreadable(f"there is no node {shown(node)}; {_near(node, nodes, 'nodes')}") from None
+            raise Unreadable(f"there is no node {shown(node)}; {there_are(node, nodes, 'nodes')}") from None
         except PluginError as error:
             raise Unreadable(escaped(str(error))) from error
     _print(told, output, verbose, scope.clock.wall())  # out here: that it cannot be printed is no fault of the data's
@@ -94,18 +151,16 @@ def _meant(what: str, tenant: str) -> tuple[str, str, str]:
 
 def _workload(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> WorkloadTold:
     from remit.observation.tables import NONE
-    from remit.proposal.telling import tell_workload
+    from remit.serve.recorded import told_of_workload
 
     workloads = scope.view.shapes.workloads
     there = [path for path, owner in workloads.ids.items() if workloads.at.state[owner] != NONE or workloads.at.users[owner]]
     tenant = _owner(there, "workload", tenant, name)
-    keys = [key.split("/", 2) for key in scope.view.replicas.slots if key.startswith(f"replica/{tenant}/{name}-")]
-    records = scope.records(tenant, frozenset(rest for _, _, rest in keys), f"{name}-")
-    return tell_workload(scope.view, scope.workload(tenant, name), tenant, name, records, rules, node)
+    return told_of_workload(scope.view, scope.workload(tenant, name), tenant, name, scope.written(tenant), rules, node)
 
 
 def _replica(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> ReplicaTold:
-    from remit.proposal.telling import tell_replica
+    from remit.serve.recorded import told_of_replica
 
     there = [key.partition("/")[2] for key in scope.view.replicas.slots]
     tenant = _owner(there, "replica", tenant, name)
@@ -114,7 +169,7 @@ def _replica(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> R
         raise click.ClickException(
             f"replica {tenant}/{name} was listed and is not there: the data is damaged; restore a backup"
         )
-    return tell_replica(scope.view, *found, scope.records(tenant, frozenset({name}), name), rules, node)
+    return told_of_replica(scope.view, *found, scope.written(tenant), rules, node)
 
 
 def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
@@ -129,17 +184,7 @@ def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
     if owners:
         raise Unreadable(f"tenant {shown(tenant)} has no {kind} {name}, but {one_of(owners)} has; say --tenant {owners[0]}")
     names = sorted({path.partition("/")[2] for path in paths if not tenant or path.startswith(f"{tenant}/")})
-    raise Unreadable(f"there is no {kind} {shown(name)}; {_near(name, names, f'{kind}s')}")
-
-
-def _near(name: str, names: list[str], what: str) -> str:
-    """Names that are like it, or the first few of them all."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, names[:100_000], n=3, cutoff=0.6)
-    if close:
-        return f"did you mean {one_of(close)}?"
-    return f"there are {one_of(names)}" if names else f"there are no {what}"
+    raise Unreadable(f"there is no {kind} {shown(name)}; {there_are(name, names, f'{kind}s')}")
 
 
 def _print(told: ReplicaTold | WorkloadTold, output: str, verbose: bool, wall: str) -> None:

@@ -21,7 +21,7 @@ AGAIN_S = 0.001
 
 
 class Lazy(NamedTuple):
-    """Where a command is written, and its line in the help, which must not cost loading it."""
+    """Where a command is written, and its line in the help, which must not cost loading it; without one it is not listed."""
 
     module: str
     name: str
@@ -29,15 +29,38 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
+    "up": Lazy("remit.cli.up", "up", "Run the whole control plane on this machine, with nodes to try things out."),
+    "down": Lazy("remit.cli.down", "down", "End what `remit up` runs, with all its work."),
+    "apply": Lazy("remit.cli.apply", "apply", "Create or replace what manifests declare; wait until it stands."),
+    "plan": Lazy("remit.cli.planned", "plan", "Show what an apply would change, and where replicas would go."),
+    "diff": Lazy("remit.cli.planned", "diff", "Show how manifests differ from what is there."),
+    "get": Lazy("remit.cli.get", "get", "List objects, with the reason why they wait; watch them change."),
+    "describe": Lazy("remit.cli.describe", "describe", "Tell all about one object: how it fares, what happened."),
+    "explain": Lazy("remit.cli.explain", "explain", "Say why work waits and what would help, or why it is there."),
+    "capacity": Lazy("remit.cli.capacity", "capacity", "Say how many more replicas fit, and what stops the next."),
+    "logs": Lazy("remit.cli.logs", "logs", "Print what a workload's replicas, or one replica, have written."),
+    "events": Lazy("remit.cli.events", "events", "Print what happened, to all or to one object."),
+    "top": Lazy("remit.cli.top", "top", "Show what nodes and replicas use just now."),
+    "wait": Lazy("remit.cli.wait", "wait", "Wait until something is true of objects."),
+    "scale": Lazy("remit.cli.scale", "scale", "Set how many replicas a workload should have."),
+    "rollout": Lazy("remit.cli.rollout", "rollout", "See how the current generation of a workload comes out."),
+    "delete": Lazy("remit.cli.delete", "delete", "Delete objects by name, as files declare them, or by labels."),
+    "cordon": Lazy("remit.cli.nodes", "cordon", "Place nothing new on nodes."),
+    "uncordon": Lazy("remit.cli.nodes", "uncordon", "Let nodes take work again."),
+    "drain": Lazy("remit.cli.nodes", "drain", "Empty nodes, within what each workload can spare."),
+    "server": Lazy("remit.cli.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
+    "scheduler": Lazy("remit.cli.parts", "scheduler", "Run a scheduler of a scope, as a process of its own."),
+    "controllers": Lazy("remit.cli.parts", "controllers", "Run a scope's controllers, as a process of their own."),
+    "agent": Lazy("remit.cli.agent", "agent", "Run the work of this machine, as one node or as several."),
+    "keeper": Lazy("remit.cli.keeper", "keeper", ""),
+    "doctor": Lazy("remit.cli.doctor", "doctor", "Say what is missing on this machine, and the cure."),
+    "context": Lazy("remit.cli.context", "context", "Servers by name, and which of them is meant."),
     "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
     "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
-    "explain": Lazy("remit.cli.explain", "explain", "Say why work is where it is, or why it waits and what would help."),
-    "capacity": Lazy(
-        "remit.cli.capacity", "capacity", "Say how many more replicas of a manifest fit, and what stops the next."
-    ),
-    "demo": Lazy("remit.cli.demo", "demo", "Place a load on a thousand simulated nodes, live; then a race and a kill."),
+    "demo": Lazy("remit.cli.demo", "demo", "See work run, be explained, and outlive a machine and the server."),
     "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
     "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
+    "version": Lazy("remit.cli.version", "version", "Print the version of this program and of the server."),
     "completion": Lazy("remit.cli.completion", "completion", "Print the script that completes commands in your shell."),
 }
 
@@ -64,7 +87,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
+            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items() if lazy.summary])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -91,16 +114,19 @@ def examples(*lines: str) -> str:
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=examples(
+        "remit apply -f web.yaml --wait    make it so, and see how far it is",
+        "remit get workloads               what there is, and what limits each",
+        "remit explain workload/web        why it waits, and what would help",
         "remit validate examples/          check every manifest below a directory",
-        "remit schema Workload             what a workload may say",
-        "remit validate --help             more about one command",
+        "remit get --help                  more about one command",
     ),
 )
 @click.version_option(__version__, "--version", "-V", prog_name="remit")
 def remit() -> None:
-    """Remit: the foundation of a scheduler that can try, before an incident, what it promises for one.
+    """Remit: a scheduler that can try, before an incident, what it promises for one.
 
-    It schedules nothing yet. What works today: judging manifests, and an authority that decides claims durably.
+    Commands that ask a server find it by --server, REMIT_SERVER or `remit context`. They exit with 0 if it was done, 1 if not,
+    2 if they were misused, and 3 if work was not placed.
     """
 
 

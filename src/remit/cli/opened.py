@@ -11,20 +11,19 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from remit.commitment.outcomes import BATCH, decode_batch
+from remit.commitment.outcomes import BATCH
 from remit.model.kinds import NodePool, Workload
 from remit.model.objects import decode
 from remit.model.problems import escaped
-from remit.model.records import Decision, Replica
+from remit.model.records import Replica
 from remit.observation.still import still
 from remit.observation.view import View
-from remit.proposal.explained import Told
 from remit.proposal.explaining import Rules
 from remit.proposal.plugins import installed_filters, installed_scores
 from remit.proposal.scores import DEFAULT
-from remit.proposal.telling import Records
+from remit.serve.recorded import Written
 from remit.store.glimpse import Glimpse
-from remit.store.protocol import Corrupt, Row, StoreError
+from remit.store.protocol import Corrupt, StoreError
 from remit.world.clock import BootClock
 from remit.world.promises import Clock
 
@@ -35,13 +34,6 @@ class Unreadable(click.ClickException):
     """What was named cannot be looked at; the message says why and what to do."""
 
     exit_code = MISUSE
-
-
-class _At(msgspec.Struct):
-    at: str = ""
-
-
-_decode_at = msgspec.json.Decoder(_At).decode
 
 
 class Scope(NamedTuple):
@@ -64,31 +56,9 @@ class Scope(NamedTuple):
     def pools(self) -> list[NodePool]:
         return [thing for row in self.glimpse.rows("nodepool/") if isinstance(thing := decode(row.value), NodePool)]
 
-    def records(self, tenant: str, names: frozenset[str], alike: str) -> Records:
-        """What was written down about these replicas, all of whose names begin `alike`; and when each batch was written."""
-        decisions = [found for row in self.glimpse.rows(f"decision/{tenant}/") if (found := _about(row, tenant, names))]
-        subjects = {f"replica/{tenant}/{name}" for name in names}
-        answers, at = list[Told](), dict[int, str]()
-        for row in self.glimpse.rows(BATCH):
-            at[row.revision] = _decode_at(row.value).at
-            if f"replica/{tenant}/{alike}".encode() in row.value:
-                answers += _answers(row, subjects)
-        return Records(decisions, answers, at)
-
-
-def _about(row: Row, tenant: str, names: frozenset[str]) -> tuple[int, Decision] | None:
-    thing = decode(row.value)
-    if not isinstance(thing, Decision) or names.isdisjoint(name.removeprefix(f"{tenant}/") for name in thing.spec.replicas):
-        return None
-    return row.revision, thing
-
-
-def _answers(row: Row, subjects: set[str]) -> Iterator[Told]:
-    batch = decode_batch(row.value)
-    for entry in batch.entries:
-        if entry.subject in subjects:
-            said = f"{entry.did} {'refused' if entry.code else 'accepted'}"
-            yield Told(row.revision, batch.at, "authority", said, entry.code, entry.detail)
+    def written(self, tenant: str) -> Written:
+        """What was written down about a tenant's replicas."""
+        return Written(self.glimpse.rows(f"decision/{tenant}/"), self.glimpse.rows(BATCH))
 
 
 @contextmanager

@@ -38,11 +38,11 @@ def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """
     from remit.model.manifests import read  # after --help: it loads every kind
 
-    found = _found(files)
+    found = found_files(files)
     count = unread = len(found.unread)
     objects = problems = 0
     for name, why in found.unread.items():
-        _tell_unread(name, why)
+        tell_unread(name, why)
     for name in found.files:
         count += 1
         data = read_bytes(name)
@@ -62,16 +62,16 @@ def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     sys.exit(MISUSE if unread else PROBLEMS if problems else OK)
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """The files meant, each once, and what stood in the way of finding more, with the reason."""
 
     files: dict[str, None]
     unread: dict[str, str]
 
 
-def _found(names: tuple[str, ...]) -> _Found:
+def found_files(names: tuple[str, ...]) -> Found:
     """A directory stands for the manifests below it, hidden ones left out."""
-    found = _Found({}, {})
+    found = Found({}, {})
     for name in names:
         if not name:
             raise click.UsageError("a file name is empty (is a variable of your script unset?); write . for this directory")
@@ -89,7 +89,7 @@ def _is_directory(name: str) -> bool:
         return False  # opening it will say why
 
 
-def _search(name: str, found: _Found) -> bool:
+def _search(name: str, found: Found) -> bool:
     """Is there any manifest below this directory, or anything that may hide one?"""
 
     def refused(error: OSError) -> None:
@@ -127,11 +127,11 @@ def read_bytes(name: str) -> bytes | None:
             return file.read(JSON_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        _tell_unread("<stdin>" if name == "-" else name, why)
+        tell_unread("<stdin>" if name == "-" else name, why)
         return None
 
 
-def _tell_unread(name: str, why: str) -> None:
+def tell_unread(name: str, why: str) -> None:
     click.echo(f"{escaped(name)}: {escaped(why)}", err=True)
 
 

@@ -129,6 +129,11 @@ class Client:
         self._status_ms = 0
         self._status_turn = asyncio.Lock()
 
+    @property
+    def incarnation(self) -> str:
+        """The scope's, as it was last told; empty before that."""
+        return "" if self._status is None else self._status.incarnation
+
     # ----------------------------------------------------------------------------------------------------------- asking
 
     async def ask(

@@ -40,6 +40,10 @@ class Status(msgspec.Struct, frozen=True):
     now_ms: int = 0
     beat_ms: int = 2_000
     """How often agents beat here; every other term of law/tempo.py follows from it."""
+    listened_ms: int = 0
+    """For how long this authority has been one: what it has not heard of in that time is silent for at least so long."""
+    silent: dict[str, int] = {}
+    """Of each lease that is held, but agents': for how many milliseconds it was not renewed. Who wants one looks here first."""
 
 
 class Endpoint(Protocol):

@@ -23,6 +23,14 @@ class Unread(Exception):
     """The far side cannot read what was said to it, and nothing happened. It would not help to say it again."""
 
 
+class ToldToWait(Unreached):
+    """The far side has not begun, and says when to come back."""
+
+    def __init__(self, cause: str, cure: str, retry_after_ms: int = 0) -> None:
+        self.retry_after_ms = retry_after_ms
+        super().__init__(cause, cure)
+
+
 class Call(msgspec.Struct, omit_defaults=True, gc=False, tag="call"):
     """What is said: `operations` to ask, an actor to `renew`, `beats` of nodes, what was `heard` of them, the `states` of some
     (of all, if none is named); or nothing of all this, for the status.
@@ -107,6 +115,8 @@ class Remote:
     async def _call(self, body: bytes) -> Reply:
         try:
             answer = await self._link.request(self._to, body)
+        except ToldToWait as error:
+            raise Overloaded(error.retry_after_ms, error.cause) from error
         except Unreached as error:
             raise Turned(why=error.cause) from error
         except Unheard as error:

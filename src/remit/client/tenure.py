@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from remit.client.client import Client
-from remit.model.claims import Accepted, Acquire, Actor, Refused
+from remit.model.claims import Accepted, Acquire, Actor, Code, Refused
 from remit.model.resources import Duration
 from remit.world.promises import Clock
 
@@ -56,6 +56,29 @@ class Tenure:
         else:
             self.end()
         return renewal.held
+
+
+class Candidate:
+    """Whoever wants a lease, for as long as it takes. What is held by another is not asked for again before that may be over: a
+    refusal is a commit too, and a candidate may wait for as long as the holder lives.
+    """
+
+    def __init__(self, client: Client, clock: Clock, lease: str, ttl: Duration) -> None:
+        self._client, self._clock, self._lease, self._ttl = client, clock, lease, ttl
+        self._is_held = False
+
+    async def acquire(self) -> Tenure | None:
+        """None: not now. Raises `NoAnswer`."""
+        if self._is_held and not await self._may_be_free():
+            return None
+        found = await acquire(self._client, self._clock, self._lease, self._ttl)
+        self._is_held = isinstance(found, Refused) and found.code is Code.LEASE_HELD
+        return found if isinstance(found, Tenure) else None
+
+    async def _may_be_free(self) -> bool:
+        """Was it not renewed for a term, or given back? An authority that is new has not listened for long enough to say so."""
+        status = await self._client.status()
+        return status.silent.get(self._lease, status.listened_ms) > self._ttl
 
 
 async def acquire(client: Client, clock: Clock, lease: str, ttl: Duration) -> Tenure | Refused:

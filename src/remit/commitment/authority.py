@@ -170,9 +170,9 @@ class Authority:
             self._wake.set()
             with suppress(Overloaded):  # then the window before is still the last that is recorded
                 await answer
-        head = self._place.head
-        stand = head.incarnation, head.epoch, head.sequence, self.outcomes.window, WINDOW_MS, head.holder
-        return Status(self.scope, *stand, self.clock.boot(), self.clock.now_ms(), self.tempo.beat_ms)
+        head, now_ms, window = self._place.head, self.clock.now_ms(), self.outcomes.window
+        stand = head.incarnation, head.epoch, head.sequence, window, WINDOW_MS, head.holder, self.clock.boot(), now_ms
+        return Status(self.scope, *stand, self.tempo.beat_ms, *self.hearing.silences(self.books, now_ms))
 
     async def renew(self, actor: Actor, /) -> bool:
         """Begin the lease's term anew, from now. Answered only after the store has confirmed, later than this call, that
@@ -205,7 +205,7 @@ class Authority:
             raise Silence("the store could not confirm who leads")
         if confirmed.epoch != self._place.head.epoch or self._ended is not None:
             raise Turned(confirmed.holder)
-        draft = self._ground().draft()
+        draft = self.ground().draft()
         held = [actor.role not in UNLEASED and claimant(draft, actor) is None for actor in actors]
         for actor, mine in zip(actors, held, strict=True):
             if mine:
@@ -310,7 +310,7 @@ class Authority:
             pieces = self._queue.take(one=self._suspects > 0)
             operations = [operation for piece in pieces for operation in piece.operations]
             try:
-                prepared = prepare(self._ground(below), operations, self._faults)
+                prepared = prepare(self.ground(below), operations, self._faults)
             except Invalid as fault:
                 self._suspect(pieces, fault)
                 continue
@@ -376,7 +376,7 @@ class Authority:
         revision = self._place.revision
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.hearing.at_ms.update(prepared.draft.heard)
+        self.hearing.took(prepared.draft.heard)
         self._oldest = prepared.oldest
         return revision
 
@@ -388,7 +388,7 @@ class Authority:
             last = index == len(slices)
             written = None
             while written is None:
-                ground = self._ground()
+                ground = self.ground()
                 draft = ground.draft()
                 restoring.doubt(draft, part)
                 if last:
@@ -398,7 +398,7 @@ class Authority:
                 marker = (restoring.MARKER, self._place.head.incarnation.encode())
                 written = await self._write(written_out(ground, draft, marker=marker if last else None))
 
-    def _ground(self, below: Prepared | None = None) -> Ground:
+    def ground(self, below: Prepared | None = None) -> Ground:
         head, oldest = (self._place.head, self._oldest) if below is None else (below.head, below.oldest)
         moment = Moment(
             self.clock.now_ms(),

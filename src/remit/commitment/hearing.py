@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+from remit.commitment.books import Books
 from remit.commitment.moving import agent_lease
 from remit.model.beats import Beat, Heard, NodeHeard, NodeState
 from remit.model.claims import Actor, Role
+from remit.model.objects import key_of
+
+_AGENT: Final = f"{Role.AGENT}/"
 
 
 class Hearing:
@@ -17,10 +22,27 @@ class Hearing:
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms
         self.at_ms: dict[str, int] = {}
+        self._roles: dict[str, None] = {}
+        """The leases among them that are not agents': these are few."""
         self._states: dict[str, NodeState] = {}
 
     def renewed(self, actor: Actor, received_ms: int) -> None:
-        self.at_ms[actor.lease] = max(received_ms, self.at_ms.get(actor.lease, 0))
+        self.took({actor.lease: max(received_ms, self.at_ms.get(actor.lease, 0))})
+
+    def took(self, at_ms: Mapping[str, int]) -> None:
+        """Leases were taken, or renewed, at these times."""
+        for lease in at_ms:
+            if not lease.startswith(_AGENT):
+                self._roles[lease] = None
+        self.at_ms.update(at_ms)
+
+    def silences(self, books: Books, now_ms: int) -> tuple[int, dict[str, int]]:
+        """For how long this authority has listened; and of each lease of a role that somebody holds, for how long it was not
+        renewed. One of which nothing was heard in all that time is not named.
+        """
+        held = {lease: books.things.get(key_of("Lease", lease)) for lease in self._roles}
+        since = {lease: self.at_ms[lease] for lease, row in held.items() if row is not None and row[0].spec.holder}
+        return now_ms - self.since_ms, {lease: now_ms - at_ms for lease, at_ms in since.items()}
 
     def told(self, beat: Beat) -> None:
         if beat.actor.lease == agent_lease(beat.state.node):

@@ -44,6 +44,7 @@ class Standby:
         term_ms: int = 6_000,
         batch_max: BatchMax = BATCH_MAX,
         tempo: Tempo = Tempo(),
+        place: chain.Place | None = None,
     ) -> None:
         self.store = store
         self.scope = scope
@@ -55,6 +56,8 @@ class Standby:
         self.batch_max = batch_max
         self.tempo = tempo
         self.leading: Authority | None = None
+        self._place = place
+        """Where the epoch was raised already, as by opening a store that one process owns: then nobody else can be leading."""
         self._deposed = False
         self._failed = False
         """Has its own last takeover failed, and nobody led since?"""
@@ -135,7 +138,8 @@ class Standby:
     async def serve(self, *, beat_ms: int) -> None:
         """Wait, lead when the leader falls silent, and wait again when deposed; for ever."""
         while True:
-            await self.wait_for_silence()
+            if self._place is None:
+                await self.wait_for_silence()
             try:
                 self._failed = True
                 self.leading = await self.take_over(beat_ms)
@@ -149,12 +153,14 @@ class Standby:
                 self.leading = None
 
     async def take_over(self, beat_ms: int) -> Authority:
+        place, self._place = self._place, None
         return await Authority.take_over(
             self.store,
             scope=self.scope,
             holder=self.name,
             clock=self.clock,
             ids=self.ids,
+            place=place,
             batch_max=self.batch_max,
             beat_ms=beat_ms,
             tempo=self.tempo,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from remit.client.client import Client, NoAnswer
 from remit.correction.cascade import Cascade
 from remit.correction.endpoints import Endpoints
+from remit.correction.leaving import Leaving
 from remit.correction.loop import Cadence, Controller, Loop
 from remit.correction.nodes import Nodes
 from remit.correction.repair import Repair
@@ -19,6 +21,9 @@ from remit.observation.board import Board
 from remit.observation.following import Follower
 from remit.store.protocol import Store
 from remit.world.promises import World
+
+CONTROLLERS: Final[tuple[type[Controller], ...]] = (Workloads, Cascade, Nodes, Repair, Endpoints, Rollouts)
+"""Everybody who corrects, in the order in which they begin."""
 
 
 class Crew:
@@ -42,14 +47,14 @@ class Crew:
         failed: Callable[[NoAnswer], None] | None = None,
     ) -> None:
         self.board = Board(world.clock) if board is None else board
-        census = Census(self.board)
+        census, leaving = Census(self.board), Leaving(self.board)
         controllers: tuple[Controller, ...] = (
             Workloads(census, world.clock),
             Cascade(self.board),
-            Nodes(self.board),
+            Nodes(self.board, leaving),
             Repair(census, world.clock),
             Endpoints(self.board),
-            Rollouts(census),
+            Rollouts(census, leaving),
         )
         self.loops = tuple(
             Loop(

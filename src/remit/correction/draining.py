@@ -1,7 +1,7 @@
 """May what is on a draining node go now? Within what each workload can spare; past the deadline it is said who holds it.
 
-What was asked to go and is still seen as it was counts as gone: two nodes that drain at once must not each spare the last one
-twice. `minAvailable` is kept by what is ready (of a job: by what runs); a replica that is not ready is nothing to wait for.
+What was asked to go and is still seen as it was counts as gone (leaving.py): two nodes that drain at once must not each spare
+the last one. `minAvailable` is kept by what is ready (of a job: by what runs); what is not ready is nothing to wait for.
 
 The deadline counts from when this process first saw the node drain, on its own clock.
 """
@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from remit.correction.conditions import say
+from remit.correction.leaving import Leaving
 from remit.correction.loop import Times
 from remit.correction.remits import Again, Deed, Wish
 from remit.correction.wanted import RUNS, available, condition_of
-from remit.model.claims import Accepted, Move, Verdict
+from remit.model.claims import Move
 from remit.model.kinds import Node, Workload
 from remit.model.records import Phase, Replica
 from remit.observation.board import Board, Kept
@@ -31,28 +32,16 @@ OFF_NODE: Final = (Phase.PENDING, Phase.RELEASED)
 class Draining:
     """Part of the controller of nodes: it has no keys of its own."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, board: Board, leaving: Leaving) -> None:
+        self._board, self._leaving = board, leaving
         self._since: dict[str, int] = {}
         """By node: when it was first seen to drain."""
-        self._asked: dict[str, int] = {}
-        """By replica: at which revision it was asked to go."""
-
-    def began(self) -> None:
-        self._asked.clear()
-
-    def changed(self, replica: str) -> None:
-        self._asked.pop(replica, None)
-
-    def heard(self, replica: str, verdict: Verdict | None) -> None:
-        if not isinstance(verdict, Accepted):
-            self._asked.pop(replica, None)
 
     def gone(self, node: str) -> None:
         self._since.pop(node, None)
 
     def evict(self, one: Kept, reason: str) -> Deed:
-        self._asked[one.key] = one.revision
+        self._leaving.ask(one)
         return Deed(Move(one.key, one.revision, "evict", reason=reason))
 
     def reconcile(self, node: Node, times: Times) -> Iterator[Wish]:
@@ -92,7 +81,7 @@ class Draining:
         if workload is None or workload.metadata.deleting or not workload.spec.disruption.min_available:
             return True
         members = self._board.of(meta.tenant, spec.workload)
-        up = [other for other in available(workload, members) if self._asked.get(other.key) != other.revision]
+        up = [other for other in available(workload, members) if self._leaving.stays(other)]
         if all(other.key != one.key for other in up):
             return True
         return len(up) > workload.spec.disruption.min_available

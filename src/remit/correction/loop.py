@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from remit.client.client import Client, NoAnswer
 from remit.client.retry import RetryBudget
-from remit.client.tenure import Tenure, acquire
+from remit.client.tenure import Candidate, Tenure
 from remit.correction.agenda import Agenda, Pauses
 from remit.correction.fights import Fights
 from remit.correction.remits import Again, Deed, Remit, Wish
@@ -156,6 +156,7 @@ class Loop:
         self.outside: dict[str, None] = {}
         """What was wished for against the remit; each is told once, and there are only so many claims."""
         self.lease = lease or controller.lease or self.role.value
+        self._candidate = Candidate(client, world.clock, self.lease, Duration(cadence.tempo.lease_ms))
         self._name, self._failed = name, failed
         self._wake = asyncio.Event()
         self._term: _Term | None = None
@@ -200,11 +201,10 @@ class Loop:
     async def _acquire(self) -> Tenure | None:
         self.client.actor = Actor(self._name, self.role)
         try:
-            found = await acquire(self.client, self.world.clock, self.lease, Duration(self.cadence.tempo.lease_ms))
+            return await self._candidate.acquire()
         except NoAnswer as error:
             self.gave_up(error)
             return None
-        return found if isinstance(found, Tenure) else None
 
     async def _serve(self, tenure: Tenure, whole: asyncio.TaskGroup) -> None:
         self.client.actor = tenure.actor

@@ -17,6 +17,7 @@ from typing import Any, Final
 from remit.client.client import NoAnswer
 from remit.correction.bucket import Bucket
 from remit.correction.draining import OFF_NODE, Draining
+from remit.correction.leaving import Leaving
 from remit.correction.loop import Controller, Loop, Times
 from remit.correction.remits import Again, Deed, Remit, Wish
 from remit.correction.wanted import RUNS
@@ -49,10 +50,10 @@ class Nodes(Controller):
 
     remit = Remit(Role.NODES, claims=(Mark,), transitions=("evict", "doubt", "lose"))
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, leaving: Leaving) -> None:
         super().__init__(board)
         self.hearing: Hearing | None = None
-        self.draining = Draining(board)
+        self.leaving, self.draining = leaving, Draining(board, leaving)
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._silent_regions: frozenset[str] = frozenset()
         self._silent_zones: frozenset[tuple[str, str]] = frozenset()
@@ -63,7 +64,6 @@ class Nodes(Controller):
 
     def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
         if isinstance(new, Replica) or isinstance(old, Replica):
-            self.draining.changed(key)
             names = dict.fromkeys(one.status.node for one in (old, new) if one is not None and one.status.node)
             return tuple(f"node/{name}" for name in names if self._watched(name))
         return (key,) if key.startswith("node/") else ()
@@ -80,7 +80,6 @@ class Nodes(Controller):
 
     def began(self, times: Times) -> None:
         self.hearing = None
-        self.draining.began()
 
     async def beside(self, loop: Loop) -> None:
         """Time itself is news here: ask at every beat who was heard."""
@@ -114,7 +113,7 @@ class Nodes(Controller):
 
     def heard(self, key: str, deed: Deed, verdict: Verdict | None) -> None:
         if isinstance(deed.claim, Move):
-            self.draining.heard(deed.claim.replica, verdict)
+            self.leaving.heard(deed.claim.replica, verdict)
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 

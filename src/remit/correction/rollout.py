@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from remit.correction.leaving import Leaving
 from remit.correction.loop import Controller, Times
 from remit.correction.remits import Deed, Remit, Wish
 from remit.correction.wanted import RUNS, Census, available, floor
-from remit.model.claims import Move, Role
+from remit.model.claims import Move, Role, Verdict
 from remit.model.kinds import Workload
 from remit.model.records import Replica
 
@@ -23,9 +24,9 @@ class Rollouts(Controller):
 
     remit = Remit(Role.ROLLOUT, transitions=("retire",))
 
-    def __init__(self, census: Census) -> None:
+    def __init__(self, census: Census, leaving: Leaving) -> None:
         super().__init__(census.board)
-        self._census = census
+        self._census, self._leaving = census, leaving
         self._rolling: dict[str, None] = {}
         """Workloads that had old replicas when they were last looked at: changes of others' replicas are no news."""
 
@@ -54,11 +55,17 @@ class Rollouts(Controller):
         if not old:
             return
         self._rolling[key] = None
-        up = {one.key for one in available(workload, members)}
+        old = [one for one in old if self._leaving.stays(one)]
+        up = {one.key for one in available(workload, members) if self._leaving.stays(one)}
         spare = len(up) - floor(workload.spec, self._census.many(workload))
         for one in sorted(old, key=lambda one: (one.key in up, -one.thing.spec.index)):
             if one.key in up:
                 if spare <= 0:
                     break
                 spare -= 1
+            self._leaving.ask(one)
             yield Deed(Move(one.key, one.revision, "retire", reason="a newer generation is wanted"))
+
+    def heard(self, key: str, deed: Deed, verdict: Verdict | None) -> None:
+        if isinstance(deed.claim, Move):
+            self._leaving.heard(deed.claim.replica, verdict)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from remit.correction.sites import Sites
 from remit.law.succession import as_good
 from remit.model.fields import Condition
-from remit.model.kinds import Workload, WorkloadSpec
+from remit.model.kinds import Node, NodeHealth, Workload, WorkloadSpec
 from remit.model.records import Generation, GenerationSpec, Phase, Replica
 from remit.observation.board import Board, Kept
 
@@ -55,6 +55,10 @@ class Census:
         """How many of a service or daemon there are to be."""
         return len(self.sites.fits(workload)) if workload.spec.type == "daemon" else workload.spec.replicas
 
+    def taken(self, workload: Workload) -> int:
+        """As `many`, of a daemon only on nodes that take new work now: none can come elsewhere."""
+        return sum(self.sites.fits(workload).values()) if workload.spec.type == "daemon" else workload.spec.replicas
+
     def wanted(self, workload: Workload) -> Wanted:
         """Of one that is not being deleted."""
         members = self.board.of(workload.metadata.tenant, workload.metadata.name)
@@ -94,13 +98,38 @@ class Census:
         room = wanted + (workload.spec.rollout.max_surge if old else 0) - len(live)
         again = good[: max(0, min(short, room))]
         kept = good[: max(0, short)]
-        spares = _least_useful(current, -short)
+        spares = self._least_useful(current, -short)
         return Wanted(
             spawn=_runs(members, min(short, room) - len(kept)),
             again=tuple(again),
             away=(*(one for one in old if one.thing.status.phase in UNPLACED), *spares),
             forget=_without(over, kept),
         )
+
+    def _least_useful(self, current: Sequence[Kept], spare: int) -> list[Kept]:
+        """Whom to end so that `spare` fewer are left: first what stands on a node that is not well or is to be emptied; then
+        what has come least far; then what shares its node with others; and of equals the last that was made. Those who leave
+        anyway count first, and so does what is not known to run at all: should it come back, it is one too many then.
+        """
+        if spare <= 0:
+            return []
+        spare -= sum(one.thing.status.phase in LEAVES or one.thing.status.phase is P.UNKNOWN for one in current)
+        able = _in_order(one for one in current if one.thing.status.phase in USEFUL)
+        crowd: dict[str, int] = {}
+        ranked = list[tuple[tuple[int, int, int, int], Kept]]()
+        for one in able:
+            status = one.thing.status
+            beside = crowd[status.node] = crowd.get(status.node, -1) + 1 if status.node else 0
+            rank = not self._is_sound(status.node), USEFUL.index(status.phase), beside, one.thing.spec.index
+            ranked.append(((-rank[0], rank[1], -rank[2], -rank[3]), one))
+        ranked.sort(key=lambda pair: pair[0])
+        return [one for _, one in ranked[: max(0, spare)]]
+
+    def _is_sound(self, name: str) -> bool:
+        node: Node | None = self.board.get(f"node/{name}") if name else None
+        if node is None:
+            return not name
+        return node.status.health is NodeHealth.READY and not node.spec.draining
 
     def _daemon(self, workload: Workload, members: Sequence[Kept]) -> Wanted:
         """One on each node that takes it. What is placed where it does not belong goes, and so does what can go nowhere."""
@@ -177,16 +206,6 @@ def _without(rows: Iterable[Kept], some: Iterable[Kept]) -> tuple[Kept, ...]:
 
 def _in_order(rows: Iterable[Kept]) -> list[Kept]:
     return sorted(rows, key=lambda one: one.thing.spec.index)
-
-
-def _least_useful(current: Sequence[Kept], spare: int) -> list[Kept]:
-    """Whom to end so that `spare` fewer are left; those who leave anyway count first."""
-    if spare <= 0:
-        return []
-    spare -= sum(one.thing.status.phase in LEAVES for one in current)
-    able = [one for one in current if one.thing.status.phase in USEFUL]
-    able.sort(key=lambda one: (USEFUL.index(one.thing.status.phase), -one.thing.spec.index))
-    return able[: max(0, spare)]
 
 
 def _runs(members: Sequence[Kept], count: int) -> tuple[tuple[int, int], ...]:

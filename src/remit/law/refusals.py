@@ -38,7 +38,7 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.NODE_UNREADY: Refusal("the node is not ready for new work", "node ready"),
     Code.DRAINING: Refusal("the node is cordoned or draining", "node uncordoned"),
     Code.NO_ROOM: Refusal("the node has too little left", "capacity freed or added"),
-    Code.DEVICE_TAKEN: Refusal("a device is held by somebody else", "device freed"),
+    Code.DEVICE_TAKEN: Refusal("the devices asked for are not there, or are held by others", "device freed"),
     Code.DEVICE_MISMATCH: Refusal("these are not the devices asked for", "name devices of the kind and model asked for"),
     Code.SELECTOR: Refusal("the node's labels do not match", "node labelled, or selector changed"),
     Code.TAINT: Refusal("the node has a taint that is not tolerated", "taint lifted, or toleration added"),

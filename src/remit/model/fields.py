@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from remit.model.limits import Unreserved, limited
+from remit.model.limits import Matching, Unreserved, limited
 from remit.model.resources import Amount
 
 API_VERSION = "remit/v1"
@@ -51,6 +51,12 @@ Natural = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 Line = Annotated[str, Meta(pattern=LINE, max_length=4096)]
 FileName = Annotated[str, Meta(pattern=FILE_NAME, max_length=253, description="a file name")]
 Uid = Annotated[str, Meta(pattern=UID, max_length=253)]
+ClassName = Annotated[
+    str,
+    limited(
+        Matching(OPTIONAL_LABEL, 63, "a DNS label", "use a-z, 0-9 and -, as in the name of the PriorityClass"), max_length=63
+    ),
+]
 EnvName = Annotated[str, Meta(pattern=ENV_NAME, max_length=256)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Resources = Annotated[Amount, Meta(extra={"devices": False}, description="resources by name, such as cpu and memory")]

@@ -13,6 +13,7 @@ from remit.model.fields import (
     OPTIONAL_KEY,
     OPTIONAL_LABEL,
     URL_PATH,
+    ClassName,
     Condition,
     Count,
     Deadline,
@@ -56,12 +57,6 @@ PRIORITY_MAX = 1_000_000_000
 
 Places = Annotated[tuple[Name, ...], limited(Distinct(), max_length=64)]
 Command = Annotated[tuple[Text, ...], limited(Program(), min_length=1, max_length=1024)]
-ClassName = Annotated[
-    str,
-    limited(
-        Matching(OPTIONAL_LABEL, 63, "a DNS label", "use a-z, 0-9 and -, as in the name of the PriorityClass"), max_length=63
-    ),
-]
 
 
 class RegionSpec(Record, frozen=True):

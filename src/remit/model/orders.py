@@ -1,8 +1,8 @@
-"""What is an agent told of its nodes? Their rows, once whole and then what changes: the words of one stream."""
+"""What is an agent told of its nodes, and what is it asked? Their rows, once whole and then what changes; and work's output."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -46,6 +46,18 @@ class Orders(Struct, frozen=True, omit_defaults=True):
     generations: tuple[Generation, ...] = ()
     nodes: dict[str, tuple[Node, int]] = {}
     nodes_gone: tuple[str, ...] = ()
+
+
+class LogsOf(Struct, frozen=True, tag="logs"):
+    """Send me what one copy of a replica has written: its last `tail` lines, or all of it; and if I `follow`, what comes."""
+
+    token: str
+    key: str
+    uid: str
+    attempt: int
+    stream: Literal["stdout", "stderr", "both"] = "both"
+    tail: int | None = None
+    follow: bool = False
 
 
 _encoder = msgspec.json.Encoder(enc_hook=enc_hook)

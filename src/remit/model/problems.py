@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +16,7 @@ PROBLEMS_MAX = 1000
 SUGGESTIONS_MAX = 100
 CANDIDATES_MAX = 64
 COMPARISONS_MAX = 3200
+NAMES_MAX = 10_000
 _SHOWN_MAX = 60
 _PATH_MAX = 120
 _LISTED_MAX = 24
@@ -114,6 +115,14 @@ def one_of(words: Iterable[str]) -> str:
     if len(listed) > _LISTED_MAX:
         return f"{', '.join(listed[:_LISTED_MAX])}, …"
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} or {listed[-1]}"
+
+
+def there_are(name: str, names: Sequence[str], what: str) -> str:
+    """For a cure: names that are like the one that is not there, or the first few of all."""
+    close = difflib.get_close_matches(name, names[:NAMES_MAX], n=3, cutoff=0.6) if len(name) <= 2 * _SHOWN_MAX else []
+    if close:
+        return f"did you mean {one_of(close)}?"
+    return f"there are {one_of(names)}" if names else f"there are no {what}"
 
 
 def path_text(path: Path) -> str:

@@ -38,27 +38,38 @@ _DURATION = f"^(?=.){quantity.DURATION}$"
 
 def schema(kind: str) -> dict[str, Any]:
     """The schema of one kind. Raises KeyError for a kind that does not exist."""
-    writer = _Writer()
+    writer = Writer()
     reference = writer.root(kind)
     return {"$schema": DIALECT, "title": kind, **reference, "$defs": writer.definitions}
 
 
 def schema_of_all() -> dict[str, Any]:
     """One schema for any declared kind, chosen by `kind`: what an editor is told for a whole directory."""
-    writer = _Writer()
+    writer = Writer()
     references = {kind: writer.root(kind) for kind in objects.DECLARED}
     mapping = {kind: reference["$ref"] for kind, reference in references.items()}
     choice = {"oneOf": list(references.values()), "discriminator": {"propertyName": "kind", "mapping": mapping}}
     return {"$schema": DIALECT, "title": "Remit manifest", "type": "object", **choice, "$defs": writer.definitions}
 
 
-class _Writer:
-    """Not msgspec's own: that cannot write a default which is an Amount or a Duration."""
+class Writer:
+    """Not msgspec's own: that cannot write a default which is an Amount or a Duration. What is defined stands below `at`."""
 
-    def __init__(self) -> None:
+    def __init__(self, at: str = "#/$defs/") -> None:
         self.definitions: dict[str, Any] = {}
+        self._at = at
+        self._names: dict[Any, str] = {}
+
+    def of(self, type_: Any) -> dict[str, Any]:
+        """The schema of any type that is sent or answered."""
+        return self._type(inspect.type_info(type_))
+
+    def shared(self, name: str, written: dict[str, Any]) -> dict[str, Any]:
+        """What stands in many places: here, in each of them."""
+        return written
 
     def root(self, kind: str) -> dict[str, Any]:
+        """A kind as it is written in a manifest: without what is observed of it."""
         type_ = cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
         reference = self._struct(type_)
         definition = self.definitions[kind]
@@ -72,21 +83,35 @@ class _Writer:
         if kind in objects.DECLARED:
             owned = {"required": ["tenant"], "properties": {"tenant": {"minLength": 1}}}
             theirs = owned if kind in objects.TENANTED else {"properties": {"tenant": False}}
-            definition["properties"]["metadata"] = {"allOf": [{"$ref": "#/$defs/Metadata"}, theirs]}
+            definition["properties"]["metadata"] = {"allOf": [{"$ref": f"{self._at}Metadata"}, theirs]}
             self.definitions["Metadata"]["properties"].pop("deleting", None)
         return reference
 
     def _struct(self, type_: inspect.StructType) -> dict[str, Any]:
-        name = type_.cls.__name__
+        name = self._name(type_.cls)
         if name not in self.definitions:
-            definition: dict[str, Any] = {"type": "object", "additionalProperties": False}
+            definition: dict[str, Any] = {"type": "object"}
             self.definitions[name] = definition
-            described = (type_.cls.__dict__.get("__doc__") or "").strip().split("\n\n")[0]
+            if type_.forbid_unknown_fields:
+                definition["additionalProperties"] = False
+            described = (getattr(type_.cls, "__origin__", type_.cls).__dict__.get("__doc__") or "").strip().split("\n\n")[0]
             if described:
                 definition["description"] = " ".join(described.split())
-            definition["properties"] = {field.encode_name: self._field(field) for field in type_.fields}
-            definition["required"] = [field.encode_name for field in type_.fields if field.required]
-        return {"$ref": f"#/$defs/{name}"}
+            tag = {} if type_.tag_field is None else {type_.tag_field: {"const": type_.tag}}
+            definition["properties"] = {**tag, **{field.encode_name: self._field(field) for field in type_.fields}}
+            definition["required"] = [*tag, *(field.encode_name for field in type_.fields if field.required)]
+        return {"$ref": f"{self._at}{name}"}
+
+    def _name(self, cls: Any) -> str:
+        """Its own; that of its module before it, if another has that already."""
+        name = self._names.get(cls)
+        if name is None:
+            parts = getattr(cls, "__args__", ())
+            name = f"{self._name(parts[0])}List" if parts else str(cls.__name__)
+            if name in self._names.values():
+                name = cls.__module__.rpartition(".")[2].capitalize() + name
+            self._names[cls] = name
+        return name
 
     def _field(self, field: inspect.Field) -> dict[str, Any]:
         written = self._type(field.type)
@@ -103,7 +128,7 @@ class _Writer:
             if "quantity" in extra:
                 written = {**_quantity(extra["quantity"]), "description": "a part of one device, 1m to 999m"}
             elif extra.get("devices") is False:
-                written = _amount(devices=False)
+                written = self.shared("Resources", _amount(devices=False))
             else:
                 written = self._type(type_.type)
             for limit in extra.get("limits", ()):
@@ -112,11 +137,20 @@ class _Writer:
         if isinstance(type_, inspect.StructType):
             return self._struct(type_)
         if isinstance(type_, inspect.UnionType):
-            parts = [self._type(part) for part in type_.types]
-            return {"anyOf": parts}
+            return self._union(type_)
         if isinstance(type_, inspect.CustomType):
-            return _duration() if type_.cls is Duration else _amount(devices=True)
+            if type_.cls is Duration:
+                return self.shared("Duration", _duration())
+            return self.shared("Amount", _amount(devices=True))
         return self._container(type_) or _scalar(type_)
+
+    def _union(self, type_: inspect.UnionType) -> dict[str, Any]:
+        parts = [self._type(part) for part in type_.types]
+        tagged = [part for part in type_.types if isinstance(part, inspect.StructType) and part.tag_field is not None]
+        if len(tagged) < len(parts):
+            return {"anyOf": parts}
+        mapping = {str(one.tag): part["$ref"] for one, part in zip(tagged, parts, strict=True)}
+        return {"oneOf": parts, "discriminator": {"propertyName": tagged[0].tag_field, "mapping": mapping}}
 
     def _container(self, type_: inspect.Type) -> dict[str, Any] | None:
         if isinstance(type_, inspect.DictType):
@@ -128,7 +162,7 @@ class _Writer:
                 "propertyNames": names,
                 **_limits(type_, {"min_length": "minProperties", "max_length": "maxProperties"}),
             }
-        if isinstance(type_, inspect.VarTupleType):
+        if isinstance(type_, (inspect.VarTupleType, inspect.ListType)):
             items = {"type": "array", "items": self._type(type_.item_type)}
             return {**items, **_limits(type_, {"min_length": "minItems", "max_length": "maxItems"})}
         if isinstance(type_, inspect.TupleType):
@@ -142,6 +176,8 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scalar(type_: inspect.Type) -> dict[str, Any]:
+    if isinstance(type_, (inspect.AnyType, inspect.RawType)):
+        return {}
     if isinstance(type_, inspect.StrType):
         limits = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
         written = {"type": "string", **_limits(type_, limits)}

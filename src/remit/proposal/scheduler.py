@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from remit.client.client import Client, NoAnswer
-from remit.client.tenure import Tenure, acquire
+from remit.client.tenure import Candidate, Tenure
 from remit.law.lifecycle import SNAPSHOT_FRESH_MS
 from remit.model.claims import Actor, Role, Verdict
 from remit.model.resources import Duration
@@ -67,7 +67,8 @@ class Scheduler:
         self.cycle: Cycle | None = None
         """While it leads."""
         self._follower = Follower(store, sure, world, self.view, idle_ms=rhythm.idle_ms, parts=PARTS)
-        self._client, self._world, self._name, self._lease, self._rhythm = client, world, name, lease, rhythm
+        self._client, self._world, self._name, self._rhythm = client, world, name, rhythm
+        self._candidate = Candidate(client, world.clock, lease, Duration(rhythm.lease_ms))
         self._filters, self._scores, self._pace = tuple(filters), tuple(scores), pace
         self._failed, self._tell = failed, tell
         self._wake = self.view.subscribe()
@@ -102,11 +103,10 @@ class Scheduler:
     async def _acquire(self) -> Tenure | None:
         self._client.actor = Actor(self._name, Role.SCHEDULER)
         try:
-            found = await acquire(self._client, self._world.clock, self._lease, Duration(self._rhythm.lease_ms))
+            return await self._candidate.acquire()
         except NoAnswer as error:
             self._give_up(error)
             return None
-        return found if isinstance(found, Tenure) else None
 
     async def _serve(self, tenure: Tenure, whole: asyncio.TaskGroup) -> None:
         """One term. What it asks may be answered after its end: that teaches nobody, and holds up nobody."""

@@ -40,11 +40,15 @@ class Door:
             return await self._rows.page(asked)
         return await self._answering.answer(asked)
 
-    async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
+    def streamed(self, body: bytes) -> OrdersOf | RowsFrom:
+        """Which stream is meant. Raises `Unread`, before anything has begun."""
         try:
-            asked = _streamed.decode(body)
+            return _streamed.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise Unread(f"no stream is called this ({error}); ask for orders or rows") from error
+
+    async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
+        asked = self.streamed(body)
         told = self._orders.stream(asked) if isinstance(asked, OrdersOf) else self._rows.events(asked)
         async with aclosing(told) as items:
             async for item in items:

@@ -45,6 +45,21 @@ class Ownership:
             self._fd = -1
 
 
+def owner_of(directory: Path) -> int | None:
+    """The process that owns this directory now, by the pid that it left there; None if nobody does. Nothing is taken."""
+    try:
+        fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _pid_in(fd) or 0
+    finally:
+        os.close(fd)
+    return None
+
+
 def make_private(path: Path) -> None:
     """An empty file in this place that only its owner may read. SQLite gives the journals beside it the same mode."""
     path.unlink(missing_ok=True)

@@ -54,6 +54,12 @@ class SocketLink:
     def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
         return listening(self._address(at), service)
 
+    async def close(self) -> None:
+        """End every connection. Whatever waits for an answer over one fails; the next call makes a new one."""
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.close()
+
     def _address(self, name: str) -> Address:
         if name not in self._addresses:
             raise Unreached(f"no address is known for {name}", "add it to the addresses of this process")
@@ -154,6 +160,11 @@ class _Connection:
     def write(self, kind: Kind, tag: int, body: bytes = b"") -> None:
         if self.whole:
             self._writer.write(framed(kind, tag, body))
+
+    async def close(self) -> None:
+        self._writer.close()
+        self._reading.cancel()
+        await asyncio.wait((self._reading,))
 
     async def _read(self) -> None:
         """What the far side had written before it was gone is still read: those are answers."""

@@ -8,7 +8,7 @@ and its cure), and our own bugs (`ValueError` and the like).
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +127,37 @@ class Disk(Protocol):
         ...
 
 
+class Piece(NamedTuple):
+    """Some of what was written to a file of a spool, from the byte `start` on, counted from the first that ever was."""
+
+    start: int
+    data: bytes
+
+
+class Spool(Protocol):
+    """Files that work adds to for as long as it likes, held to a size: bytes that are too old are gone. No link is followed,
+    and what is no plain file is not read. It blocks: from async code, call it through an `Offload`.
+    """
+
+    def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
+        """If the file is longer than `bytes_max`, begin it anew and keep so many `older` pieces of it. Was it?"""
+        ...
+
+    def span(self, directory: Path, name: str) -> tuple[int, int]:
+        """From which byte to which it is there. Raises `Missing` if it never was."""
+        ...
+
+    def read(self, directory: Path, name: str, start: int, bytes_max: int) -> Piece:
+        """From `start` on, or from the first byte after it that is still there. Raises `Missing`."""
+        ...
+
+    def sweep(self, directory: Path, keep: Collection[str], *, files: int, bytes_max: int, age_ms: int) -> None:
+        """Remove what is too old, and then the oldest until no more than that is left. Files whose names begin like one of
+        `keep`, up to the last dot, are neither counted nor removed; the others are taken together by that beginning.
+        """
+        ...
+
+
 class Offload(Protocol):
     """Runs blocking work elsewhere, one piece at a time, in the order of the calls (not of the awaits)."""
 
@@ -183,9 +214,9 @@ class Order(NamedTuple):
 
     `user`: its name; empty is whoever starts it. `stdout`, `stderr`: files that are added to, made if absent; None is nowhere.
     `group`: a name, safe as a file name, under which all that comes of it is kept together and limited, however it forks;
-    a name in which somebody still runs is refused, so that a name is run once at a time. `writable`: with a sandbox, the only
-    places that it can change. `with_parent`: it is killed when its starter ends, however that ends. `not_after_ms`: past this
-    instant of the clock it is not started any more.
+    a name in which somebody still runs is refused, so that a name is run once at a time. `writable`: directories of
+    its own: they are given to its `user`, and with a sandbox they are all that it can change. `with_parent`: it is killed when
+    its starter ends, however that ends. `not_after_ms`: past this instant of the clock it is not started any more.
     """
 
     argv: tuple[str, ...]

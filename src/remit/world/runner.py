@@ -43,6 +43,7 @@ ENDED_MAX: Final = 10_000
 """How many ends are remembered for whoever waits late. Of an older one only that it ended is known."""
 
 _LOOK_MS: Final = 10
+_POLL_MS: Final = 200
 _SETTLED_AT_ONCE: Final = 16
 """How many children are looked at with each start, so that a start costs the same with thousands of them."""
 _SWEPT_MAX: Final = 3
@@ -253,6 +254,9 @@ async def _until_it_ends(pid: int, lives: Callable[[], bool]) -> None:
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
+        return
+    except OSError:  # no descriptor is left for that: looked at now and then, until one is
+        await asyncio.sleep(_POLL_MS / 1000)
         return
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()

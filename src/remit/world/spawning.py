@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import pwd
+import resource
 import shutil
 import signal
 import stat
@@ -25,6 +26,8 @@ from remit.world.sandbox import PROGRAM, sandboxed
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _TOLD_BYTES_MAX: Final = 64
+_FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""As it was when we began: what we start gets no more open files than that, whatever we need ourselves."""
 
 _CURES: Final = {
     errno.ENOENT: "install it, or give its path",
@@ -39,9 +42,17 @@ _CURES: Final = {
 }
 _STEPS: Final = {
     "join": ("its cgroup cannot be joined", "see `remit doctor`"),
+    "files": ("its limit of open files cannot be set", "see what the machine says of it"),
     "user": ("its user cannot be taken on", "run the agent as root, or leave `user` out"),
     "parent": ("its end cannot be tied to that of its starter", "run on Linux"),
 }
+
+
+def need_many_files() -> None:
+    """Allow this process as many open files as it may allow itself: one is needed for each process that it watches."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Swept(Exception):
@@ -60,12 +71,14 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
     """The number of the new process. `entrances`: of the groups that it joins before anything else."""
     argv = _wrapped(order) if order.sandbox == "bwrap" else order.argv
     identity = _identity(order.user)
+    _give(order.writable, identity)
     with ExitStack() as files:
         streams = [_stream(path, identity, files) for path in (order.stdout, order.stderr)]
-        hear, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        hear, tell = _pipe(order)
         files.callback(os.close, hear)
         files.callback(os.close, tell)
         needs = bool(entrances) or identity is not None or order.with_parent
+        needs = needs or resource.getrlimit(resource.RLIMIT_NOFILE) != _FILES
         begin = _beginning(tuple(entrances), identity, os.getpid() if order.with_parent else 0, tell) if needs else None
         try:
             process = subprocess.Popen(  # noqa: S603 - never through a shell, and what may run is decided above
@@ -127,6 +140,29 @@ def _has_name(uid: int) -> bool:
     return True
 
 
+def _give(places: Sequence[Path], identity: Identity | None) -> None:
+    """Let it own the directories that are its own. They are ours to give: nobody else can have put a link there."""
+    if identity is None:
+        return
+    for place in places:
+        try:
+            directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchown(directory, identity.uid, identity.gid)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise NotStarted(f"{place} cannot be given to its user ({why})", "make it, or leave it out") from error
+
+
+def _pipe(order: Order) -> tuple[int, int]:
+    try:
+        return os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _refused(order, order.argv, error) from error
+
+
 def _stream(path: Path | None, identity: Identity | None, files: ExitStack) -> int:
     if path is None:
         return subprocess.DEVNULL
@@ -156,6 +192,8 @@ def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: in
         try:
             for entrance in entrances:
                 os.write(entrance, b"0")
+            step = "files"
+            resource.setrlimit(resource.RLIMIT_NOFILE, _FILES)
             step = "user"
             if identity is not None:
                 os.setgroups(identity.groups)

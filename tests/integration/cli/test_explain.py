@@ -243,7 +243,7 @@ def test_a_bad_manifest_is_judged_as_validate_does(data: Path, tmp_path: Path) -
     told("capacity", "-f", str(tmp_path / "none.yaml"), "--data", str(data), code=2)
     assert "3 workloads" in told("capacity", "-f", str(CLUSTER), "--data", str(data), code=2)
     assert "declares no Node" in told("capacity", "-f", str(MORE), "--cluster", str(MORE), code=2)
-    assert "and not both" in told("capacity", "-f", str(MORE), code=2)
+    assert "and not both" in told("capacity", "-f", str(MORE), "--data", str(data), "--cluster", str(MORE), code=2)
     missing = tmp_path / "missing.yaml"
     missing.write_text(MORE.read_text().replace("urgent", "absent"))
     assert "there is no priority class absent" in told("capacity", "-f", str(missing), "--data", str(data), code=2)

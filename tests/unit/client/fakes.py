@@ -45,6 +45,9 @@ class FakeAuthority:
     window_shift: int = 0
     leader: str = "a"
     held: bool = True
+    refuses: Refused | None = None
+    listened_ms: int = 0
+    silent: dict[str, int] = field(default_factory=dict)
     renewals_ms: list[int] = field(default_factory=list)
     boot: str = "far-boot"
     ahead_ms: int = 77_000_000
@@ -59,7 +62,8 @@ class FakeAuthority:
     async def status(self) -> Status:
         self.statuses += 1
         window = self.window() + self.window_shift
-        return Status("eu", self.incarnation, 1, len(self.deeds), window, WINDOW_MS, self.leader, self.boot, self.now_ms())
+        stand = "eu", self.incarnation, 1, len(self.deeds), window, WINDOW_MS, self.leader, self.boot, self.now_ms()
+        return Status(*stand, listened_ms=self.listened_ms, silent=self.silent)
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         self.asked.extend(operations)
@@ -94,6 +98,8 @@ class FakeAuthority:
         if isinstance(operation.claim, Abandon):
             none = (b"", Refused(Code.ABANDONED))
             return self.outcomes.setdefault(operation.claim.operation, none)[1]
+        if self.refuses is not None:
+            return self.refuses
         self.deeds.append(operation)
         return Accepted(len(self.deeds), number=5 if isinstance(operation.claim, Acquire) else 0)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from remit.client.client import NoAnswer
 from remit.client.retry import RetryBudget
-from remit.client.tenure import Tenure, acquire
+from remit.client.tenure import Candidate, Tenure, acquire
 from remit.model.claims import Code, Refused
 from remit.model.resources import Duration
 from tests.unit.client.fakes import ACTOR, bench
@@ -127,3 +127,40 @@ def test_acquiring_counts_from_before_the_first_try() -> None:
 def test_no_tenure_without_lease_epoch_and_term(lease: str, epoch: int, term_ms: int) -> None:
     with pytest.raises(ValueError, match="no tenure"):
         Tenure(replace(ACTOR, lease=lease, epoch=epoch), term_ms, 0)
+
+
+def test_a_candidate_asks_once_and_again_only_when_the_lease_may_be_free() -> None:
+    """F32: a refusal is a commit too. It is free when it was not renewed for a term, or given back."""
+
+    async def scene() -> None:
+        b = bench()
+        candidate = Candidate(b.client, b.world.clock, "shard-1", Duration(15_000))
+        refused = Refused(Code.LEASE_HELD, "held by another")
+        b.authority.refuses = refused
+        assert await candidate.acquire() is None
+        assert len(b.authority.asked) == 1
+        for listened_ms, silent in ((1_000, {}), (900_000, {"shard-1": 15_000}), (15_000, {"shard-2": 99_000})):
+            b.authority.listened_ms, b.authority.silent = listened_ms, silent
+            assert await candidate.acquire() is None
+        assert len(b.authority.asked) == 1
+        for listened_ms, silent in ((900_000, {"shard-1": 15_001}), (15_001, {})):
+            b.authority.listened_ms, b.authority.silent = listened_ms, silent
+            assert await candidate.acquire() is None
+        assert len(b.authority.asked) == 3
+        b.authority.refuses = None
+        found = await candidate.acquire()
+        assert found is not None and found.actor.epoch == 5
+
+    run_virtually(scene())
+
+
+def test_a_candidate_that_was_refused_for_another_reason_asks_again() -> None:
+    async def scene() -> None:
+        b = bench()
+        candidate = Candidate(b.client, b.world.clock, "shard-1", Duration(15_000))
+        b.authority.refuses = Refused(Code.LIMIT, "too many leases")
+        assert await candidate.acquire() is None
+        assert await candidate.acquire() is None
+        assert len(b.authority.asked) == 2
+
+    run_virtually(scene())

@@ -589,3 +589,18 @@ async def test_a_standby_that_cannot_read_who_leads_turns_away(scope: Scope) -> 
     with pytest.raises(Turned) as turned:
         await standby(scope).status()
     assert turned.value.hint == "" and "planned" in turned.value.why
+
+
+def test_one_who_has_raised_the_epoch_by_opening_its_store_waits_for_nobody() -> None:
+    """The store is its own: no term passes before it leads, and none before it leads again."""
+
+    async def main() -> None:
+        store, clock = MemoryStore(), FakeClock()
+        place = await chain.seize(store, "s", "i1")
+        waiting = Standby(store, scope="r1", name="s", clock=clock, ids=CountedIds("s"), peers={}, term_ms=1_000, place=place)
+        serving = asyncio.ensure_future(waiting.serve(beat_ms=0))
+        leads = await led_by(waiting)
+        assert leads.head.epoch == place.head.epoch and clock.at_ms == FakeClock().at_ms
+        await ended(serving)
+
+    asyncio.run(main())

@@ -7,7 +7,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
-from remit.agent.agent import Agent, Feed, Hosted
+from remit.agent.agent import Agent, Feed
+from remit.agent.hosting import Hosted
 from remit.agent.keeping import Keeping
 from remit.agent.work import Place
 from remit.client.client import Client
@@ -21,6 +22,7 @@ from remit.model.resources import Amount
 from remit.simulate.actors.seat import Seat
 
 JOURNAL: Final = Path("/keeper/journal")
+EPOCHS: Final = Path("/agent/epochs")
 
 
 class Farm:
@@ -35,10 +37,11 @@ class Farm:
             seat.world,
             self.client,
             _observed(seat, order_feed(seat.world.link, seat.world.chance.shuffled(seat.servers))),
-            Keeping(seat.world.link, keeper),
+            Keeping(seat.world.link, keeper, seat.world.clock),
             [Hosted(node, place_of(node.metadata.name, seat.scope)) for node in nodes],
             name=seat.process.name,
             tempo=Tempo(seat.pace.beat_ms),
+            epochs=EPOCHS,
             failed=seat.give_up,
         )
 

@@ -1,0 +1,88 @@
+"""Where does an agent keep what, and who may look there? Places in its one directory; what is in them is not known here.
+
+    run/      for the two processes alone: locks, the keeper's socket and journal, which leases were held, their own logs
+    logs/     what work says, a directory a node
+    work/     a directory a copy: where it begins, and with a sandbox the only place that it can change
+
+Work that runs as a user of its own must reach its directory, so one may pass through the root and `work`; no more is open.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+KEEPER: Final = "keeper"
+"""What a keeper is called on its agent's link."""
+
+SOCKET_BYTES_MAX: Final = 107
+"""The longest path of a Unix socket."""
+
+PRIVATE, PASSABLE = 0o700, 0o711
+
+
+class Directory(NamedTuple):
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def socket(self) -> Path:
+        return self.run / "keeper.sock"
+
+    @property
+    def keeper_lock(self) -> Path:
+        return self.run / "keeper.lock"
+
+    @property
+    def agent_lock(self) -> Path:
+        return self.run / "agent.lock"
+
+    @property
+    def keeper_pid(self) -> Path:
+        """The number of the keeper's process, for people and tools: the lock is what counts."""
+        return self.run / "keeper.pid"
+
+    @property
+    def agent_pid(self) -> Path:
+        return self.run / "agent.pid"
+
+    @property
+    def keeper_log(self) -> Path:
+        return self.run / "keeper.log"
+
+    @property
+    def journal(self) -> Path:
+        return self.run / "journal"
+
+    @property
+    def epochs(self) -> Path:
+        return self.run / "epochs"
+
+    @property
+    def identity(self) -> Path:
+        """What tells this directory from any other of the same name: a lease is held by a name and this."""
+        return self.run / "identity"
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """For a link: whom it reaches, and where."""
+        return {KEEPER: f"unix:{self.socket}"}
+
+    def make(self) -> None:
+        """All of it. Raises OSError; and ValueError for a path that is too long, with the cure."""
+        if len(str(self.socket).encode()) > SOCKET_BYTES_MAX:
+            raise ValueError(f"{self.socket} has more than {SOCKET_BYTES_MAX} bytes, which no socket may; use a shorter --data")
+        for place, mode in ((self.root, PASSABLE), (self.run, PRIVATE), (self.logs, PRIVATE), (self.work, PASSABLE)):
+            place.mkdir(parents=True, exist_ok=True)
+            place.chmod(mode)

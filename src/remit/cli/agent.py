@@ -1,0 +1,265 @@
+"""Runs an agent: the node's side of Remit, with the work of one machine or of several nodes that it plays. It is in agent/."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from remit.cli.agent_nodes import Declared, nodes_of
+from remit.cli.keeper import PROCESS
+from remit.cli.main import examples
+from remit.cli.running import Complaints, asking_options, beat_option, run_until_ended, server_and_token
+from remit.model.problems import escaped
+
+if TYPE_CHECKING:
+    from remit.agent.agent import Agent
+    from remit.agent.directory import Directory
+    from remit.client.client import Client
+    from remit.client.connecting import Connected
+    from remit.client.endpoint import Status
+    from remit.world.promises import Order, World
+
+LOGS: Final = "logs"
+PORT_TRIES: Final = 5
+AGAIN_MS: Final = 1_000
+ANSWER_MS: Final = 3_000
+END_GRACE_MS: Final = 10_000
+SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER")
+"""Of its own environment; a keeper, and what that starts, has no use for them."""
+
+
+@click.command(
+    epilog=examples(
+        "remit agent --server http://127.0.0.1:7420 --token-file data/token --data agent",
+        "remit agent --data agent --nodes 20 --region eu-central --region eu-west    twenty nodes to try things out",
+        "remit agent --data agent --cpu 8 --memory 16Gi --device gpu=2:A10           instead of what was found",
+    )
+)
+@asking_options
+@beat_option
+@click.option(
+    "--data", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where it keeps what it must find again."
+)
+@click.option("--name", default="", help="What its node is called.  [default: the machine's name]")
+@click.option(
+    "--nodes", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many nodes it plays: NAME-1 to NAME-N."
+)
+@click.option("--region", "regions", multiple=True, help="Where they are, in turn.  [default: local]")
+@click.option("--zone", "zones", multiple=True, help="In which zones, in turn.  [default: REGION-a]")
+@click.option("--pool", default="default", show_default=True, help="The pool of nodes that they belong to.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label of each node, when it is first declared.")
+@click.option(
+    "--taint", "taints", multiple=True, metavar="KEY[=VALUE]:EFFECT", help="A taint of each node, when it is first declared."
+)
+@click.option("--cpu", default="", help="CPUs of each node.  [default: as found]")
+@click.option("--memory", default="", help="Memory of each node.  [default: as found]")
+@click.option("--device", "devices", multiple=True, metavar="KIND=N[:MODEL]", help="Devices of each node.  [default: as found]")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where its work, and it itself, are reached.")
+@click.option(
+    "--sandbox",
+    type=click.Choice(["auto", "bwrap", "none"]),
+    default="auto",
+    show_default=True,
+    help="For work that does not say.",
+)
+@click.option("--end-work", is_flag=True, help="When it is ended, end all work with it, and the keeper.")
+@click.option("--log-bounds", default="", hidden=True, help="How much of what work says is kept.")
+@click.pass_context
+def agent(
+    ctx: click.Context,
+    servers: tuple[str, ...],
+    token_file: Path | None,
+    beat_ms: int,
+    data: Path,
+    name: str,
+    nodes: int,
+    regions: tuple[str, ...],
+    zones: tuple[str, ...],
+    pool: str,
+    labels: tuple[str, ...],
+    taints: tuple[str, ...],
+    cpu: str,
+    memory: str,
+    devices: tuple[str, ...],
+    address: str,
+    sandbox: str,
+    end_work: bool,
+    log_bounds: str,
+) -> None:
+    """Run the work of this machine, until ended.
+
+    The work outlives it: a keeper beside it, which it starts, holds the deadlines of what must never run twice, and the next
+    agent on the same directory finds everything again. `remit keeper --end --data DIR` ends all of that.
+    """
+    from remit.agent.saying import log_bounds as read_bounds
+
+    urls, token = server_and_token(servers, token_file)
+    declared = Declared(name, nodes, regions or ("local",), zones, pool, labels, taints, cpu, memory, devices, address)
+    try:
+        bounds = read_bounds(log_bounds).written()
+    except ValueError as error:
+        raise click.BadParameter(escaped(str(error)), param_hint="--log-bounds") from error
+    said = ctx.get_parameter_source("beat_ms") is click.core.ParameterSource.COMMANDLINE
+    asked = _Asked(urls, token, data.absolute(), declared, beat_ms if said else 0, sandbox, end_work, bounds)
+    try:
+        sys.exit(run_until_ended(lambda: _run(asked)))
+    except* click.ClickException as group:
+        raise group.exceptions[0] from None
+
+
+class _Asked:
+    """What was asked for on the command line. `beat_ms` 0: as the scope has it."""
+
+    def __init__(
+        self,
+        urls: tuple[str, ...],
+        token: str,
+        data: Path,
+        declared: Declared,
+        beat_ms: int,
+        sandbox: str,
+        end_work: bool,
+        bounds: str,
+    ) -> None:
+        self.urls, self.token, self.data, self.declared = urls, token, data, declared
+        self.beat_ms, self.sandbox, self.end_work, self.bounds = beat_ms, sandbox, end_work, bounds
+
+
+async def _run(asked: _Asked) -> None:
+    from remit.agent.directory import Directory
+    from remit.client.connecting import connect
+    from remit.world.production import production
+    from remit.world.promises import Busy, DiskError
+
+    directory = Directory(asked.data)
+    try:
+        directory.make()
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"--data: {escaped(str(error))}") from error
+    world = production(directory.addresses)
+    try:
+        with ExitStack() as held:
+            try:
+                held.enter_context(world.disk.lock(directory.agent_lock))
+            except Busy:
+                other = directory.agent_pid.read_text().strip() if directory.agent_pid.exists() else "unknown"
+                where = escaped(str(asked.data))
+                raise click.ClickException(
+                    f"another agent (process {escaped(other)}) runs on {where}; end it, or use another --data"
+                ) from None
+            except DiskError as error:
+                raise click.ClickException(escaped(str(error))) from error
+            world.disk.write_atomically(directory.agent_pid, f"{os.getpid()}\n".encode())
+            try:
+                connected = connect(asked.urls, asked.token, world)
+            except ValueError as error:
+                raise click.ClickException(escaped(str(error))) from error
+            async with connected:
+                await _host(asked, directory, connected)
+    finally:
+        await world.offload.close()
+
+
+async def _host(asked: _Asked, directory: Directory, connected: Connected) -> None:
+    """Everything but the directory's lock: declare, run, and say so."""
+    from remit.agent.building import agent as build
+    from remit.agent.building import logs
+    from remit.agent.reviving import Reviver
+    from remit.law.tempo import Tempo
+    from remit.model.claims import Actor, Role
+
+    world = connected.world
+    complain = Complaints("agent", world.clock.now_ms)
+    equipment = await world.offload(world.host.equipment)
+    confinement = world.runner.confinement()
+    sandbox = confinement.sandbox if asked.sandbox == "auto" else asked.sandbox == "bwrap"
+    if asked.sandbox == "bwrap" and not confinement.sandbox:
+        raise click.ClickException("bubblewrap is not installed; apt-get install bubblewrap, or say --sandbox none")
+    port = (await world.ports.free(1))[0]
+    nodes = nodes_of(asked.declared, equipment, port)
+    name = f"{asked.declared.called(equipment)}-{_identity(directory, world)}"
+    client = connected.client_for(Actor(name, Role.AGENT))
+    status = await _status(client, complain, world)
+    if asked.beat_ms and asked.beat_ms != status.beat_ms:
+        raise click.ClickException(f"this scope beats every {status.beat_ms} ms, not {asked.beat_ms}; start it without --beat")
+    one = build(
+        world, client, connected.names, directory, nodes,
+        name=name, scope=status.scope, tempo=Tempo(status.beat_ms), sandbox=sandbox, tell=complain, failed=complain,
+        revive=Reviver(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
+    )  # fmt: skip
+    from remit.world.link import SocketLink
+
+    host = f"[{asked.declared.address}]" if ":" in asked.declared.address else asked.declared.address
+    try:
+        link = SocketLink({LOGS: f"tcp:{host}:{port}"})
+    except ValueError as error:
+        raise click.BadParameter(escaped(str(error)), param_hint="--address") from error
+    from remit.cli.agent_nodes import announced
+
+    async with link.serve(LOGS, logs(world, one, asked.token)):
+        click.echo(announced(nodes, confinement, sandbox=sandbox, servers=connected.names))
+        try:
+            await one.run()
+        except asyncio.CancelledError:
+            await _leave(asked, directory, one, world)
+            raise
+
+
+async def _status(client: Client, complain: Complaints, world: World) -> Status:
+    """Of the scope; waited for, since an agent without one has nothing to do."""
+    from remit.client.client import NoAnswer
+
+    while True:
+        try:
+            return await client.status(deadline_ms=ANSWER_MS)
+        except NoAnswer as error:
+            complain(f"no server answers yet: {error.why}")
+            await world.clock.sleep_ms(AGAIN_MS)
+
+
+def _identity(directory: Directory, world: World) -> str:
+    """What tells this agent from another of the same name: made once, and kept."""
+    from remit.world.promises import Missing
+
+    try:
+        return world.disk.read(directory.identity).decode().strip()
+    except Missing:
+        made = world.ids.incarnation()
+        world.disk.write_atomically(directory.identity, f"{made}\n".encode())
+        return made
+
+
+def keeper_order(directory: Directory, bounds: str = "") -> Order:
+    from remit.world.promises import Order
+
+    return Order(
+        argv=(sys.executable, "-m", PROCESS, str(directory.root), bounds),
+        env={name: text for name, text in os.environ.items() if name not in SECRETS},
+        directory=Path("/"),
+        stdout=directory.keeper_log,
+        stderr=directory.keeper_log,
+    )
+
+
+async def _leave(asked: _Asked, directory: Directory, one: Agent, world: World) -> None:
+    from remit.agent.directory import KEEPER
+    from remit.agent.keeping import Keeping
+    from remit.world.promises import LinkError
+
+    count = one.running()
+    if not asked.end_work:
+        if count:
+            end = f"`remit keeper --end --data {directory.root}` ends it"
+            click.echo(f"agent: {count} replicas run on, and the keeper with them; start the agent again to go on, or {end}")
+        return
+    click.echo(f"agent: ends {count} replicas, and the keeper")
+    try:
+        await Keeping(world.link, KEEPER, world.clock).quit(END_GRACE_MS)
+    except LinkError as error:
+        click.echo(f"agent: {error}", err=True)

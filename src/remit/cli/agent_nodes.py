@@ -1,0 +1,151 @@
+"""Which nodes does an agent declare? From what was said on the command line, and what was found; nothing is asked here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from remit.model.problems import escaped
+
+if TYPE_CHECKING:
+    from remit.model.kinds import Device, Node, Taint
+    from remit.world.promises import Confinement, Equipment
+
+_UNFIT: Final = re.compile(r"[^a-z0-9]+")
+_UNFIT_MODEL: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_DEVICE: Final = re.compile(r"([^=:]+)=([0-9]{1,4})(?::(.*))?")
+_TAINT: Final = re.compile(r"([^=:]+)(?:=([^:]*))?:([A-Za-z]+)")
+MODEL_MAX: Final = 63
+
+
+class Declared(NamedTuple):
+    """What was said of the nodes; what is empty is as found."""
+
+    name: str = ""
+    nodes: int = 1
+    regions: tuple[str, ...] = ("local",)
+    zones: tuple[str, ...] = ()
+    pool: str = "default"
+    labels: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
+    cpu: str = ""
+    memory: str = ""
+    devices: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
+
+    def called(self, found: Equipment) -> str:
+        """A machine's name may have letters that no node's has; one that was given is taken as it is."""
+        return self.name or _UNFIT.sub("-", found.hostname.lower()).strip("-")[:50].rstrip("-") or "node"
+
+
+def nodes_of(declared: Declared, found: Equipment, port: int) -> list[Node]:
+    """All of them, judged as manifests are. Raises what click shows: the option, what is wrong with it, and the cure."""
+    from remit.model.judging import judge
+
+    name = declared.called(found)
+    names = [name] if declared.nodes == 1 else [f"{name}-{n}" for n in range(1, declared.nodes + 1)]
+    nodes = [_node(declared, found, one, index, port) for index, one in enumerate(names)]
+    for node in nodes:
+        for problem in judge(node):
+            raise click.UsageError(escaped(str(problem)))
+    return nodes
+
+
+def _node(declared: Declared, found: Equipment, name: str, index: int, port: int) -> Node:
+    from remit.model.fields import Metadata
+    from remit.model.kinds import Node, NodeSpec
+    from remit.model.resources import Amount
+
+    region = declared.regions[index % len(declared.regions)]
+    turn = index // len(declared.regions)
+    zone = declared.zones[turn % len(declared.zones)] if declared.zones else f"{region}-a"
+    try:
+        capacity = Amount.parse(
+            {
+                "cpu": declared.cpu or f"{found.cpu_milli}m",
+                "memory": declared.memory or found.memory_bytes,
+            }
+        )
+    except ValueError as error:
+        raise click.UsageError(f"--cpu, --memory: {escaped(str(error))}") from error
+    labels = dict(_pair(text) for text in declared.labels)
+    spec = NodeSpec(
+        region=region,
+        zone=zone,
+        capacity=capacity,
+        pool=declared.pool,
+        devices=_devices(declared, found, index),
+        taints=tuple(_taint(text) for text in declared.taints),
+        address=declared.address,
+        port=port,
+    )
+    return Node(metadata=Metadata(name=name, labels=labels), spec=spec)
+
+
+def _devices(declared: Declared, found: Equipment, index: int) -> tuple[Device, ...]:
+    """As said, for each node. Those that were found are there once, so nodes that share a machine share them out."""
+    from remit.model.kinds import Device
+
+    if not declared.devices:
+        own = found.gpus[index :: declared.nodes]
+        return tuple(Device(name=gpu.name, kind="gpu", model=_model(gpu.model)) for gpu in own)
+    made: list[Device] = []
+    for text in declared.devices:
+        match = _DEVICE.fullmatch(text)
+        if match is None:
+            raise click.BadParameter(f"{escaped(text)} says no devices; write gpu=2, or gpu=2:A10", param_hint="--device")
+        kind, count, model = match[1], int(match[2]), match[3] or ""
+        first = sum(one.kind == kind for one in made)
+        made += [Device(name=f"{kind}-{n}", kind=kind, model=model) for n in range(first, first + count)]
+    return tuple(made)
+
+
+def _model(text: str) -> str:
+    """As a label value: a maker's name has blanks and brackets."""
+    return _UNFIT_MODEL.sub("-", text).strip("-_.")[:MODEL_MAX].rstrip("-_.")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise click.BadParameter(f"{escaped(text)} is no label; write KEY=VALUE", param_hint="--label")
+    return key, value
+
+
+def _taint(text: str) -> Taint:
+    from remit.model.kinds import Taint
+
+    match = _TAINT.fullmatch(text)
+    if match is None:
+        cure = "write KEY:NoSchedule, or KEY=VALUE:NoExecute"
+        raise click.BadParameter(f"{escaped(text)} is no taint; {cure}", param_hint="--taint")
+    return Taint(key=match[1], value=match[2] or "", effect=match[3])  # type: ignore[arg-type]  # judged with the node
+
+
+def announced(nodes: Sequence[Node], confinement: Confinement, *, sandbox: bool, servers: Sequence[str]) -> str:
+    """One line: what is registered, and how far its work is held back."""
+    first = nodes[0]
+    many = f"node {first.metadata.name}" if len(nodes) == 1 else f"nodes {first.metadata.name} to {nodes[-1].metadata.name}"
+    has = first.spec.capacity.written()
+    amounts = ", ".join(f"{value} {name}" for name, value in has.items())
+    devices = f", {len(first.spec.devices)} devices" if first.spec.devices else ""
+    each = " each" if len(nodes) > 1 else ""
+    held = f"{_limits(confinement)}; {_sandbox(confinement, sandbox)}"
+    return f"agent: {many} ({amounts}{devices}{each}) at {', '.join(servers)}; {held}"
+
+
+def _limits(confinement: Confinement) -> str:
+    limited = [name for name in ("cpu", "memory", "pids") if name in confinement.controllers]
+    if not limited:
+        return f"no limits ({confinement.why}; run it as root, or let systemd delegate cgroups)"
+    missing = f" ({confinement.why})" if confinement.why else ""
+    return f"cgroups {confinement.cgroups} limit {', '.join(limited)}{missing}"
+
+
+def _sandbox(confinement: Confinement, sandbox: bool) -> str:
+    if sandbox:
+        return "work is sandboxed (bubblewrap)"
+    return "no sandbox (as said)" if confinement.sandbox else "no sandbox (apt-get install bubblewrap)"

@@ -1,0 +1,149 @@
+"""Which servers are known here, and which of them is meant? Reads and writes the file of contexts; no server is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from remit.cli.contexts import (
+    Context,
+    Contexts,
+    load,
+    place,
+    read_token,
+    remember,
+    save,
+    server_url,
+    with_context,
+)
+from remit.cli.main import examples
+from remit.model.problems import escaped
+
+
+@click.group(
+    no_args_is_help=True,
+    epilog=examples(
+        "remit context list                                       those that are known; * is in use",
+        "remit context set prod --server https://remit.example:7420 --token-file ~/.remit-token",
+        "remit context use prod                                   from now on, unless another is named",
+        "remit get nodes --context local                          another one, only this time",
+    ),
+)
+def context() -> None:
+    """Servers by name, and which of them is meant when no other is named.
+
+    They are kept in ~/.config/remit/config.yaml, or in the file that REMIT_CONFIG names. A flag comes before the environment
+    (REMIT_SERVER, REMIT_TOKEN, REMIT_TOKEN_FILE, REMIT_TENANT, REMIT_CONTEXT), and that before the file.
+    """
+
+
+@context.command(
+    "list",
+    epilog=examples("remit context list", "remit context list -o name      names only, for scripts"),
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
+def list_(output: str) -> None:
+    """List the contexts; the one in use has a *. Tokens are not shown."""
+    path = place()
+    known = load(path)
+    if output == "name":
+        for one in known.contexts:
+            click.echo(escaped(one.name))
+    elif output == "json":
+        shown = [msgspec.structs.replace(one, token="") for one in known.contexts]
+        click.echo(msgspec.json.encode(Contexts(tuple(shown), known.current)).decode())
+    elif not known.contexts:
+        click.echo(f"{escaped(str(path))} has no context; `remit up` makes one, and so does `remit context set`", err=True)
+    else:
+        _show(known)
+
+
+def _show(known: Contexts) -> None:
+    from remit.cli.columns import Column, Sheet
+    from remit.cli.told import console, until_nobody_reads
+
+    heads = (Column(""), Column("NAME"), Column("SERVER"), Column("TENANT"), Column("TOKEN", fluid=True))
+    rows = [
+        ["*" if one.name == known.current else "", one.name, one.server, one.tenant or "default", _token_words(one)]
+        for one in known.contexts
+    ]
+    with until_nobody_reads():
+        Sheet(console(), heads).show(rows)
+
+
+def _token_words(one: Context) -> str:
+    return one.token_file or ("kept here" if one.token else "none")
+
+
+@context.command(
+    epilog=examples(
+        "remit context set prod --server https://remit.example:7420 --token-file /etc/remit/token",
+        "remit context set prod --tenant risk        change one thing of a context that is there",
+    )
+)
+@click.argument("name")
+@click.option("--server", default="", metavar="URL", help="Where it is, such as http://127.0.0.1:7420.")
+@click.option("--token-file", default="", metavar="FILE", help="The file with the token; it is read at each use.")
+@click.option("-t", "-n", "--tenant", default="", help="Whose things are meant if nobody says.")
+@click.option("--use", is_flag=True, help="Use it from now on. The first one is used anyway.")
+def set(name: str, server: str, token_file: str, tenant: str, use: bool) -> None:
+    """Make a context, or change what is named of one."""
+    _check_name(name)
+    path = place()
+    known = load(path)
+    before = known.get(name)
+    if before is None and not server:
+        raise click.UsageError(f"there is no context {escaped(name)} yet; name its server with --server URL")
+    if token_file:
+        read_token(token_file, "--token-file")
+        token_file = str(Path(token_file).expanduser().absolute())
+    base = before or Context(name, "")
+    if server and before is not None and server_url(server) != server_url(before.server) and not token_file:
+        base = Context(name, "", tenant=before.tenant)  # a token goes to the server that it was given for
+    made = Context(
+        name,
+        server_url(server) if server else base.server,
+        token="" if token_file else base.token,
+        token_file=token_file or base.token_file,
+        tenant=tenant or base.tenant,
+    )
+    save(path, with_context(known, made, use=use or not known.current))
+    click.echo(f"context {name} {'set' if before is None else 'changed'}")
+
+
+def _check_name(name: str) -> None:
+    import re
+
+    from remit.model.fields import DNS_NAME
+
+    if not re.search(DNS_NAME, name):
+        raise click.UsageError(f"{escaped(name)} is no name for a context; use a-z, 0-9, - and .")
+
+
+@context.command(epilog=examples("remit context use prod"))
+@click.argument("name")
+def use(name: str) -> None:
+    """Use a context from now on, unless another is named."""
+    path = place()
+    known = load(path)
+    found = known.named(name)
+    save(path, Contexts(known.contexts, found.name))
+    click.echo(f"using {escaped(found.name)}: {escaped(found.server)}")
+
+
+@context.command(epilog=examples("remit context remove prod"))
+@click.argument("name")
+def remove(name: str) -> None:
+    """Forget a context. The server and the file of its token stay as they are."""
+    path = place()
+    known = load(path)
+    found = known.named(name)
+    left = tuple(one for one in known.contexts if one is not found)
+    save(path, Contexts(left, "" if known.current == found.name else known.current))
+    in_use = "; none is in use now, choose one with `remit context use`" if known.current == found.name and left else ""
+    click.echo(f"context {escaped(found.name)} removed{in_use}")
+
+
+__all__ = ["context", "remember"]

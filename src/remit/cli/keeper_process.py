@@ -1,0 +1,66 @@
+"""Runs a keeper: the process that outlives its agent. As little as possible is loaded, since one runs on every machine.
+
+    python -m remit.cli.keeper_process DIRECTORY [BOUNDS]
+
+It ends when it is told to (`remit keeper --end`), or killed. An interrupt at the terminal, and the end of that, are not meant
+for it. Exits with 3 if another keeper has the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal  # noqa: TID251 - its own end: nobody's terminal ends it
+import sys
+from pathlib import Path
+
+for _unneeded in ("ssl", "typing_extensions"):  # loaded by others where they are there: a third of its memory
+    sys.modules.setdefault(_unneeded, None)  # type: ignore[arg-type]
+
+import asyncio  # noqa: E402
+import gc  # noqa: E402
+
+from remit.agent.building import keeper  # noqa: E402
+from remit.agent.directory import KEEPER, Directory  # noqa: E402
+from remit.agent.saying import LogBounds, log_bounds  # noqa: E402
+from remit.world.production import production  # noqa: E402
+from remit.world.promises import Busy, WorldError  # noqa: E402
+from remit.world.spawning import need_many_files  # noqa: E402
+
+BUSY = 3
+
+
+async def keep(directory: Directory, bounds: LogBounds) -> None:
+    world = production(directory.addresses)
+    try:
+        with world.disk.lock(directory.keeper_lock):
+            world.disk.write_atomically(directory.keeper_pid, f"{os.getpid()}\n".encode())
+            one = keeper(world, directory, bounds)
+            async with world.link.serve(KEEPER, one):
+                await one.run()
+            world.disk.remove(directory.keeper_pid)
+    finally:
+        await world.offload.close()
+
+
+def main() -> int:
+    directory = Directory(Path(sys.argv[1]).absolute())
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o077)
+    need_many_files()
+    gc.collect()
+    gc.freeze()
+    try:
+        directory.make()
+        asyncio.run(keep(directory, log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))
+    except Busy as error:
+        print(f"keeper: another one runs on {directory.root} ({error.cause})", file=sys.stderr)
+        return BUSY
+    except (WorldError, OSError, ValueError) as error:
+        print(f"keeper: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

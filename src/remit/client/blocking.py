@@ -1,0 +1,230 @@
+"""How does a program without an event loop use Remit? The calls of api.py, one at a time, each until its answer. No threads.
+
+with BlockingApi("http://127.0.0.1:7420", token) as api:
+    for told in api.watch(Replica):
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+from remit.client.api import Api, O, Selector, Stream
+from remit.client.watching import SILENCE_MS, Listed, Watched
+from remit.model.answers import (
+    AccountItem,
+    ApplyAnswer,
+    DeleteAnswer,
+    EndpointItem,
+    NodeTop,
+    PlanAnswer,
+    ReplicaTop,
+    ScopeStatus,
+)
+from remit.model.claims import Operation, OperationID, Verdict
+from remit.model.fields import Object
+from remit.model.kinds import Workload
+from remit.model.objects import AnyObject
+from remit.model.records import Replica
+
+T = TypeVar("T")
+
+
+class BlockingApi:
+    """As `Api`, call by call; it has an event loop of its own, so it is not for use inside of one. For one thread.
+
+    An iterator (`watch`, `logs`) may be left at any time; closing it, or the whole, ends what it holds.
+    """
+
+    def __init__(
+        self, server: str | Sequence[str], token: str, *, tenant: str = "default", timeout_s: float = 30, try_s: float = 15
+    ) -> None:
+        self._api = Api(server, token, tenant=tenant, timeout_s=timeout_s, try_s=try_s)
+        self._runner = asyncio.Runner()
+        self._open: dict[int, AsyncGenerator[Any, None]] = {}
+
+    @property
+    def tenant(self) -> str:
+        return self._api.tenant
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        try:
+            while self._open:
+                self._run(_closed(self._open.popitem()[1]))
+            self._run(self._api.close())
+        finally:
+            self._runner.close()
+
+    # ------------------------------------------------------------------------------------------------------------- reading
+
+    def get(self, kind: type[O], name: str, *, tenant: str | None = None) -> O:
+        return self._run(self._api.get(kind, name, tenant=tenant))
+
+    def list(self, kind: type[O], *, tenant: str | None = None, labels: Selector = "", fields: Selector = "") -> Listed[O]:
+        return self._run(self._api.list(kind, tenant=tenant, labels=labels, fields=fields))
+
+    def watch(
+        self,
+        kind: type[O],
+        *,
+        name: str = "",
+        tenant: str | None = None,
+        labels: Selector = "",
+        fields: Selector = "",
+        after: Listed[O] | int | None = None,
+        silence_s: float = SILENCE_MS / 1000,
+        lost: Callable[[str], None] | None = None,
+    ) -> Generator[Watched[O], None, None]:
+        told = self._api.watch(
+            kind, name=name, tenant=tenant, labels=labels, fields=fields, after=after, silence_s=silence_s, lost=lost
+        )
+        return self._each(told)
+
+    def wait(
+        self,
+        kind: type[O],
+        name: str,
+        holds: Callable[[O | None], bool],
+        *,
+        tenant: str | None = None,
+        timeout_s: float = 60,
+    ) -> O | None:
+        return self._run(self._api.wait(kind, name, holds, tenant=tenant, timeout_s=timeout_s))
+
+    # ------------------------------------------------------------------------------------------------------------- writing
+
+    def create(self, thing: O, *, dry_run: bool = False, operation_id: str | None = None) -> O:
+        return self._run(self._api.create(thing, dry_run=dry_run, operation_id=operation_id))
+
+    def replace(self, thing: O, *, expect: int | None = None, dry_run: bool = False, operation_id: str | None = None) -> O:
+        return self._run(self._api.replace(thing, expect=expect, dry_run=dry_run, operation_id=operation_id))
+
+    def patch(
+        self,
+        kind: type[O],
+        name: str,
+        patch: Mapping[str, Any],
+        *,
+        tenant: str | None = None,
+        expect: int | None = None,
+        dry_run: bool = False,
+        operation_id: str | None = None,
+    ) -> O:
+        return self._run(
+            self._api.patch(kind, name, patch, tenant=tenant, expect=expect, dry_run=dry_run, operation_id=operation_id)
+        )
+
+    def delete(
+        self,
+        kind: type[Object],
+        name: str,
+        *,
+        tenant: str | None = None,
+        expect: int | None = None,
+        dry_run: bool = False,
+        operation_id: str | None = None,
+    ) -> DeleteAnswer:
+        return self._run(self._api.delete(kind, name, tenant=tenant, expect=expect, dry_run=dry_run, operation_id=operation_id))
+
+    def apply(
+        self,
+        things: Sequence[AnyObject],
+        *,
+        if_unchanged: int | None = None,
+        dry_run: bool = False,
+        operation_id: str | None = None,
+    ) -> ApplyAnswer:
+        return self._run(self._api.apply(things, if_unchanged=if_unchanged, dry_run=dry_run, operation_id=operation_id))
+
+    def plan(self, things: Sequence[AnyObject]) -> PlanAnswer:
+        return self._run(self._api.plan(things))
+
+    def claims(self, operations: Sequence[Operation]) -> Sequence[Verdict]:
+        return self._run(self._api.claims(operations))
+
+    def issue(self) -> OperationID:
+        return self._run(self._api.issue())
+
+    # ------------------------------------------------------------------------------------------------------------- looking
+
+    def status(self) -> ScopeStatus:
+        return self._run(self._api.status())
+
+    def ready(self) -> str:
+        return self._run(self._api.ready())
+
+    def explain(
+        self, kind: type[Workload] | type[Replica], name: str, *, tenant: str | None = None, node: str = ""
+    ) -> dict[str, Any]:
+        return self._run(self._api.explain(kind, name, tenant=tenant, node=node))
+
+    def capacity(self, workload: Workload, count: int | None = None) -> dict[str, Any]:
+        return self._run(self._api.capacity(workload, count))
+
+    def logs(
+        self,
+        replica: str,
+        *,
+        tenant: str | None = None,
+        stream: Stream = "both",
+        follow: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
+        previous: bool = False,
+    ) -> Generator[bytes, None, None]:
+        pieces = self._api.logs(
+            replica, tenant=tenant, stream=stream, follow=follow, tail=tail, attempt=attempt, previous=previous
+        )
+        return self._each(pieces)
+
+    def endpoints(self, service: str = "", *, tenant: str | None = None) -> Listed[EndpointItem]:
+        return self._run(self._api.endpoints(service, tenant=tenant))
+
+    def watch_endpoints(
+        self, service: str = "", *, tenant: str | None = None, lost: Callable[[str], None] | None = None
+    ) -> Generator[Watched[EndpointItem], None, None]:
+        return self._each(self._api.watch_endpoints(service, tenant=tenant, lost=lost))
+
+    def top_nodes(self) -> Sequence[NodeTop]:
+        return self._run(self._api.top_nodes())
+
+    def top_replicas(self, *, tenant: str | None = None) -> Sequence[ReplicaTop]:
+        return self._run(self._api.top_replicas(tenant=tenant))
+
+    def account(self, regarding: str = "", *, limit: int | None = None) -> Sequence[AccountItem]:
+        return self._run(self._api.account(regarding, limit=limit))
+
+    # ------------------------------------------------------------------------------------------------------------ one step
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(call)
+
+    def _each(self, told: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """One step of the event loop an item: between them nothing runs, and the far side waits."""
+        self._open[id(told)] = told
+        try:
+            while True:
+                try:
+                    item = self._run(_next(told))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            if self._open.pop(id(told), None) is not None:
+                self._run(_closed(told))
+
+
+async def _next(told: AsyncGenerator[T, None]) -> T:
+    return await anext(told)
+
+
+async def _closed(told: AsyncGenerator[Any, None]) -> None:
+    await told.aclose()

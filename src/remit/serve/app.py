@@ -1,0 +1,355 @@
+"""Which handler answers a request, and what must hold before it does? The table of routes, and the bounds of every request.
+
+In this order: was it meant for this server, is there such a path, may this asker ask, does the route know the query, is there
+room for one more watcher, is the body within its bound. Whatever is raised after that becomes a problem document; only a bug of
+ours becomes a 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from remit.client.client import NoAnswer
+from remit.client.endpoint import NoVerdict
+from remit.client.remote import Unread
+from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
+from remit.serve.asked import Asked
+from remit.serve.desk import Desk
+from remit.serve.failures import Failure, no_verdict, problem, store_failed, unanswered
+from remit.serve.origins import check_origin
+from remit.serve.routes import Parameter, Route
+from remit.serve.streams import SEND_MS_MAX
+from remit.store.protocol import StoreError
+
+REQUEST_MS_MAX: Final = 30_000
+QUERY_BYTES_MAX: Final = 48 << 10
+QUERY_FIELDS_MAX: Final = 64
+PATH_BYTES_MAX: Final = 4 << 10
+LARGE_BYTES: Final = 32 << 10
+BODIES_BYTES_MAX: Final = 256 << 20
+"""Of all bodies that are held at once."""
+AT_ONCE: Final = 64
+"""So many requests are answered at once: enough to fill a batch of the authority, and soon done with."""
+WAITING_MAX: Final = 1_000
+TRACE: Final = re.compile(r"[!-~]{1,128}")
+
+Complain = Callable[[str, BaseException], None]
+"""Hears of our own bugs: what was asked, and what was raised."""
+
+
+class _Place:
+    """What stands below one part of a path: routes by method, and further parts, of which one may be a variable."""
+
+    __slots__ = ("parts", "routes", "variable")
+
+    def __init__(self) -> None:
+        self.parts: dict[str, _Place] = {}
+        self.variable: _Place | None = None
+        self.routes: dict[str, Route] = {}
+
+    def add(self, route: Route) -> None:
+        place = self
+        for part in route.path.split("/")[1:]:
+            if part.startswith("{"):
+                place.variable = place.variable or _Place()
+                place = place.variable
+            else:
+                place = place.parts.setdefault(part, _Place())
+        if place.routes.setdefault(route.method, route) is not route:
+            raise ValueError(f"two routes for {route.method} {route.path}")
+
+    def find(self, parts: Sequence[str], values: tuple[str, ...] = ()) -> tuple[_Place, tuple[str, ...]] | None:
+        """A part that is spelt out goes before a variable; if it leads nowhere, the variable is tried."""
+        if not parts:
+            return (self, values) if self.routes else None
+        spelt = self.parts.get(parts[0])
+        found = None if spelt is None else spelt.find(parts[1:], values)
+        if found is None and self.variable is not None and parts[0]:
+            found = self.variable.find(parts[1:], (*values, parts[0]))
+        return found
+
+
+class Application:
+    """The ASGI application of one server."""
+
+    def __init__(self, routes: Sequence[Route], desk: Desk, complain: Complain) -> None:
+        self._root = _Place()
+        for route in routes:
+            self._root.add(route)
+        self._words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
+        self._desk = desk
+        self._token = desk.token.encode()
+        self._complain = complain
+        self.held_bytes = 0
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"nothing but HTTP is answered here, and this is {scope['type']}")
+        await _Exchange(self, scope, receive, send).run()
+
+    def route(self, scope: Scope, headers: Headers) -> tuple[Route, dict[str, str]]:
+        """The route and the variables of the path. Nobody without the token learns which paths there are."""
+        # As it was sent: a name may have a slash in it, written %2F, and that is no part of the path.
+        path, method = scope["raw_path"].decode("latin-1"), scope["method"]
+        found = self._root.find([unquote(part) for part in path.split("/")[1:]]) if len(path) <= PATH_BYTES_MAX else None
+        place, values = found if found is not None else (None, ())
+        route = None if place is None else place.routes.get("GET" if method == "HEAD" else method)
+        if route is None or not route.open:
+            self._authenticate(headers)
+        if place is None:
+            raise self._no_path(path)
+        if route is None:
+            allowed = [*place.routes, *(["HEAD"] if "GET" in place.routes else [])]
+            detail = f"{shown(method)} does nothing at {shown(path)}"
+            raise Failure(405, "method", detail, cure=f"use {one_of(allowed)}", headers={"Allow": ", ".join(allowed)})
+        return route, dict(zip(route.variables, values, strict=True))
+
+    def _authenticate(self, headers: Headers) -> None:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
+            detail = "the token is not the one of this server" if given else "no token was given"
+            cure = "send the header Authorization: Bearer TOKEN, with the token of the server's token file"
+            raise Failure(401, "unauthenticated", detail, cure=cure, headers={"WWW-Authenticate": 'Bearer realm="remit"'})
+
+    def _no_path(self, path: str) -> Failure:
+        for part in path.split("/"):
+            if part and part not in self._words and (word := meant(part, self._words)):
+                return Failure(404, "no_such_path", f"there is nothing at {shown(path)}", cure=did_you_mean(word))
+        cure = "/openapi.json describes every path; names within a tenant stand below /v1/tenants/{tenant}/"
+        return Failure(404, "no_such_path", f"there is nothing at {shown(path)}", cure=cure)
+
+    @property
+    def desk(self) -> Desk:
+        return self._desk
+
+    async def in_turn(self, route: Route, asked: Asked) -> Response:
+        """A flood waits here, and not in front of the beats of agents. One whose body was still coming would hold up others."""
+        if route.first:
+            return await _answered(route, asked, self._desk)
+        if self._waiting >= WAITING_MAX:
+            detail = f"{self._waiting} requests wait for their turn already"
+            raise Failure(429, "overloaded", detail, cure="nothing was done; ask again later", retry_after_ms=1_000)
+        self._waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await _answered(route, asked, self._desk)
+        finally:
+            self._turns.release()
+
+    def complain(self, asked: str, error: BaseException) -> None:
+        self._complain(asked, error)
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app, self._scope, self._receive, self._send = app, scope, receive, send
+        self._headers = Headers(scope=scope)
+        self._trace = ""
+        self._begun = False
+        self._read = not _has_body(self._headers)
+        """Has the whole body been read? What was left of one would be taken for the next request."""
+        self._held = 0
+
+    async def run(self) -> None:
+        try:
+            await self._answered()
+        finally:
+            self._app.held_bytes -= self._held
+
+    async def _answered(self) -> None:
+        try:
+            await self._run()
+        except Failure as failure:
+            await self._answer(problem(failure))
+        except _Gone:
+            return
+        except Exception as error:  # our own bug, whatever it is: it is told, and ends this request alone
+            self._app.complain(f"{self._scope['method']} {escaped(self._scope['path'])}", error)
+            if self._begun:
+                raise
+            detail = "answering this tripped over a bug of Remit's own"
+            await self._answer(problem(Failure(500, "fault", detail, cure="report it, with the trace")))
+
+    async def _run(self) -> None:
+        self._trace = self._traced()
+        check_origin(self._scope["method"], self._headers)
+        route, path = self._app.route(self._scope, self._headers)
+        desk = self._app.desk
+        query = _query(self._scope["query_string"], route.parameters)
+        streams = route.streams or bool(route.streams_if and query[route.streams_if])
+        with desk.watching() if streams else nullcontext():
+            try:
+                async with desk.clock.timeout_ms(REQUEST_MS_MAX):
+                    body, media = await self._body(route)
+                    asked = Asked(route, path, query, self._headers, self._trace, body, media)
+                    answer = await self._app.in_turn(route, asked)
+            except TimeoutError:
+                detail = f"it took more than {REQUEST_MS_MAX // 1000} seconds"
+                raise Failure(504, "timeout", detail, cure="look what has come of it; then ask again, or for less") from None
+            await self._answer(answer)
+
+    def _traced(self) -> str:
+        given = self._headers.get("remit-trace")
+        if given is None:
+            return self._app.desk.world.ids.nonce()
+        if not TRACE.fullmatch(given):
+            cure = "use 1 to 128 visible ASCII signs, or leave it out"
+            raise Failure(400, "malformed", "the header Remit-Trace cannot be used", field="Remit-Trace", cure=cure)
+        return given
+
+    async def _body(self, route: Route) -> tuple[bytes, str]:
+        wanted = route.body
+        if wanted is None:
+            if not self._read:
+                await self._take(0)
+            return b"", ""
+        encoding = self._headers.get("content-encoding", "identity").strip().lower()
+        if encoding != "identity":
+            raise Failure(
+                415, "media_type", f"the body is encoded as {shown(encoding)}", cure="send it as it is, not compressed"
+            )
+        media = self._headers.get("content-type", wanted.media[0]).partition(";")[0].strip().lower()
+        if media not in wanted.media:
+            headers = {"Accept-Patch": wanted.media[0]} if route.method == "PATCH" else {}
+            cure = f"send the header Content-Type: {one_of(wanted.media)}"
+            raise Failure(415, "media_type", f"the body is {shown(media)}, which is not read here", cure=cure, headers=headers)
+        return await self._take(wanted.bytes_max), media
+
+    async def _take(self, bytes_max: int) -> bytes:
+        """All of it, whether or not its length was announced; never more than may be."""
+        announced = self._headers.get("content-length", "")
+        if announced.isdigit() and int(announced[:20]) > bytes_max:
+            raise _too_large(bytes_max)
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            self._hold(len(piece))
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                self._read = True
+                return b"".join(pieces)
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._app.held_bytes += size
+        if self._app.held_bytes > BODIES_BYTES_MAX:
+            detail = "too many large bodies are being read at once"
+            raise Failure(429, "overloaded", detail, cure="nothing was done; ask again later", retry_after_ms=1_000)
+
+    async def _answer(self, answer: Response) -> None:
+        answer.raw_headers.append((b"remit-trace", (self._trace or "-").encode()))
+        if not self._read:
+            answer.raw_headers.append((b"connection", b"close"))
+        await answer(self._scope, self._receive, self._sent)
+
+    async def _sent(self, message: Message) -> None:
+        """One who takes nothing of a large answer is not waited for for ever. What is small is on its way at once."""
+        self._begun = True
+        if len(message.get("body", b"")) < LARGE_BYTES:
+            await self._send(message)
+            return
+        try:
+            async with self._app.desk.clock.timeout_ms(SEND_MS_MAX):
+                await self._send(message)
+        except TimeoutError:
+            raise _Gone from None
+
+
+class _Gone(Exception):
+    """The asker left, or does not listen any more."""
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _too_large(bytes_max: int) -> Failure:
+    if not bytes_max:
+        return Failure(413, "too_large", "nothing is read from a body here", cure="send none")
+    return Failure(413, "too_large", f"the body has more than {bytes_max} bytes", cure="send less at a time")
+
+
+async def _answered(route: Route, asked: Asked, desk: Desk) -> Response:
+    """What the outside does to a handler is told alike by all of them."""
+    try:
+        return await route.handler(asked, desk)
+    except NoAnswer as error:
+        raise unanswered(error) from error
+    except NoVerdict as error:
+        raise no_verdict(error) from error
+    except StoreError as error:
+        raise store_failed(error) from error
+    except Unread as error:
+        raise Failure(400, "malformed", str(error), cure="send what this version of Remit can read") from error
+
+
+def _query(raw: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
+    known = {one.name: one for one in parameters if one.place == "query"}
+    found = {name: one.default for name, one in known.items()}
+    if not raw:
+        return found
+    if len(raw) > QUERY_BYTES_MAX:
+        raise Failure(414, "too_large", f"the query has more than {QUERY_BYTES_MAX} bytes", cure="use shorter selectors")
+    try:
+        pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
+    except (ValueError, UnicodeDecodeError) as error:
+        raise Failure(
+            400, "malformed", f"the query cannot be read ({error})", cure="write it as name=value&name=value"
+        ) from None
+    seen: set[str] = set()
+    for name, value in pairs:
+        parameter = known.get(name)
+        if parameter is None:
+            cure = did_you_mean(meant(name, known)) or (
+                f"known here: {one_of(known)}" if known else "nothing is asked for here"
+            )
+            raise Failure(400, "malformed", f"the query has no {shown(name)}", field=escaped(name), cure=cure)
+        if name in seen:
+            raise Failure(400, "malformed", f"{name} stands in the query twice", field=name, cure="keep one of the two")
+        seen.add(name)
+        found[name] = _read(parameter, value)
+    return found
+
+
+def _read(parameter: Parameter, value: str) -> Any:
+    try:
+        return msgspec.convert(value, parameter.type, strict=False)
+    except msgspec.ValidationError as error:
+        detail = f"{parameter.name}={shown(value)} cannot be read: {escaped(str(error))}"
+        raise Failure(400, "malformed", detail, field=parameter.name, cure=parameter.summary) from None
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,207 @@
+"""Under which paths is it told why, what if, where, how much and what happened? What is found is found elsewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+from starlette.responses import Response
+
+from remit.model.answers import AccountItem, EndpointItem, ListMeta, ListOf, NodeTop, PlanAnswer, ReplicaTop, WatchLine
+from remit.model.fields import Natural
+from remit.model.kinds import Workload
+from remit.model.objects import encode
+from remit.model.problems import an
+from remit.proposal.capacity import COUNT_MAX, Capacity
+from remit.proposal.explained import ReplicaTold, WorkloadTold
+from remit.serve.account import LIMIT, LIMIT_MAX, accounted, watched
+from remit.serve.asked import Asked
+from remit.serve.bodies import all_manifests, beside, judged
+from remit.serve.desk import Desk
+from remit.serve.explanations import capacity_for, explain_replica, explain_workload
+from remit.serve.failures import Failure
+from remit.serve.logs import Stream, Wanted
+from remit.serve.planning import plan
+from remit.serve.resources import AFTER, MANIFESTS, WATCH
+from remit.serve.routes import JSON, NDJSON, TEXT, Answer, Body, Parameter, Route
+from remit.serve.streams import Streamed
+from remit.serve.streams import watched as streamed
+from remit.serve.top import top_nodes, top_replicas
+
+
+def told(value: Any) -> Response:
+    return Response(encode(value), media_type=JSON)
+
+
+async def explained_workload(asked: Asked, desk: Desk) -> Response:
+    return told(await explain_workload(desk.looking, asked.tenant, asked.path["name"], asked.query["node"]))
+
+
+async def explained_replica(asked: Asked, desk: Desk) -> Response:
+    return told(await explain_replica(desk.looking, asked.tenant, asked.path["name"], asked.query["node"]))
+
+
+async def capacity(asked: Asked, desk: Desk) -> Response:
+    thing = await beside(desk, asked.body, lambda: judged(asked.body))
+    if not isinstance(thing, Workload):
+        detail = f"kind: this is {an(type(thing).__name__)}, and only a Workload takes room"
+        raise Failure(422, "invalid", detail, field="kind", cure="send one Workload manifest")
+    return told(await capacity_for(desk.looking, thing, asked.query["count"]))
+
+
+async def planned(asked: Asked, desk: Desk) -> Response:
+    things = await all_manifests(asked, desk)
+    return told(await desk.looking.spoil(lambda look: plan(look, things, asked.actor, desk.clock)))
+
+
+async def endpoints(asked: Asked, desk: Desk) -> Response:
+    tenant, service = asked.tenant, asked.path.get("service", "")
+    if asked.query["watch"]:
+        return streamed(desk.endpoints.watched(asked.query["after"], tenant, service), desk)
+    await desk.looking.caught_up()
+    return told(desk.endpoints.listed(tenant, service))
+
+
+async def nodes_top(asked: Asked, desk: Desk) -> Response:
+    return told(await top_nodes(desk.looking, desk.standby))
+
+
+async def replicas_top(asked: Asked, desk: Desk) -> Response:
+    return told(await top_replicas(desk.looking, desk.standby, asked.query["tenant"]))
+
+
+async def account(asked: Asked, desk: Desk) -> Response:
+    regarding = asked.query["regarding"]
+    if asked.query["watch"]:
+        return streamed(watched(desk.looking, regarding, asked.query["after"]), desk)
+    revision, items = await accounted(desk.looking, regarding, asked.query["limit"])
+    return told(ListOf(kind="AccountList", metadata=ListMeta(revision=revision), items=items))
+
+
+async def logs(asked: Asked, desk: Desk) -> Response:
+    query = asked.query
+    wanted = Wanted(query["stream"], query["tail"], query["follow"], query["attempt"], query["previous"])
+    pieces = await desk.agents.logs(asked.tenant, asked.path["name"], wanted)
+    return Streamed(pieces, desk, media=TEXT, headers={"X-Content-Type-Options": "nosniff"})
+
+
+# -- the routes ----------------------------------------------------------------------------------------------------------------
+
+NODE: Final = Parameter("node", str, "say of this node why it could not stand there", default="")
+COUNT: Final = Parameter("count", Annotated[int, Meta(ge=1, le=COUNT_MAX)], "look for no more than so many")
+ENDPOINTS: Final = (WATCH, AFTER, Parameter("limit", Natural, "taken for the sake of clients; all are told at once", default=0))
+_LINES: Final = Answer(200, "one line a change", WatchLine, NDJSON)
+_SERVED: Final = (Answer(200, "those that serve; or lines, if watched", ListOf[EndpointItem]), _LINES)
+
+
+def _endpoints(path: str, name: str, summary: str) -> Route:
+    return Route("GET", path, name, summary, endpoints, "endpoints", ENDPOINTS, answers=_SERVED, streams_if="watch")
+
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/v1/tenants/{tenant}/workloads/{name}/explain",
+        "explainWorkload",
+        "What limits a workload now, and what would help?",
+        explained_workload,
+        "why",
+        (NODE,),
+        answers=(Answer(200, "what there is to tell", WorkloadTold),),
+    ),
+    Route(
+        "GET",
+        "/v1/tenants/{tenant}/replicas/{name}/explain",
+        "explainReplica",
+        "Why is a replica where it is, or why does it wait?",
+        explained_replica,
+        "why",
+        (NODE,),
+        answers=(Answer(200, "what there is to tell", ReplicaTold),),
+    ),
+    Route(
+        "POST",
+        "/v1/capacity",
+        "capacity",
+        "How many more of a workload fit, where, and what stops the next one?",
+        capacity,
+        "what if",
+        (COUNT,),
+        Body((Workload,)),
+        (Answer(200, "what there is room for", Capacity),),
+    ),
+    Route(
+        "POST",
+        "/v1/plan",
+        "plan",
+        "What would come of it if these manifests were applied? Nothing is written.",
+        planned,
+        "what if",
+        (),
+        MANIFESTS,
+        (Answer(200, "what would become of each", PlanAnswer),),
+    ),
+    _endpoints("/v1/endpoints", "listAllEndpoints", "List or watch where replicas that serve are reached, of all tenants."),
+    _endpoints(
+        "/v1/tenants/{tenant}/endpoints", "listEndpoints", "List or watch where a tenant's replicas that serve are reached."
+    ),
+    _endpoints(
+        "/v1/tenants/{tenant}/endpoints/{service}",
+        "listServiceEndpoints",
+        "List or watch where the replicas of one service are reached.",
+    ),
+    Route(
+        "GET",
+        "/v1/top/nodes",
+        "topNodes",
+        "What nodes last said of themselves, beside what they have and what is asked of them.",
+        nodes_top,
+        "use",
+        answers=(Answer(200, "one a node", ListOf[NodeTop]),),
+    ),
+    Route(
+        "GET",
+        "/v1/top/replicas",
+        "topReplicas",
+        "What replicas use that run now, beside what they asked for.",
+        replicas_top,
+        "use",
+        (Parameter("tenant", str, "only those of this tenant", default=""),),
+        answers=(Answer(200, "one a replica that runs", ListOf[ReplicaTop]),),
+    ),
+    Route(
+        "GET",
+        "/v1/account",
+        "account",
+        "What happened, the newest last: events, what the authority accepted and refused, and why work waits.",
+        account,
+        "why",
+        (
+            Parameter(
+                "regarding", str, "replica/TENANT/NAME, workload/TENANT/NAME with its replicas, node/NAME, …", default=""
+            ),
+            Parameter("limit", Annotated[int, Meta(ge=1, le=LIMIT_MAX)], f"how many at most, 1 to {LIMIT_MAX}", default=LIMIT),
+            WATCH,
+            AFTER,
+        ),
+        answers=(Answer(200, "what happened; or lines, if watched", ListOf[AccountItem]), _LINES),
+        streams_if="watch",
+    ),
+    Route(
+        "GET",
+        "/v1/tenants/{tenant}/replicas/{name}/logs",
+        "logs",
+        "What a replica has written, from the agent of its node.",
+        logs,
+        "why",
+        (
+            Parameter("stream", Stream, "stdout, stderr or both", default="both"),
+            Parameter("follow", bool, "true: go on with what is written from now on", default=False),
+            Parameter("tail", Annotated[int, Meta(ge=0, le=1_000_000)], "only the last so many lines"),
+            Parameter("attempt", Annotated[int, Meta(ge=1)], "which attempt; the latest, if left out"),
+            Parameter("previous", bool, "true: the attempt before the latest", default=False),
+        ),
+        answers=(Answer(200, "as it was written", str, TEXT),),
+        streams_if="follow",
+    ),
+)

@@ -1,0 +1,169 @@
+"""What has a replica written? Asked of the agent of its node and passed on as it comes; nothing that an agent says is followed.
+
+Each asker has a connection of its own to the agent, which ends with it; there are only so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from remit.model.kinds import Node
+from remit.model.orders import LogsOf
+from remit.model.problems import escaped, shown
+from remit.model.records import Replica
+from remit.observation.board import Board
+from remit.serve.failures import Failure
+from remit.world.link import SocketLink
+from remit.world.promises import Clock, LinkError
+
+CONNECTIONS_MAX: Final = 256
+ANSWER_MS: Final = 10_000
+"""How long an agent may take to begin, and to go on with what is there already."""
+
+QUIET_MS: Final = 1_000
+"""Who follows may hear nothing for long, since nothing is written; after so long it is taken to have begun."""
+
+Stream = Literal["stdout", "stderr", "both"]
+_AGENT: Final = "agent"
+_encode = msgspec.json.Encoder().encode
+
+
+class Wanted(NamedTuple):
+    """`attempt` None: the latest; `previous`: the one before it."""
+
+    stream: Stream = "both"
+    tail: int | None = None
+    follow: bool = False
+    attempt: int | None = None
+    previous: bool = False
+
+
+class Agents:
+    """Those of a scope's nodes, as far as they can be asked for output."""
+
+    def __init__(self, board: Board, clock: Clock, token: str) -> None:
+        self._board, self._clock, self._token = board, clock, token
+        self._connections = 0
+
+    async def logs(self, tenant: str, name: str, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+        """The pieces, once the agent has begun. Raises `Failure`."""
+        replica, node = self._found(tenant, name)
+        asked = LogsOf(
+            token=self._token,
+            key=f"replica/{tenant}/{name}",
+            uid=replica.metadata.uid,
+            attempt=_attempt(replica, wanted),
+            stream=wanted.stream,
+            tail=wanted.tail,
+            follow=wanted.follow,
+        )
+        pieces = self._pieces(node, asked)
+        await anext(pieces)  # nothing yet, but it has begun: from here on whoever closes it ends the connection
+        return pieces
+
+    def _found(self, tenant: str, name: str) -> tuple[Replica, Node]:
+        replica: Replica | None = self._board.get(f"replica/{tenant}/{name}")
+        if replica is None:
+            why = f"there is no replica {shown(name)} of tenant {shown(tenant)}"
+            raise Failure(404, "not_found", why, field="name", cure=f"list them: /v1/tenants/{tenant}/replicas")
+        if not replica.status.node:
+            why = f"replica {name} is {replica.status.phase.value} and stands on no node, so it has written nothing yet"
+            raise Failure(404, "not_found", why, cure=f"ask why: /v1/tenants/{tenant}/replicas/{name}/explain")
+        node: Node | None = self._board.get(f"node/{replica.status.node}")
+        if node is None:
+            why = f"node {replica.status.node}, on which {name} ran, is not there any more"
+            raise Failure(404, "not_found", why, cure="what was written there is on that machine, if that still exists")
+        if not node.spec.port:
+            why = f"the agent of node {node.metadata.name} does not say where it can be asked"
+            raise Failure(404, "not_found", why, cure="run an agent there that does (remit agent), or look on that machine")
+        return replica, node
+
+    async def _pieces(self, node: Node, asked: LogsOf) -> AsyncGenerator[bytes, None]:
+        """Nothing, once the agent has begun; then what it sends. If it does not begin, raises `Failure`."""
+        link = _link(node)
+        with self._connection():
+            items = link.stream(_AGENT, _encode(asked))
+            coming = asyncio.ensure_future(_next(items))
+            try:
+                await self._begun(node, coming, follow=asked.follow)
+                yield b""
+                while (piece := await coming) is not None:
+                    coming = asyncio.ensure_future(_next(items))
+                    if piece:
+                        yield piece
+                    if not asked.follow and not await self._came(coming, ANSWER_MS):
+                        yield _broken_off(node, "it said nothing more")
+                        return
+            except LinkError as error:
+                yield _broken_off(node, error.cause)
+            finally:
+                coming.cancel()
+                await asyncio.wait((coming,))
+                await items.aclose()
+                await link.close()
+
+    async def _begun(self, node: Node, coming: asyncio.Future[bytes | None], *, follow: bool) -> None:
+        came = await self._came(coming, QUIET_MS if follow else ANSWER_MS)
+        if came and isinstance(error := coming.exception(), LinkError):
+            raise _unanswered(node, error.cause) from error
+        if not came and not follow:
+            raise _unanswered(node, f"it said nothing for {ANSWER_MS // 1_000} seconds")
+
+    async def _came(self, coming: asyncio.Future[bytes | None], within_ms: int) -> bool:
+        with suppress(TimeoutError):
+            async with self._clock.timeout_ms(within_ms):
+                await asyncio.wait((coming,))
+        return coming.done()
+
+    @contextmanager
+    def _connection(self) -> Iterator[None]:
+        if self._connections >= CONNECTIONS_MAX:
+            why = f"{self._connections} read from agents already"
+            raise Failure(429, "overloaded", why, cure="end one that is not needed", retry_after_ms=1_000)
+        self._connections += 1
+        try:
+            yield
+        finally:
+            self._connections -= 1
+
+
+async def _next(items: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(items, None)
+
+
+def _link(node: Node) -> SocketLink:
+    spec = node.spec
+    host = f"[{spec.address}]" if ":" in spec.address else spec.address or "127.0.0.1"
+    try:
+        return SocketLink({_AGENT: f"tcp:{host}:{spec.port}"})
+    except ValueError as error:
+        raise _unanswered(node, str(error)) from error
+
+
+def _attempt(replica: Replica, wanted: Wanted) -> int:
+    last, name = replica.status.attempt, replica.metadata.name
+    if wanted.previous and wanted.attempt is not None:
+        why = "attempt and previous are both given"
+        raise Failure(400, "malformed", why, field="previous", cure="name an attempt, or ask for the previous one")
+    attempt = last - 1 if wanted.previous else last if wanted.attempt is None else wanted.attempt
+    if not 1 <= attempt <= last:
+        why = f"replica {name} has had {last} attempt{'s' if last > 1 else ''}, and no number {attempt}"
+        raise Failure(404, "not_found", why, field="previous" if wanted.previous else "attempt", cure=f"ask for 1 to {last}")
+    return attempt
+
+
+def _unanswered(node: Node, why: str) -> Failure:
+    name, health = node.metadata.name, node.status.health.value
+    detail = f"the agent of node {name} does not answer: {escaped(why)}"
+    cure = f"see whether it runs there (the node is {health}); what was written stays on that machine"
+    return Failure(502, "unavailable", detail, cure=cure)
+
+
+def _broken_off(node: Node, why: str) -> bytes:
+    """The last line of what cannot be told to its end: the answer has begun, so its status says nothing of this."""
+    return f"\n-- the agent of node {node.metadata.name} broke off: {escaped(why)} --\n".encode()

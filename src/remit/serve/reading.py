@@ -1,0 +1,126 @@
+"""What is there? One object, or a list of them page by page, all as of one revision; read from the store, not from a memory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from remit.model.objects import decode, key_of
+from remit.model.problems import shown
+from remit.serve.asked import Asked
+from remit.serve.desk import Desk
+from remit.serve.failures import Failure
+from remit.serve.routes import JSON
+from remit.serve.selecting import Selector, labels_on, selector
+from remit.serve.shown import listed, tag
+from remit.serve.shown import shown as shown_object
+from remit.store.protocol import Row
+
+SCAN_ROWS_MAX: Final = 20_000
+"""So many rows are looked at for one page; a selector that picks few of many gets short pages."""
+_SCAN_ROWS: Final = 1_000
+
+_tokens: msgspec.json.Decoder[tuple[int, str]] = msgspec.json.Decoder(tuple[int, str])
+
+
+async def get_one(asked: Asked, desk: Desk, kind: str) -> Response:
+    name = key_of(kind, asked.path["name"], asked.tenant)
+    row = await desk.store.get(name)
+    if row is None:
+        raise no_such(kind, asked.path["name"], asked.tenant)
+    return one_object(kind, row)
+
+
+def one_object(kind: str, row: Row, status: int = 200, **headers: str) -> Response:
+    """`headers` have underscores for hyphens."""
+    told = {name.replace("_", "-"): value for name, value in headers.items() if value}
+    return Response(shown_object(kind, row.value, row.revision), status, {"ETag": tag(row.revision), **told}, JSON)
+
+
+def no_such(kind: str, name: str, tenant: str) -> Failure:
+    where = f" in tenant {shown(tenant)}" if tenant else ""
+    return Failure(404, "not_found", f"there is no {kind} {shown(name)}{where}", cure="create it, or correct the name")
+
+
+def prefix_of(kind: str, tenant: str) -> str:
+    return f"{kind.lower()}/{tenant}/" if tenant else f"{kind.lower()}/"
+
+
+def selector_of(asked: Asked, kind: str) -> Selector:
+    return selector(kind, asked.query["labelSelector"], asked.query["fieldSelector"])
+
+
+async def get_list(asked: Asked, desk: Desk, kind: str) -> Response:
+    prefix = prefix_of(kind, asked.tenant)
+    revision, after = _place(asked.query["continue"], prefix)
+    wanted = selector_of(asked, kind)
+    rows, revision, rest = await _page(desk, prefix, after, asked.query["limit"], revision, wanted)
+    token = _token(revision, rest) if rest else ""
+    return Response(
+        listed(kind, (shown_object(kind, row.value, row.revision) for row in rows), revision, token), media_type=JSON
+    )
+
+
+async def _page(desk: Desk, prefix: str, after: str, limit: int, revision: int, wanted: Selector) -> tuple[list[Row], int, str]:
+    """Some rows, as of which revision, and the key after which there are more; empty if there are none."""
+    if not wanted:
+        page = await desk.store.range(prefix, after=after, limit=limit, revision=revision)
+        return list(page.rows), page.revision, page.rows[-1].key if page.more else ""
+    labels_of = labels_on(desk.board)
+    found: list[Row] = []
+    looked = 0
+    while True:
+        page = await desk.store.range(prefix, after=after, limit=_SCAN_ROWS, revision=revision)
+        revision = page.revision
+        for row in page.rows:
+            after = row.key
+            if wanted.picks(decode(row.value), labels_of):
+                found.append(row)
+                if len(found) == limit:
+                    last = not page.more and row is page.rows[-1]
+                    return found, revision, "" if last else after
+        looked += len(page.rows)
+        if not page.more or looked >= SCAN_ROWS_MAX:
+            return found, revision, after if page.more else ""
+
+
+def _token(revision: int, after: str) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode((revision, after))).decode().rstrip("=")
+
+
+def _place(token: str, prefix: str) -> tuple[int, str]:
+    """Where a list goes on: the revision of its first page, and the last key that was told."""
+    if not token:
+        return 0, ""
+    try:
+        revision, after = _tokens.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except (binascii.Error, ValueError):
+        revision, after = 0, ""
+    if revision <= 0 or not after.startswith(prefix):
+        cure = "use what metadata.continue of the page before says, with the same path; or list anew without it"
+        raise Failure(400, "malformed", "continue is none that this list has given", field="continue", cure=cure)
+    return revision, after
+
+
+def if_match(asked: Asked) -> int | None:
+    """The revision in `If-Match`; 0 stands for `*`, that there is one at all; None if nothing is said."""
+    given = asked.headers.get("if-match")
+    if given is None:
+        return None
+    if given.strip() == "*":
+        return 0
+    bare = given.strip().removeprefix("W/").strip('"')
+    if not bare.isascii() or not bare.isdigit() or len(bare) > 16 or int(bare) == 0:
+        cure = 'send the ETag of the object that was read, such as "42", or *'
+        raise Failure(400, "malformed", f"If-Match: {shown(given)} is no revision", field="If-Match", cure=cure)
+    return int(bare)
+
+
+def encoded(value: Any, status: int = 200, **headers: str) -> Response:
+    """An answer that is no object."""
+    told = {name.replace("_", "-"): text for name, text in headers.items() if text}
+    return Response(msgspec.json.encode(value), status, told, JSON)

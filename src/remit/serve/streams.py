@@ -1,0 +1,127 @@
+"""How is an answer sent that does not end? To one listener, who may leave or lag, or is told to come back. No content here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from remit.commitment.authority import one_failure
+from remit.serve.routes import NDJSON
+
+if TYPE_CHECKING:
+    from remit.serve.desk import Desk
+
+SEND_MS_MAX: Final = 30_000
+"""Who takes nothing for so long is not listened for any more."""
+
+Reason = Literal["compacted", "lagging", "restored", "shutdown"]
+
+
+class Bookmark(Struct, frozen=True, tag_field="type", tag="bookmark"):
+    """Everything up to this revision has been told: a watch goes on after it."""
+
+    revision: int
+
+
+class Heartbeat(Struct, frozen=True, tag_field="type", tag="heartbeat"):
+    """As a bookmark; nothing has happened for a while."""
+
+    revision: int
+
+
+class Resync(Struct, frozen=True, tag_field="type", tag="resync"):
+    """The last line of a watch."""
+
+    reason: Reason
+    cure: str = "list again, then watch after its revision"
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def line(value: object) -> bytes:
+    return _encode(value) + b"\n"
+
+
+class Streamed(Response):
+    """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent; without one it
+    is broken off.
+
+    `pieces` is closed whatever happens. It counts as one of the desk's watchers from when it is sent.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        desk: Desk,
+        *,
+        media: str = NDJSON,
+        last: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._pieces, self._desk, self._last = pieces, desk, last
+        self.status_code = 200
+        self.media_type = media
+        self.background = None
+        self.init_headers({"Cache-Control": "no-store", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._pieces):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+                return
+            with one_failure():
+                async with asyncio.TaskGroup() as group:
+                    sending = group.create_task(self._send_all(send))
+                    leaving = group.create_task(_left(receive))
+                    closing = group.create_task(self._desk.closing.wait())
+                    await asyncio.wait((sending, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
+                    for task in (sending, leaving, closing):
+                        task.cancel()
+            stalled = _ended(sending) and not sending.result()
+            if stalled or _ended(leaving):
+                return  # nobody hears how it ends: the connection is cut
+            ended = _ended(closing) and not _ended(sending)
+            if ended and not self._last:
+                return  # broken off without a last chunk: what was to go on must not look whole
+            with suppress(TimeoutError):
+                await self._piece(send, self._last if ended else b"", more=False)
+
+    async def _send_all(self, send: Send) -> bool:
+        """False: the listener takes nothing any more."""
+        try:
+            async for piece in self._pieces:
+                await self._piece(send, piece, more=True)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _piece(self, send: Send, piece: bytes, *, more: bool) -> None:
+        async with self._desk.clock.timeout_ms(SEND_MS_MAX):
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+def _ended(task: asyncio.Task[Any]) -> bool:
+    """By itself, and not because it was told to."""
+    return task.done() and not task.cancelled()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+LAST: Final = line(Resync("shutdown"))
+
+
+def watched(lines: AsyncGenerator[bytes, None], desk: Desk) -> Streamed:
+    """A watch: NDJSON, whose last line says how to go on."""
+    return Streamed(lines, desk, last=LAST)

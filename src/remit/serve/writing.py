@@ -1,0 +1,208 @@
+"""How is one object created, replaced, patched or deleted over HTTP? As a claim, which the authority decides.
+
+The id of a request is its intent's: sent again under the same `Remit-Operation-Id` it gets the same answer. A patch claims to
+replace what was read, so it is tried again when somebody else was quicker; each try has an id of its own that follows from the
+request's, and a try of which nobody heard the answer is found again by its id.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.responses import Response
+
+from remit.client.client import NoAnswer
+from remit.commitment.trying import Tried
+from remit.model.answers import OPERATION_HEADER, DeleteAnswer
+from remit.model.claims import Abandon, Accepted, AnyClaim, Apply, Code, Delete, OperationID, Refused, Verdict, window_of
+from remit.model.judging import written
+from remit.model.objects import AnyObject, decode, encode, key, key_of
+from remit.model.problems import shown
+from remit.model.routes import object_path
+from remit.serve.asked import Asked
+from remit.serve.bodies import beside, check_path, judged, merged, one_manifest, strict
+from remit.serve.desk import Desk
+from remit.serve.failures import Failure, refused, unanswered
+from remit.serve.reading import encoded, if_match, no_such, one_object
+from remit.serve.routes import JSON
+from remit.serve.shown import shown as shown_object
+from remit.store.protocol import Compacted, Row
+
+PATCH_TRIES_MAX: Final = 8
+ID_SIGNS_MAX: Final = 100
+"""Of an id that a request brings: what follows from it must be an id too."""
+
+
+# ------------------------------------------------------------------------------------------------------------ operations
+
+
+def given_id(asked: Asked) -> OperationID | None:
+    given = asked.headers.get(OPERATION_HEADER)
+    if given is None:
+        return None
+    if window_of(given) is None or len(given) > ID_SIGNS_MAX or not given.isascii():
+        cure = "take incarnation and window from /v1/status and add a nonce: INCARNATION.WINDOW.NONCE; or leave it out"
+        raise Failure(400, "malformed", f"{shown(given)} is no operation id", field=OPERATION_HEADER, cure=cure)
+    return OperationID(given)
+
+
+async def ask(asked: Asked, desk: Desk, claim: AnyClaim) -> tuple[OperationID, Verdict]:
+    """The verdict, and the id that it is kept under."""
+    client = desk.client(asked.actor)
+    given = given_id(asked)
+    operation = given or await client.issue()
+    try:
+        verdict = await client.ask(claim, operation_id=operation, trace=asked.trace)
+        if given is None and isinstance(verdict, Refused) and verdict.code is Code.OPERATION_EXPIRED:
+            # The scope was restored since this server last looked: the id was never anybody's.
+            await client.status()
+            operation = await client.issue()
+            verdict = await client.ask(claim, operation_id=operation, trace=asked.trace)
+    except NoAnswer as error:
+        raise unanswered(error, operation) from error
+    return operation, verdict
+
+
+def must(verdict: Verdict, *, conditional: bool = False) -> Accepted:
+    if isinstance(verdict, Refused):
+        raise refused(verdict, conditional=conditional)
+    return verdict
+
+
+async def row_at(desk: Desk, name: str, revision: int) -> Row | None:
+    """As it stood then; as it stands now, if that is no longer known."""
+    try:
+        rows = (await desk.store.range(name, limit=1, revision=revision)).rows
+    except Compacted:
+        return await desk.store.get(name)
+    return rows[0] if rows and rows[0].key == name else None
+
+
+# ---------------------------------------------------------------------------------------------------------- one at a time
+
+
+async def create(asked: Asked, desk: Desk, kind: str) -> Response:
+    thing = await one_manifest(asked, desk, kind)
+    return await _apply(asked, desk, thing, 0, conditional=False)
+
+
+async def replace(asked: Asked, desk: Desk, kind: str) -> Response:
+    thing = await one_manifest(asked, desk, kind)
+    expect = await _expected(asked, desk, key(thing))
+    return await _apply(asked, desk, thing, expect, conditional=expect is not None)
+
+
+async def _expected(asked: Asked, desk: Desk, name: str) -> int | None:
+    matching, absent = if_match(asked), asked.headers.get("if-none-match")
+    if absent is not None:
+        if absent.strip() != "*" or matching is not None:
+            cure = "send If-None-Match: * to create, or If-Match with the ETag that was read to replace; not both"
+            raise Failure(400, "malformed", "If-None-Match is understood as * alone", field="If-None-Match", cure=cure)
+        return 0
+    if matching != 0:
+        return matching
+    row = await desk.store.get(name)
+    if row is None:
+        raise Failure(412, "precondition", f"there is no {name}", field="If-Match", cure="create it first, or send no If-Match")
+    return row.revision
+
+
+async def _apply(asked: Asked, desk: Desk, thing: AnyObject, expect: int | None, *, conditional: bool) -> Response:
+    claim = Apply(thing, expect)
+    if asked.query["dryRun"]:
+        return _would_be(desk.tried(asked.actor, [claim])[0], conditional=conditional)
+    operation, verdict = await ask(asked, desk, claim)
+    return await _applied(asked, desk, thing, expect, operation, must(verdict, conditional=conditional))
+
+
+async def _applied(
+    asked: Asked, desk: Desk, thing: AnyObject, expect: int | None, operation: str, accepted: Accepted
+) -> Response:
+    kind, name = type(thing).__name__, key(thing)
+    row = await row_at(desk, name, accepted.revision)
+    if row is None:
+        # The last one who held it by a finalizer has let it go.
+        meta = thing.metadata
+        gone = DeleteAnswer(kind=kind, name=meta.name, tenant=meta.tenant, action="deleted", revision=accepted.revision)
+        return encoded(gone, remit_operation_id=operation)
+    new = expect == 0 if expect is not None else await row_at(desk, name, accepted.revision - 1) is None
+    where = object_path(kind, thing.metadata.name, thing.metadata.tenant) if new else ""
+    return one_object(kind, row, 201 if new else 200, remit_operation_id=operation, location=where)
+
+
+def _would_be(tried: Tried, *, conditional: bool) -> Response:
+    if isinstance(tried.ruled, Refused):
+        raise refused(tried.ruled, conditional=conditional)
+    if tried.thing is None:
+        return encoded({"action": "deleted"})
+    return Response(shown_object(type(tried.thing).__name__, encode(tried.thing), 0), media_type=JSON)
+
+
+# ------------------------------------------------------------------------------------------------------------------- patch
+
+
+async def patch(asked: Asked, desk: Desk, kind: str) -> Response:
+    """Merge into what is there. Without If-Match, again for as long as somebody else is quicker."""
+    change = await beside(desk, asked.body, lambda: strict(asked.body))
+    if not isinstance(change, dict):
+        raise Failure(
+            422, "invalid", "a merge patch is an object", cure='send what is to change, such as {"spec":{"replicas":3}}'
+        )
+    name, matching = key_of(kind, asked.path["name"], asked.tenant), if_match(asked)
+    base = None if asked.query["dryRun"] else given_id(asked) or await desk.client(asked.actor).issue()
+    for turn in range(PATCH_TRIES_MAX):
+        row = await desk.store.get(name)
+        if row is None:
+            raise no_such(kind, asked.path["name"], asked.tenant)
+        thing = await beside(desk, row.value, lambda row=row: _patched(row, change))  # type: ignore[misc]
+        check_path(thing, asked, kind)
+        claim = Apply(thing, matching or row.revision)
+        if base is None:
+            return _would_be(desk.tried(asked.actor, [claim])[0], conditional=matching is not None)
+        operation = OperationID(f"{base}-{turn}") if turn else base
+        verdict = await _found_or_asked(asked, desk, operation, claim, base)
+        if isinstance(verdict, Refused) and verdict.code is Code.REVISION and not matching:
+            continue
+        return await _applied(asked, desk, thing, 1, base, must(verdict, conditional=matching is not None))
+    detail = f"somebody else changed it {PATCH_TRIES_MAX} times meanwhile"
+    raise Failure(409, "revision", detail, cure="try again a little later")
+
+
+def _patched(row: Row, change: dict[str, object]) -> AnyObject:
+    return judged(encode(merged(written(decode(row.value)), change)))
+
+
+async def _found_or_asked(asked: Asked, desk: Desk, operation: OperationID, claim: AnyClaim, base: str) -> Verdict:
+    """The same patch on a later state is another payload: if its id is taken, what was answered then is the answer."""
+    client = desk.client(asked.actor)
+    try:
+        verdict = await client.ask(claim, operation_id=operation, trace=asked.trace)
+        if isinstance(verdict, Refused) and verdict.code is Code.OPERATION_MISMATCH:
+            return await client.ask(Abandon(operation), trace=asked.trace)
+    except NoAnswer as error:
+        raise unanswered(error, base) from error
+    return verdict
+
+
+# ------------------------------------------------------------------------------------------------------------------ delete
+
+
+async def delete(asked: Asked, desk: Desk, kind: str) -> Response:
+    name, matching = asked.path["name"], if_match(asked)
+    if matching == 0:
+        matching = await _expected(asked, desk, key_of(kind, name, asked.tenant))
+    claim = Delete(kind, name, asked.tenant, matching)
+    conditional = matching is not None
+    if asked.query["dryRun"]:
+        tried = desk.tried(asked.actor, [claim])[0]
+        if isinstance(tried.ruled, Refused):
+            raise refused(tried.ruled, conditional=conditional)
+        return _deleted(kind, name, asked.tenant, tried.ruled, 0, "")
+    operation, verdict = await ask(asked, desk, claim)
+    accepted = must(verdict, conditional=conditional)
+    return _deleted(kind, name, asked.tenant, accepted.number, accepted.revision, operation)
+
+
+def _deleted(kind: str, name: str, tenant: str, number: int, revision: int, operation: str) -> Response:
+    action = DeleteAnswer(kind=kind, name=name, tenant=tenant, action="deleted" if number else "marked", revision=revision)
+    return encoded(action, 200 if number else 202, remit_operation_id=operation)

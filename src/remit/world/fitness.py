@@ -1,0 +1,178 @@
+"""What is missing on this machine for Remit and its work? Everything is tried, not read off; what it means others decide."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from remit.world.clock import BootClock
+from remit.world.machine import KernelPorts, ThisHost, port_is_free, said_by
+from remit.world.promises import Clock, WorldError
+from remit.world.runner import ProcessRunner
+from remit.world.sandbox import PROGRAM
+
+FILES_MIN: Final = 4_096
+ROOM_MIN: Final = 1 << 30
+SYNC_MS_SLOW: Final = 50
+SYNCS: Final = 5
+PORTS: Final = 32
+_TRY_S: Final = 10
+_UNSYNCHRONISED: Final = 5
+"""What adjtimex(2) answers while nobody keeps the wall clock right (TIME_ERROR)."""
+_ADJTIMEX_BYTES: Final = 512
+
+State = Literal["ok", "warn", "fail"]
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at. `warn`: work runs, and something is not to be had; `fail`: it does not run."""
+
+    name: str
+    state: State
+    found: str
+    cure: str = ""
+
+
+def examined(data: Path, port: int) -> list[Finding]:
+    """All findings, in the order in which people should mend them. It blocks for about a second."""
+    looks: tuple[Callable[[], Finding], ...] = (
+        _system,
+        _clock,
+        _wall_clock,
+        lambda: _directory(data),
+        lambda: _api_port(port),
+        _ports,
+        _files,
+        _cgroups,
+        _sandbox,
+        _machine,
+    )
+    return [look() for look in looks]
+
+
+def _system() -> Finding:
+    system = os.uname()
+    if not hasattr(os, "pidfd_open"):
+        return Finding("system", "fail", f"{system.sysname} {system.release}", "run on Linux 5.3 or newer")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return Finding("system", "fail", f"{system.sysname} {system.release} has no pidfd", "run on Linux 5.3 or newer")
+    return Finding("system", "ok", f"{system.sysname} {system.release} {system.machine}")
+
+
+def _clock() -> Finding:
+    try:
+        clock = BootClock()
+    except WorldError as error:
+        return Finding("clock", "fail", error.cause, error.cure)
+    before, began_s = clock.now_ns(), time.monotonic()
+    time.sleep(0.05)
+    passed_ms, counted_ms = (time.monotonic() - began_s) * 1000, (clock.now_ns() - before) / 1e6
+    if abs(passed_ms - counted_ms) > 1 + passed_ms / 100:
+        return Finding("clock", "fail", f"{counted_ms:.0f} ms were counted in {passed_ms:.0f} ms", "mend the machine's timer")
+    return Finding("clock", "ok", f"boot clock at {clock.now_ms() // 1000} s, running on through suspend")
+
+
+def _wall_clock() -> Finding:
+    """It is only shown to people; but they compare it between machines."""
+    shown = BootClock().wall()
+    if synchronised() is False:
+        cure = "run chrony or systemd-timesyncd; only times that are shown depend on it"
+        return Finding("wall clock", "warn", f"{shown}, which nothing keeps right", cure)
+    return Finding("wall clock", "ok", shown)
+
+
+def synchronised() -> bool | None:
+    """Does somebody keep the wall clock right? None if the machine does not say."""
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else bool(state != _UNSYNCHRONISED)
+
+
+def _directory(data: Path) -> Finding:
+    """Can it be written durably, how quickly, and how much more? What is not there is tried where it would be made."""
+    place = next(one for one in (data, *data.absolute().parents) if one.is_dir())
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".remit-doctor-") as file:
+            times = sorted(_synced_ms(file.fileno()) for _ in range(SYNCS))
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        return Finding(
+            "data directory", "fail", f"{place} cannot be written ({why})", "name another with --data, or change its owner"
+        )
+    free = shutil.disk_usage(place).free
+    found = f"{place}: {free >> 30} GiB free, a durable write takes {times[SYNCS // 2]:.1f} ms"
+    if free < ROOM_MIN:
+        return Finding("data directory", "warn", found, "free at least 1 GiB: without room nothing more is committed")
+    if times[SYNCS // 2] > SYNC_MS_SLOW:
+        return Finding("data directory", "warn", found, "use a faster disk: every commit waits for one such write")
+    return Finding("data directory", "ok", found)
+
+
+def _synced_ms(descriptor: int) -> float:
+    began_s = time.monotonic()
+    os.write(descriptor, b"x" * 4096)
+    os.fdatasync(descriptor)
+    return (time.monotonic() - began_s) * 1000
+
+
+def _api_port(port: int) -> Finding:
+    if port_is_free(port):
+        return Finding("API port", "ok", f"127.0.0.1:{port} is free")
+    cure = "if that is Remit, all is well (`remit get nodes`); else name another with --listen 127.0.0.1:PORT"
+    return Finding("API port", "warn", f"somebody listens at 127.0.0.1:{port}", cure)
+
+
+def _ports() -> Finding:
+    try:
+        found = asyncio.run(KernelPorts(BootClock()).free(PORTS))
+    except WorldError as error:
+        return Finding("ports for work", "fail", error.cause, error.cure)
+    return Finding("ports for work", "ok", f"{len(found)} of {PORTS} asked for were free")
+
+
+def _files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < FILES_MIN:
+        most = "unlimited" if hard == resource.RLIM_INFINITY else hard
+        return Finding("open files", "warn", f"{soft} at most", f"run `ulimit -n 65536` first (allowed here: {most})")
+    return Finding("open files", "ok", f"{soft} at most")
+
+
+def _cgroups() -> Finding:
+    found = ProcessRunner(BootClock()).confinement()
+    missing = [name for name in ("cpu", "memory", "pids") if name not in found.controllers]
+    if not missing:
+        return Finding("cgroups", "ok", f"{found.cgroups}: cpu, memory and pids are limited, and whole trees ended")
+    cure = "run the agent as root, or let systemd delegate them: systemd-run --user --scope -p Delegate=yes remit agent ..."
+    return Finding("cgroups", "warn", f"{found.cgroups}: {found.why}", cure)
+
+
+def _sandbox() -> Finding:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        cure = "apt-get install bubblewrap; until then work runs without a sandbox, and `sandbox: bwrap` is refused"
+        return Finding("bubblewrap", "warn", "not installed", cure)
+    words = (program, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--", "echo", "inside")
+    if "inside" not in said_by(words, wait_s=_TRY_S):
+        cure = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), or run the agent as root"
+        return Finding("bubblewrap", "warn", f"{program} is there and makes no sandbox", cure)
+    return Finding("bubblewrap", "ok", f"{program} makes sandboxes")
+
+
+def _machine() -> Finding:
+    clock: Clock = BootClock()
+    found = ThisHost(clock).equipment()
+    gpus = f", {len(found.gpus)} GPUs" if found.gpus else ", no GPU"
+    return Finding("machine", "ok", f"{found.hostname}: {found.cpu_milli / 1000:g} CPUs, {found.memory_bytes >> 20} MiB{gpus}")

@@ -1,0 +1,184 @@
+"""How do HTTP requests reach a process? On one bound socket, within bounds, and to the end when it closes; uvicorn parses them.
+
+What is beyond a bound is turned away before anybody has heard it. At the end nothing new is taken, and what was taken is
+finished, for so long as that may last. Nobody polls: a server that nobody asks costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from typing import Any, Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from remit.world.binding import BACKLOG, Bound
+
+CONNECTIONS_MAX: Final = 2_000
+HEAD_BYTES_MAX: Final = 64 << 10
+HEAD_S_MAX: Final = 10.0
+"""How long the head of a request may take to come, from the connection or from its first byte."""
+KEEP_ALIVE_S: Final = 75
+DRAIN_S: Final = 15.0
+"""How long what was taken may still take at the end."""
+
+
+@asynccontextmanager
+async def http_listening(
+    app: Callable[..., Any], bound: Bound, *, closing: Callable[[], None], connections_max: int = CONNECTIONS_MAX
+) -> AsyncGenerator[None, None]:
+    """Answer with an ASGI application as long as this lasts. `closing` is called when nothing new is taken any more: what would
+    go on for ever is to end then.
+    """
+    # It complains of hostile requests and of our bugs, in many lines; the application tells our own bugs, in one.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+    config = Config(
+        app,
+        http=_Guarded,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    config.load()
+    shared = _Shared(connections_max)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Guarded(config, shared, {}), sock=bound.socket, backlog=BACKLOG)
+    try:
+        yield
+    finally:
+        server.close()
+        for connection in list(shared.connections):
+            connection.shutdown()
+        closing()
+        await _drained(shared)
+
+
+async def _drained(shared: _Shared) -> None:
+    """Until what was taken is answered, and the answers have left."""
+    until = asyncio.get_running_loop().time() + DRAIN_S
+    try:
+        while shared.tasks and (left := until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(set(shared.tasks), timeout=left)
+    finally:
+        for task in shared.tasks:
+            task.cancel()
+        for connection in list(shared.connections):
+            connection.transport.close()  # what is written already still goes out
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+class _Shared(ServerState):
+    """What all connections have in common."""
+
+    def __init__(self, connections_max: int) -> None:
+        super().__init__()
+        self.connections_max = connections_max
+        self._dated = 0
+
+    def date(self) -> None:
+        """The header is written once a second, and only if somebody asks."""
+        now = int(time.time())
+        if now != self._dated:
+            self._dated = now
+            self.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
+
+
+_PROBLEM: Final = '{{"title":"{title}","status":{status},"code":"{code}","detail":"{detail}","cure":"{cure}"}}'
+_TURNED: Final = (
+    "HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\ncontent-length: {length}\r\n"
+    "retry-after: 5\r\nconnection: close\r\n\r\n{body}"
+)
+
+
+def _turned(status: int, title: str, code: str, detail: str, cure: str) -> bytes:
+    body = _PROBLEM.format(title=title, status=status, code=code, detail=detail, cure=cure)
+    return _TURNED.format(status=status, title=title, length=len(body), body=body).encode()
+
+
+_BUSY: Final = _turned(503, "Service Unavailable", "overloaded", "too many connections", "use fewer, or come back later")
+_LARGE: Final = _turned(
+    431, "Request Header Fields Too Large", "too_large", "the head of the request is too large", "send less"
+)
+_SLOW: Final = _turned(408, "Request Timeout", "timeout", "the head of the request did not come in time", "send it at once")
+_NO_HTTP: Final = _turned(400, "Bad Request", "malformed", "this is no HTTP/1.1 request", "speak HTTP/1.1, without TLS")
+
+
+class _Guarded(HttpToolsProtocol):
+    """One connection. The head of each request must come soon and be small; there are only so many connections."""
+
+    server_state: _Shared
+
+    def __init__(self, config: Config, shared: _Shared, state: dict[str, Any]) -> None:
+        super().__init__(config, shared, state)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._turned = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.server_state.connections_max:
+            self._turn(_BUSY)
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._turned:
+            return
+        cycle: RequestResponseCycle | None = self.cycle
+        # Of what comes with the end of a body, nobody can tell here how much belongs to the next head.
+        if cycle is None or cycle.response_complete:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_timer is not None and self._head_bytes > HEAD_BYTES_MAX:
+            self._turn(_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        self._head_bytes = 0
+        self.server_state.date()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._turn(_NO_HTTP)
+
+    def shutdown(self) -> None:
+        self._head_came()
+        super().shutdown()
+
+    def _await_head(self) -> None:
+        self._head_came()
+        self._head_timer = self.loop.call_later(HEAD_S_MAX, self._turn, _SLOW)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _turn(self, words: bytes) -> None:
+        """Say why, and close; nobody has heard the request. In the middle of an answer there is nothing to be said."""
+        self._turned = True
+        self._head_came()
+        if not self.transport.is_closing():
+            cycle: RequestResponseCycle | None = self.cycle
+            if cycle is None or cycle.response_complete:
+                self.transport.write(words)
+            self.transport.close()

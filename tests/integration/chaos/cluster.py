@@ -1,0 +1,144 @@
+"""Which processes does a chaos run hurt? A server, a scheduler, controllers and agents, each by the command that people use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+REMIT: Final = str(Path(sys.executable).parent / "remit")
+STOP_S_MAX: Final = 20
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+class Program:
+    """One process, started again when it was killed. Only what was started here is ever signalled."""
+
+    def __init__(self, name: str, words: Sequence[str], log: Path) -> None:
+        self.name, self._words, self._log = name, list(words), log
+        self._process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        self.starts += 1
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self._words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def signal(self, number: int) -> None:
+        if self.runs:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def stop(self) -> None:
+        """As whoever runs it would: asked, waited for, and then made to."""
+        if not self.runs or self._process is None:
+            return
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def last_words(self, lines: int = 20) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:]) if self._log.exists() else ""
+
+
+class Cluster:
+    """All of them, in one directory. `beat` is as on the command line."""
+
+    def __init__(self, root: Path, *, agents: int, nodes: int, beat: str) -> None:
+        self.root, self.port = root, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.data, self.token_file = root / "data", root / "data" / "token"
+        asks = ["--server", self.url, "--token-file", str(self.token_file), "--beat", beat]
+        self.server = self._program(
+            "server", ["server", "--data", str(self.data), "--listen", f"127.0.0.1:{self.port}", "--beat", beat]
+        )
+        self.scheduler = self._program("scheduler", ["scheduler", *asks])
+        self.controllers = self._program("controllers", ["controllers", *asks])
+        self.agents = [
+            self._program(
+                f"agent-{n}",
+                [
+                    "agent",
+                    *asks,
+                    "--data",
+                    str(self._agent_data(n)),
+                    "--name",
+                    f"m{n}",
+                    "--nodes",
+                    str(nodes),
+                    "--sandbox",
+                    "none",
+                ],
+            )
+            for n in range(1, agents + 1)
+        ]
+
+    def _agent_data(self, n: int) -> Path:
+        return self.root / f"agent-{n}"
+
+    def _program(self, name: str, words: list[str]) -> Program:
+        return Program(name, [REMIT, *words], self.root / f"{name}.log")
+
+    @property
+    def programs(self) -> list[Program]:
+        return [self.server, self.scheduler, self.controllers, *self.agents]
+
+    @property
+    def token(self) -> str:
+        return self.token_file.read_text().strip()
+
+    def start(self) -> None:
+        self.server.start()
+        until = time.monotonic() + 30
+        while not self._answers():
+            if time.monotonic() > until or not self.server.runs:
+                raise RuntimeError(f"the server does not answer:\n{self.server.last_words()}")
+            time.sleep(0.05)
+        for program in self.programs[1:]:
+            program.start()
+
+    def _answers(self) -> bool:
+        with socket.socket() as one:
+            return self.token_file.exists() and one.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def node_names(self, agent: Program, nodes: int) -> list[str]:
+        name = f"m{agent.name.removeprefix('agent-')}"
+        return [name] if nodes == 1 else [f"{name}-{n}" for n in range(1, nodes + 1)]
+
+    def end(self) -> None:
+        """Everything that was started here, keepers and their work included."""
+        for program in reversed(self.programs):
+            program.stop()
+        for n in range(1, len(self.agents) + 1):
+            subprocess.run(
+                [REMIT, "keeper", "--data", str(self._agent_data(n)), "--end"], check=False, capture_output=True, timeout=60
+            )

@@ -1,0 +1,305 @@
+"""Does the SDK lose nothing and do nothing twice against a real `remit server`, killed, ended and cut off?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remit.client.api import ALL_TENANTS, Api, ApiError, Bookmark, Changed, Deleted, Synced
+from remit.client.blocking import BlockingApi
+from remit.client.connecting import connect
+from remit.model.claims import Accepted, Acquire, Actor, Operation, Role
+from remit.model.fields import Metadata
+from remit.model.kinds import Config, DataSpec, Region, Secret, Template, Tenant, TenantSpec, Workload, WorkloadSpec
+from remit.model.records import Replica
+from remit.model.resources import Amount, Duration
+from remit.world.production import production
+from tests.integration.client.proxy import proxied
+from tests.integration.serve.a_server import Server
+
+ROOT = Path(__file__).resolve().parents[3]
+ACME = Tenant(metadata=Metadata(name="acme"), spec=TenantSpec(quota=Amount.parse({"cpu": "100", "memory": "64Gi"})))
+
+
+def config(name: str, text: str) -> Config:
+    return Config(metadata=Metadata(name=name), spec=DataSpec(data={"text": text}))
+
+
+def workload(name: str, replicas: int = 1) -> Workload:
+    template = Template(command=("sleep", "60"), resources=Amount.parse({"cpu": "100m", "memory": "64Mi"}))
+    spec = WorkloadSpec(type="service", replicas=replicas, template=template)
+    return Workload(metadata=Metadata(name=name, labels={"app": name}), spec=spec)
+
+
+def api_to(server: Server, url: str = "") -> Api:
+    return Api(url or f"http://127.0.0.1:{server.port}", server.token, tenant="acme", timeout_s=30, try_s=5)
+
+
+def blocking_to(server: Server) -> BlockingApi:
+    return BlockingApi(f"http://127.0.0.1:{server.port}", server.token, tenant="acme")
+
+
+class Believer:
+    """Follows a watch, and knows what it was told."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self.synced = 0
+        self.breaks: list[str] = []
+        self.twice: list[str] = []
+        self._told: dict[str, int] = {}
+
+    async def follow(self, told: AsyncGenerator[Any, None]) -> None:
+        async for event in told:
+            match event:
+                case Changed(object=Config() as one):
+                    name, revision = one.metadata.name, one.metadata.revision
+                    if self._told.get(name, 0) >= revision:
+                        self.twice.append(f"{name}@{revision}")
+                    self._told[name] = revision
+                    self.known[name] = one.spec.data["text"]
+                case Deleted(name=name):
+                    del self.known[name]
+                case Synced():
+                    self.synced += 1
+                case Bookmark():
+                    pass
+
+    async def until(self, wanted: dict[str, str]) -> None:
+        async with asyncio.timeout(30):
+            while self.known != wanted:  # noqa: ASYNC110 - it is another task that learns
+                await asyncio.sleep(0.02)
+
+
+def test_no_change_is_lost_and_none_told_twice_over_three_lives_of_the_server(tmp_path: Path) -> None:
+    """Each life ends by kill -9 in the middle of writes, under a watch that is left alone."""
+
+    async def main() -> None:
+        believer, wanted, port = Believer(), dict[str, str](), 0
+        following: asyncio.Task[None] | None = None
+        watching: Api | None = None
+        for life in range(3):
+            with Server(tmp_path / "data", f"127.0.0.1:{port}") as server:
+                port = server.port
+                async with api_to(server) as api:
+                    if watching is None:
+                        await api.apply([ACME])
+                        watching = api_to(server)
+                        told = watching.watch(Config, silence_s=5, lost=believer.breaks.append)
+                        following = asyncio.create_task(believer.follow(told))
+                    for turn in range(20):
+                        name = f"c{turn % 7}"
+                        if turn % 7 == 3 and name in wanted:
+                            await api.delete(Config, name)
+                            del wanted[name]
+                        else:
+                            wanted[name] = f"{life}-{turn}"
+                            await api.replace(config(name, wanted[name]))
+                    if life == 1:
+                        await believer.until(wanted)
+                server.kill()
+        with Server(tmp_path / "data", f"127.0.0.1:{port}"):
+            await believer.until(wanted)
+            assert believer.twice == []
+            assert len(believer.breaks) >= 2
+            assert believer.synced >= 2
+            assert following is not None and not following.done()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            assert watching is not None
+            await watching.close()
+
+    asyncio.run(main())
+
+
+def test_a_write_whose_answer_is_lost_is_done_once(tmp_path: Path) -> None:
+    """The wire is cut after the server has taken the request, and before its answer is through."""
+
+    async def main() -> None:
+        with Server(tmp_path / "data") as server:
+            async with proxied(server.port) as (proxy, url), api_to(server) as direct, api_to(server, url) as api:
+                await direct.apply([ACME])
+                await api.status()
+
+                def lose_twice(piece: bytes) -> bool:
+                    return piece.startswith((b"POST", b"PUT", b"PATCH", b"DELETE")) and proxy.lost % 3 < 2
+
+                proxy.lose = lose_twice
+                made = await api.create(workload("web"))
+                assert proxy.lost == 2, "it was asked three times"
+                assert (made.metadata.generation, made.spec.replicas) == (1, 1)
+                proxy.lost = 0
+                patched = await api.patch(Workload, "web", {"spec": {"replicas": 7}})
+                assert (patched.metadata.generation, patched.spec.replicas) == (2, 7)
+                assert proxy.lost == 2
+                proxy.lost = 0
+                results = (await api.apply([workload("web", 8), workload("other")])).results
+                assert [one.generation for one in results] == [3, 1]
+                assert proxy.lost == 2
+                proxy.lost = 0
+                gone = await api.delete(Workload, "other")
+                assert (proxy.lost, gone.action) == (2, "deleted"), "the second delete of it would find nothing"
+                assert (await direct.get(Workload, "web")).metadata.generation == 3
+
+    asyncio.run(main())
+
+
+def test_a_watch_over_a_wire_that_is_cut_again_and_again_arrives_at_what_there_is(tmp_path: Path) -> None:
+    async def main() -> None:
+        with Server(tmp_path / "data") as server:
+            async with proxied(server.port) as (proxy, url), api_to(server) as direct, api_to(server, url) as api:
+                await direct.apply([ACME])
+                believer, wanted = Believer(), dict[str, str]()
+                following = asyncio.create_task(believer.follow(api.watch(Config, lost=believer.breaks.append)))
+                for turn in range(60):
+                    wanted[f"c{turn % 9}"] = str(turn)
+                    await direct.replace(config(f"c{turn % 9}", str(turn)))
+                    if turn % 12 == 7:
+                        proxy.cut()
+                await believer.until(wanted)
+                assert believer.twice == []
+                assert believer.breaks
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_ends_well_says_so_to_its_watchers(tmp_path: Path) -> None:
+    async def main() -> None:
+        breaks: list[str] = []
+        with Server(tmp_path / "data") as server:
+            async with api_to(server) as api, aclosing(api.watch(Region, lost=breaks.append)) as told:
+                assert isinstance(await anext(told), Synced)
+                assert isinstance(await anext(told), Bookmark)
+                code, said = await asyncio.to_thread(server.end)
+                assert (code, said) == (0, "")
+                with Server(tmp_path / "data", f"127.0.0.1:{server.port}"):
+                    async with asyncio.timeout(30):
+                        while not isinstance(await anext(told), Synced):
+                            pass
+        assert breaks[0] == "shutdown"
+
+    asyncio.run(main())
+
+
+def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server:
+        server.until_ready()
+        with blocking_to(server) as api:
+            assert api.ready() == ""
+            assert api.status().incarnation
+            web = workload("web", 2)
+            planned = api.plan([web, ACME])
+            assert [one.action for one in planned.items] == ["create", "create"]
+            applied = api.apply([web, ACME], if_unchanged=planned.revision)
+            assert [one.action for one in applied.results] == ["created", "created"]
+            assert [one.action for one in api.apply([web]).results] == ["unchanged"]
+            with pytest.raises(ApiError) as caught:
+                api.apply([workload("web", 3)], if_unchanged=planned.revision)
+            assert (caught.value.status, caught.value.code) == (412, "precondition")
+
+            read = api.get(Workload, "web")
+            assert read.metadata.revision and read.metadata.tenant == "acme"
+            with pytest.raises(ApiError) as caught:
+                api.create(web)
+            assert (caught.value.status, caught.value.code) == (409, "exists")
+            with pytest.raises(ApiError) as caught:
+                api.replace(web, expect=read.metadata.revision - 1)
+            assert (caught.value.status, caught.value.code) == (412, "revision")
+            dry = api.patch(Workload, "web", {"spec": {"replicas": 9}}, dry_run=True)
+            assert dry.spec.replicas == 9
+            assert api.get(Workload, "web") == read
+            with pytest.raises(ApiError) as caught:
+                api.patch(Workload, "web", {"spec": {"replicas": -1}})
+            assert (caught.value.status, caught.value.code) == (422, "invalid")
+            assert "replicas" in caught.value.field
+
+            api.create(Secret(metadata=Metadata(name="s"), spec=DataSpec(data={"key": "value"})))
+            assert api.get(Secret, "s").spec.data == {"key": ""}
+            assert [one.metadata.name for one in api.list(Workload, labels={"app": "web"}).items] == ["web"]
+            assert api.list(Workload, labels="app=no").items == []
+            everywhere = api.list(Workload, tenant=ALL_TENANTS, fields="spec.type=service")
+            assert [one.metadata.name for one in everywhere.items] == ["web"]
+            assert api.list(Replica).items == []
+
+            assert api.explain(Workload, "web")["kind"] == "workload"
+            assert api.capacity(web, 5)
+            assert api.endpoints("web").items == []
+            assert isinstance(next(api.watch_endpoints()), Synced)
+            assert list(api.top_nodes()) == []
+            assert list(api.top_replicas(tenant=ALL_TENANTS)) == []
+            assert api.account("workload/acme/web")
+            with pytest.raises(ApiError) as caught:
+                next(api.logs("web-0"))
+            assert caught.value.status == 404
+
+            operation = Operation(api.issue(), Actor("me", Role.SCHEDULER), Acquire("scheduler", Duration(10_000)))
+            first = api.claims([operation])
+            assert isinstance(first[0], Accepted)
+            assert api.claims([operation]) == first
+            assert api.delete(Workload, "web", expect=read.metadata.revision).action == "deleted"
+            with pytest.raises(ApiError) as caught:
+                api.get(Workload, "web")
+            assert caught.value.code == "not_found"
+
+
+def test_a_dry_run_writes_nothing_although_it_names_an_operation(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path / "data") as server,
+        BlockingApi(f"http://127.0.0.1:{server.port}", server.token, tenant="acme") as api,
+    ):
+        api.apply([ACME, workload("web")])
+        before = api.get(Workload, "web")
+        path, operation = "/v1/tenants/acme/workloads/web", {"Remit-Operation-Id": api.issue()}
+        media = {"Content-Type": "application/merge-patch+json"}
+        patched = server.ask("PATCH", f"{path}?dryRun=true", {"spec": {"replicas": 9}}, **operation, **media)
+        assert patched.json["spec"]["replicas"] == 9
+        assert server.ask("DELETE", f"{path}?dryRun=true", **operation).status == 200
+        assert api.get(Workload, "web") == before
+
+
+def test_a_component_reaches_its_server_by_one_link(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = production()
+        with Server(tmp_path / "data") as server:
+            async with connect([f"http://127.0.0.1:{server.port}/"], server.token, world) as connected:
+                client = connected.client_for(Actor("ann", Role.OPERATOR))
+                assert (await client.status()).scope == "local"
+                async with api_to(server) as api:
+                    await api.apply([ACME])
+                    row = await connected.rows.get("tenant/acme")
+                    assert row is not None
+                    watch = await connected.rows.watch("tenant/", after=row.revision)
+                    await api.patch(Tenant, "acme", {"spec": {"weight": 5}})
+                    event = await asyncio.wait_for(anext(aiter(watch)), 10)
+                    while not event.changes:
+                        event = await asyncio.wait_for(anext(aiter(watch)), 10)
+                    assert [change.key for change in event.changes] == ["tenant/acme"]
+                    await watch.close()
+        await world.offload.close()
+
+    asyncio.run(main())
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
+    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "sdk.md").read_text(), re.M | re.S)
+    assert len(programs) == 5
+    with Server(tmp_path / "data") as server:
+        server.until_ready()
+        env = {**os.environ, "REMIT_SERVER": f"http://127.0.0.1:{server.port}", "REMIT_TOKEN": server.token}
+        for program in programs:
+            done = subprocess.run(
+                [sys.executable, "-W", "error", "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, f"{program}\n{done.stderr}"
+            assert "never" not in done.stderr, done.stderr

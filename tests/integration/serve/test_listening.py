@@ -1,0 +1,144 @@
+"""Does a listener keep its bounds, and bring what it has taken to an end? On a real socket, with an application of one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from remit.world import http
+from remit.world.binding import Bound, Listen
+from remit.world.http import http_listening
+from remit.world.promises import NotServed
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+GET = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+async def said(send: Any, words: bytes) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(words)).encode())]})
+    await send({"type": "http.response.body", "body": words})
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    await said(send, b"hello")
+
+
+@asynccontextmanager
+async def listening(app: App, closing: Callable[[], None] = lambda: None, **more: Any) -> AsyncIterator[Bound]:
+    bound = Bound(Listen("127.0.0.1", 0))
+    try:
+        async with http_listening(app, bound, closing=closing, **more):
+            yield bound
+    finally:
+        bound.close()
+
+
+async def ask(bound: Bound, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", bound.port)
+    writer.write(words)
+    return reader, writer
+
+
+def test_one_connection_too_many_is_told_so() -> None:
+    async def main() -> None:
+        async with listening(hello, connections_max=2) as bound:
+            held = [await ask(bound) for _ in range(2)]
+            for reader, _ in held:
+                assert b"200 OK" in await reader.readline()
+            reader, writer = await ask(bound)
+            words = await reader.read()
+            assert words.startswith(b"HTTP/1.1 503") and b"retry-after" in words
+            assert json.loads(words.partition(b"\r\n\r\n")[2])["code"] == "overloaded"
+            writer.close()
+            held[0][1].close()
+            await asyncio.sleep(0.05)
+            reader, writer = await ask(bound)
+            assert b"200 OK" in await reader.readline()
+            for _, open_ in (*held, (reader, writer)):
+                open_.close()
+
+    asyncio.run(main())
+
+
+def test_what_was_taken_is_answered_before_it_ends() -> None:
+    async def main() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            begun.set()
+            await go_on.wait()
+            await said(send, b"done")
+
+        def closing() -> None:
+            asyncio.get_running_loop().call_later(0.1, go_on.set)
+
+        async with listening(slow, closing) as bound:
+            reader, writer = await ask(bound)
+            idle_reader, idle_writer = await ask(bound, b"")
+            await begun.wait()
+        words = await reader.read()
+        assert words.endswith(b"done") and b"connection: close" in words
+        assert await idle_reader.read() == b""
+        with pytest.raises(ConnectionRefusedError):
+            await ask(bound)
+        for open_ in (writer, idle_writer):
+            open_.close()
+
+    asyncio.run(main())
+
+
+def test_what_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "DRAIN_S", 0.1)
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def stuck(scope: Any, receive: Any, send: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async with asyncio.timeout(5):
+            async with listening(stuck) as bound:
+                reader, writer = await ask(bound)
+                await begun.wait()
+            await reader.read()
+        writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com", "", "127.0.0.1 "])
+def test_nobody_listens_beyond_this_machine(host: str) -> None:
+    """A06."""
+    with pytest.raises(NotServed) as refused:
+        Bound(Listen(host, 0))
+    assert refused.value.cure
+
+
+def test_a_port_has_one_listener() -> None:
+    first = Bound(Listen("localhost", 0))
+    try:
+        with pytest.raises(NotServed, match="listens at"):
+            Bound(Listen("127.0.0.1", first.port))
+        with pytest.raises(NotServed):
+            Bound(Listen("127.0.0.1", 70_000))
+    finally:
+        first.close()
+
+
+def test_an_answer_after_another_on_one_connection() -> None:
+    async def main() -> None:
+        async with listening(hello) as bound:
+            reader, writer = await ask(bound, GET * 3)
+            words = b""
+            while words.count(b"hello") < 3:
+                words += await reader.read(65_536)
+            assert words.count(b"date: ") == 3
+            writer.close()
+
+    asyncio.run(main())

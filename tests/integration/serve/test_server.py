@@ -1,0 +1,293 @@
+"""Does a real `remit server` keep what it acknowledged, through kills and endings, and stay upright whatever it is sent?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.serve.a_server import Server, ask_on
+from tests.unit.serve.asking import tenant, workload
+
+WORKLOADS = "/v1/tenants/acme/workloads"
+
+
+def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server:
+        server.until_ready()
+        assert stat.S_IMODE((tmp_path / "data" / "token").stat().st_mode) == 0o600
+        assert server.ask("POST", "/v1/tenants", tenant()).status == 201
+        assert server.ask("PUT", f"{WORKLOADS}/web", workload("web")).status == 201
+        seen = server.ask("GET", f"{WORKLOADS}/web")
+        assert seen.json["spec"]["type"] == "service" and "date" in seen.headers
+        patched = server.ask(
+            "PATCH", f"{WORKLOADS}/web", {"spec": {"replicas": 5}}, **{"Content-Type": "application/merge-patch+json"}
+        )
+        assert patched.json["spec"]["replicas"] == 5
+        assert server.ask("DELETE", f"{WORKLOADS}/web").status == 200
+        assert server.ask("GET", f"{WORKLOADS}/web").status == 404
+        assert server.ask("GET", "/v1/tenants", Authorization="Bearer no").status == 401
+        assert server.end() == (0, "")
+    with Server(tmp_path / "data") as again:
+        assert [one["metadata"]["name"] for one in again.must("GET", "/v1/tenants")["items"]] == ["acme"]
+        code, said = again.end(signal.SIGINT)
+        assert code == 130 and "Traceback" not in said
+
+
+def test_one_directory_has_one_owner_and_one_port_one_listener(tmp_path: Path) -> None:
+    """And A06: nobody listens beyond this machine."""
+    with Server(tmp_path / "data") as server:
+        owned = run("--data", str(tmp_path / "data"))
+        assert owned.returncode == 1
+        assert str(server.process.pid) in owned.stderr and "--data" in owned.stderr
+        taken = run("--data", str(tmp_path / "other"), "--listen", f"127.0.0.1:{server.port}")
+        assert taken.returncode == 1 and "listens at" in taken.stderr and "--listen" in taken.stderr
+        away = run("--data", str(tmp_path / "other"), "--listen", "0.0.0.0:0")
+        assert away.returncode == 1 and "127.0.0.1" in away.stderr
+        assert run("--data", str(tmp_path / "other"), "--listen", "nowhere").returncode == 2
+        assert run("--data", str(tmp_path / "other"), "--beat", "1ms").returncode == 2
+        (tmp_path / "short").write_text("x\n")
+        short = run("--data", str(tmp_path / "other"), "--token-file", str(tmp_path / "short"))
+        assert short.returncode == 1 and "holds no token" in short.stderr
+    assert all("Traceback" not in one.stderr for one in (owned, taken, away, short))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "remit.cli", "server", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_watch_goes_on_by_revision_when_its_server_was_killed(tmp_path: Path) -> None:
+    """Every object is told exactly once over three lives of the server, each ended by kill -9 under load."""
+    told: list[str] = []
+    made: list[str] = []
+    after = 0
+    port = 0
+    for life in range(3):
+        with Server(tmp_path / "data", f"127.0.0.1:{port}") as server:
+            port = server.port
+            server.until_ready()
+            if life == 0:
+                after = server.must("POST", "/v1/tenants", tenant())["metadata"]["revision"]
+            killing = threading.Thread(target=write_until_killed, args=(server, f"l{life}", made))
+            killing.start()
+            pending: list[str] = []
+            for line in server.watch(f"{WORKLOADS}?watch=true&after={after}"):
+                if line["type"] == "changed":
+                    pending.append(line["object"]["metadata"]["name"])
+                elif line["type"] in ("bookmark", "heartbeat"):
+                    told, pending, after = [*told, *pending], [], line["revision"]
+            killing.join()
+    with Server(tmp_path / "data") as server:
+        server.until_ready()
+        pending = []
+        last = server.must("GET", WORKLOADS)
+        for line in server.watch(f"{WORKLOADS}?watch=true&after={after}"):
+            if line["type"] == "changed":
+                pending.append(line["object"]["metadata"]["name"])
+            elif line["revision"] >= last["metadata"]["revision"]:
+                break
+        told += pending
+        there = {one["metadata"]["name"] for one in server.must("GET", f"{WORKLOADS}?limit=1000")["items"]}
+    assert len(made) > 30
+    assert set(made) <= there, "an acknowledged write is lost"
+    assert sorted(told) == sorted(there), "told twice, or not at all"
+
+
+def write_until_killed(server: Server, prefix: str, made: list[str]) -> None:
+    connection = server.connect()
+    try:
+        until = time.monotonic() + 0.7
+        for i in range(100_000):
+            if time.monotonic() > until:
+                server.process.kill()
+            name = f"{prefix}-{i}"
+            reply = ask_on(connection, "POST", WORKLOADS, workload(name), server.headers())
+            assert reply.status == 201, reply
+            made.append(name)
+    except (OSError, HTTPException):
+        pass  # it was killed, perhaps in the middle of an answer
+    finally:
+        connection.close()
+        server.process.kill()
+
+
+def test_a_server_that_is_ended_under_load_answers_what_it_took(tmp_path: Path) -> None:
+    """Every request either got its answer or was never taken: what was acknowledged is there, and nothing was left hanging."""
+    made: list[list[str]] = [[] for _ in range(8)]
+    broken: list[str] = []
+    with Server(tmp_path / "data") as server:
+        server.until_ready()
+        server.must("POST", "/v1/tenants", tenant())
+        watched: list[Any] = []
+        watching = threading.Thread(target=lambda: watched.extend(server.watch("/v1/workloads?watch=true")))
+        watching.start()
+        writers = [threading.Thread(target=write_on, args=(server, i, made[i], broken)) for i in range(8)]
+        for writer in writers:
+            writer.start()
+        time.sleep(1.0)
+        began = time.monotonic()
+        code, said = server.end()
+        took_s = time.monotonic() - began
+        for thread in (*writers, watching):
+            thread.join(30)
+            assert not thread.is_alive()
+        assert (code, said) == (0, "") and took_s < 5
+    assert not broken, broken
+    assert watched[-1]["type"] == "resync" and watched[-1]["reason"] == "shutdown"
+    acknowledged = {name for names in made for name in names}
+    assert len(acknowledged) > 50
+    with Server(tmp_path / "data") as again:
+        found = everything(again)
+    assert acknowledged == found
+
+
+def write_on(server: Server, number: int, made: list[str], broken: list[str]) -> None:
+    connection = server.connect()
+    try:
+        for i in range(100_000):
+            name = f"w{number}-{i}"
+            try:
+                reply = ask_on(connection, "POST", WORKLOADS, workload(name), server.headers())
+            except OSError:
+                return
+            except HTTPException as error:
+                broken.append(f"{name}: {error!r}")
+                return
+            if reply.status != 201:
+                broken.append(f"{name}: {reply}")
+                return
+            made.append(name)
+            if reply.headers.get("connection") == "close":
+                return
+    finally:
+        connection.close()
+
+
+def everything(server: Server) -> set[str]:
+    found: set[str] = set()
+    rest = ""
+    while True:
+        page = server.must("GET", f"{WORKLOADS}?limit=1000&continue={rest}")
+        found |= {one["metadata"]["name"] for one in page["items"]}
+        rest = page["metadata"].get("continue", "")
+        if not rest:
+            return found
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with Server(tmp_path_factory.mktemp("standing") / "data") as server:
+        server.until_ready()
+        yield server
+        assert server.end() == (0, "")
+
+
+def speak(server: Server, said: bytes, *, wait_s: float = 15) -> bytes:
+    with server.raw() as connection:
+        connection.settimeout(wait_s)
+        try:
+            connection.sendall(said)
+            heard = b""
+            while piece := connection.recv(65_536):
+                heard += piece
+        except (ConnectionError, TimeoutError):
+            return b""
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
+        (b"GET / HTTP/9.9\r\n\r\n", b"400"),
+        (b"\r\n\r\n\x00\x00", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 100_000, b"431"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"200"),
+        (
+            b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"400",
+        ),
+        (b"GET /v1/%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"401"),
+        (b"BREW /v1/tenants HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
+    ],
+)
+def test_what_is_hardly_http_gets_a_problem_and_no_more(standing: Server, said: bytes, status: bytes) -> None:
+    heard = speak(standing, said, wait_s=3) if status != b"200" else first_answer(standing, said)
+    assert heard.startswith(b"HTTP/1.1 " + status), heard[:100]
+    if status != b"200":
+        assert b"application/problem+json" in heard
+        told = json.loads(heard.partition(b"\r\n\r\n")[2])
+        assert told["code"] and told["cure"]
+    assert standing.ask("GET", "/healthz").status == 200
+
+
+def first_answer(server: Server, said: bytes) -> bytes:
+    with server.raw() as connection:
+        connection.sendall(said)
+        return connection.recv(65_536)
+
+
+def test_a_body_without_end_is_cut_off(standing: Server) -> None:
+    head = f"POST /v1/tenants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {standing.token}\r\n"
+    head += "Transfer-Encoding: chunked\r\n\r\n"
+    sent = 0
+    with standing.raw() as connection:
+        connection.sendall(head.encode())
+        chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+        try:
+            for _ in range(400):
+                connection.sendall(chunk)
+                sent += 0x10000
+            heard = connection.recv(65_536)
+        except ConnectionError:
+            heard = b""
+    assert sent < 400 * 0x10000 or heard.startswith(b"HTTP/1.1 413")
+    assert standing.ask("GET", "/healthz").status == 200
+
+
+def test_who_opens_and_says_nothing_is_closed(standing: Server) -> None:
+    """A34: slow headers hold a connection for seconds, not for ever."""
+    began = time.monotonic()
+    with standing.raw() as silent, standing.raw() as slow:
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ")
+        for connection in (silent, slow):
+            connection.settimeout(30)
+            assert connection.recv(1_000).startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - began < 25
+
+
+def test_many_connections_at_once_leave_it_upright(standing: Server) -> None:
+    held: list[socket.socket] = []
+    try:
+        held += [standing.raw() for _ in range(300)]
+        assert standing.ask("GET", "/healthz").status == 200
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_an_idle_server_costs_next_to_nothing(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server:
+        server.until_ready()
+        before = cpu_ms(server.process.pid)
+        time.sleep(3)
+        spent_ms = cpu_ms(server.process.pid) - before
+    assert spent_ms < 300, f"{spent_ms} ms of processor time in 3 s, at 5 beats a second"
+
+
+def cpu_ms(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")

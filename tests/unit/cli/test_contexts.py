@@ -1,0 +1,136 @@
+"""Which server is meant? Flags before the environment before the file, and no token to a server that it is not for."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from remit.cli.contexts import Context, Contexts, Flags, Reach, Unconfigured, load, remember, resolve, save, server_url
+from remit.cli.main import remit
+
+HERE = "http://127.0.0.1:7420"
+THERE = "https://remit.example:443"
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "token").write_text("from-a-file\n")
+    return {"REMIT_CONFIG": str(tmp_path / "conf" / "config.yaml")}
+
+
+def known(env: dict[str, str], *contexts: Context, current: str = "") -> None:
+    save(Path(env["REMIT_CONFIG"]), Contexts(contexts, current))
+
+
+def run(env: dict[str, str], *words: str) -> Result:
+    return CliRunner().invoke(remit, words, prog_name="remit", env=env)
+
+
+def test_nothing_is_configured__the_cure_is_told(env: dict[str, str]) -> None:
+    result = run(env, "get", "nodes")
+    assert result.exit_code == 2
+    assert "no server is named" in result.output
+    assert "run `remit up`, or name a server with --server" in result.output
+
+
+def test_the_order_is_flags_environment_file(env: dict[str, str], tmp_path: Path) -> None:
+    known(env, Context("a", HERE, token="kept", tenant="risk"), current="a")
+    assert resolve(environ=env) == Reach(HERE, "kept", "risk", "a")
+    assert resolve(environ={**env, "REMIT_TOKEN": "said", "REMIT_TENANT": "web"}) == Reach(HERE, "said", "web", "a")
+    assert Flags(tenant="x").reach({**env, "REMIT_TENANT": "web"}).tenant == "x"
+    named = {**env, "REMIT_TOKEN_FILE": str(tmp_path / "token")}
+    assert resolve(environ=named).token == "from-a-file"
+    assert Flags(token_file=str(tmp_path / "token")).reach({**env, "REMIT_TOKEN": "said"}).token == "from-a-file"
+    assert Flags(server="127.0.0.1:7420").reach(env) == Reach(HERE, "kept", "risk", "a")
+
+
+def test_a_context_named_by_a_flag_comes_before_the_environment(env: dict[str, str]) -> None:
+    known(env, Context("a", HERE, token="one"), Context("b", THERE, token="two", tenant="web"), current="a")
+    said = {**env, "REMIT_SERVER": "http://127.0.0.1:1", "REMIT_TOKEN": "three"}
+    assert Flags(context="b").reach(said) == Reach(THERE, "two", "web", "b")
+    assert resolve(environ=said) == Reach("http://127.0.0.1:1", "three", "default", "")
+    assert resolve(environ={**env, "REMIT_CONTEXT": "b"}).server == THERE
+
+
+def test_a_token_is_not_sent_to_another_server(env: dict[str, str]) -> None:
+    known(env, Context("a", HERE, token="one"), current="a")
+    with pytest.raises(Unconfigured, match="no token for https://remit"):
+        Flags(server=THERE).reach(env)
+
+
+def test_a_context_that_is_not_there_is_guessed(env: dict[str, str]) -> None:
+    known(env, Context("production", HERE, token="one"))
+    with pytest.raises(Unconfigured, match="did you mean production"):
+        Flags(context="prodution").reach(env)
+    with pytest.raises(Unconfigured, match=r"no context is in use\n.*production"):
+        resolve(environ=env)
+
+
+@pytest.mark.parametrize("text", ["ftp://x", "http://", "http://x:0", "http://u:p@x:1", "http://x/?a=b", "http://x:port", ""])
+def test_what_is_no_server_is_refused(text: str) -> None:
+    with pytest.raises(Unconfigured):
+        server_url(text)
+
+
+def test_the_file_is_for_its_owner_alone_and_reads_back(env: dict[str, str]) -> None:
+    path = Path(env["REMIT_CONFIG"])
+    made = Context("a", HERE, token="yes", tenant="1e3")
+    known(env, made, current="a")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load(path) == Contexts((made,), "a")
+
+
+def test_a_mistake_in_the_file_is_told_with_its_line(env: dict[str, str]) -> None:
+    path = Path(env["REMIT_CONFIG"])
+    path.parent.mkdir()
+    path.write_text("contexts:\n- name: a\n  servr: x\ncurrent: a\n")
+    result = run(env, "get", "nodes")
+    assert result.exit_code == 2
+    assert "config.yaml:3:3: contexts[0].servr: unknown field; did you mean server?" in result.output
+
+
+def test_remember_makes_it_the_one_in_use(env: dict[str, str], tmp_path: Path) -> None:
+    path = Path(env["REMIT_CONFIG"])
+    known(env, Context("a", THERE, token="one"), current="a")
+    remember("local", HERE, tmp_path / "token", "risk", path=path)
+    remember("local", HERE, tmp_path / "token", "web", path=path)
+    assert [one.name for one in load(path).contexts] == ["a", "local"]
+    assert resolve(environ=env) == Reach(HERE, "from-a-file", "web", "local")
+
+
+def test_contexts_are_set_listed_used_and_removed(env: dict[str, str], tmp_path: Path) -> None:
+    token = str(tmp_path / "token")
+    assert run(env, "context", "set", "a", "--server", HERE, "--token-file", token).output == "context a set\n"
+    assert run(env, "context", "set", "b", "--server", THERE).exit_code == 0
+    assert run(env, "context", "list", "-o", "name").output == "a\nb\n"
+    assert "*   a      http://127.0.0.1:7420" in run(env, "context", "list").output
+    assert run(env, "context", "use", "b").output == f"using b: {THERE}\n"
+    assert run(env, "context", "set", "a", "--tenant", "risk").output == "context a changed\n"
+    assert json.loads(run(env, "context", "list", "-o", "json").output) == {
+        "contexts": [
+            {"name": "a", "server": HERE, "tokenFile": token, "tenant": "risk"},
+            {"name": "b", "server": THERE},
+        ],
+        "current": "b",
+    }
+    assert "none is in use now" in run(env, "context", "remove", "b").output
+    assert run(env, "context", "remove", "b").exit_code == 2
+
+
+def test_a_context_whose_server_changes_forgets_its_token(env: dict[str, str], tmp_path: Path) -> None:
+    token = str(tmp_path / "token")
+    run(env, "context", "set", "a", "--server", HERE, "--token-file", token)
+    run(env, "context", "set", "a", "--server", THERE)
+    assert load(Path(env["REMIT_CONFIG"])).contexts == (Context("a", THERE),)
+
+
+def test_a_token_that_cannot_be_sent_is_refused(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bad").write_text("two words\x1b")
+    with pytest.raises(Unconfigured, match="no token"):
+        Flags(server=HERE, token_file=str(tmp_path / "bad")).reach(env)
+    with pytest.raises(Unconfigured, match="cannot be read"):
+        Flags(server=HERE, token_file=str(tmp_path / "none")).reach(env)

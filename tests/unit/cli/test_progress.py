@@ -1,0 +1,151 @@
+"""Is it counted right how far a workload has come, and is one reason named for what limits it?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.cli.progress import Why, funnel, funnel_words, progress, stage_words, why_pending
+from remit.cli.waiting import standing
+from remit.model.fields import Condition, Metadata, Stamp
+from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
+from remit.model.records import Decision, DecisionSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
+
+P = Phase
+
+
+def workload(type_: Any = "service", *conditions: Condition, deleting: bool = False, **spec: Any) -> Workload:
+    return Workload(
+        metadata=Metadata(name="web", tenant="risk", generation=2, deleting=deleting),
+        spec=WorkloadSpec(type=type_, template=Template(command=("true",)), **spec),
+        status=WorkloadStatus(conditions),
+    )
+
+
+def replicas(*phases: Phase, result: str = "", reason: str = "") -> list[Replica]:
+    return [
+        Replica(
+            metadata=Stamp(name=f"web-{index}", tenant="risk"),
+            spec=ReplicaSpec(workload="web", generation=2, index=index),
+            status=ReplicaStatus(phase=phase, result=result if phase in (P.FINISHED, P.RELEASED) else "", reason=reason),
+        )
+        for index, phase in enumerate(phases)
+    ]
+
+
+def decision(revision: int, reason: str, replicas: dict[str, str], **more: Any) -> Decision:
+    spec = DecisionSpec(replicas=replicas, verdict="waiting", reason=reason, **more)
+    return Decision(metadata=Stamp(name=f"d{revision}", tenant="risk", revision=revision), spec=spec)
+
+
+ROLLED = Condition(type="Progressing", status="True", reason="RolledOut", observed_generation=2)
+
+
+def test_a_service_that_is_there_is_limited_by_nothing() -> None:
+    found = progress(workload(replicas=2), replicas(P.SERVING, P.SERVING))
+    assert (found.arrived, found.wanted, found.limit, stage_words(found)) == (2, 2, "", "serving 2")
+
+
+def test_what_waits_has_the_reason_of_the_latest_decision() -> None:
+    reasons = why_pending(
+        [
+            decision(7, "over_quota", {"risk/web-1": ""}, detail="cpu is used up"),
+            decision(5, "no_room", {"risk/web-1": "", "risk/web-2": ""}, detail="one node is full"),
+            decision(9, "", {"risk/web-2": "n1"}),
+        ]
+    )
+    assert reasons["risk", "web-1"] == Why("over_quota", "cpu is used up", False, 7)
+    assert reasons["risk", "web-2"].reason == "no_room"
+    found = progress(workload(replicas=2), replicas(P.SERVING, P.PENDING), reasons)
+    assert (found.limit, found.detail) == ("over_quota", "cpu is used up")
+    assert stage_words(found) == "serving 1, queued 1"
+
+
+def test_a_decision_about_an_earlier_one_of_its_name_says_nothing_of_this() -> None:
+    reasons = why_pending([decision(7, "no_room", {"risk/web-0": ""})])
+    later = [replace(one, metadata=replace(one.metadata, revision=8)) for one in replicas(P.PENDING)]
+    assert progress(workload(replicas=1), later, reasons).limit == "queued"
+    assert progress(workload(replicas=1), replicas(P.PENDING), reasons).limit == "no_room"
+
+
+def test_what_was_not_tried_yet_is_queued() -> None:
+    assert progress(workload(replicas=1), replicas(P.PENDING)).limit == "queued"
+
+
+def test_a_reason_that_never_ends_is_told_so() -> None:
+    reasons = why_pending([decision(1, "no_such_place", {"risk/web-0": ""}, never=True)])
+    assert progress(workload(replicas=1), replicas(P.PENDING), reasons).never
+
+
+@pytest.mark.parametrize(
+    ("phases", "limit"),
+    [((P.SERVING,), "missing"), ((P.SERVING, P.STARTING), "starting"), ((P.SERVING, P.FAILED), "failed"), ((), "missing")],
+)
+def test_what_is_under_way_is_named(phases: tuple[Phase, ...], limit: str) -> None:
+    assert progress(workload(replicas=2), replicas(*phases)).limit == limit
+
+
+def test_released_copies_count_for_nothing() -> None:
+    found = progress(workload(replicas=1), replicas(P.SERVING, P.RELEASED))
+    assert (found.arrived, found.stages, found.limit) == (1, {"serving": 1}, "")
+
+
+def test_a_job_counts_what_is_done() -> None:
+    made = workload("job", replicas=2, completions=4)
+    found = progress(made, [*replicas(P.RELEASED, P.RELEASED, P.FINISHED, result="ok"), *replicas(P.RUNNING)])
+    assert (found.arrived, found.wanted, found.stages) == (3, 4, {"running": 1, "done": 3})
+    assert found.limit == ""
+    all_done = progress(made, replicas(*[P.RELEASED] * 4, result="ok"))
+    assert (all_done.arrived, all_done.limit) == (4, "")
+
+
+def test_a_job_that_failed_says_so() -> None:
+    failed = Condition(type="Failed", status="True", reason="RetriesExhausted", observed_generation=2)
+    found = progress(workload("job", failed, replicas=1), [])
+    assert (found.limit, found.never) == ("RetriesExhausted", True)
+    stands = standing(workload("job", failed, replicas=1), [], found)
+    assert "RetriesExhausted" in stands.failed
+
+
+def test_stages_count_those_who_are_further_too() -> None:
+    stages = funnel(replicas(P.PENDING, P.BOUND, P.STARTING, P.READY, P.SERVING), 6, "service")
+    assert stages == [
+        ("admitted", 6), ("queued", 5), ("scheduled", 4), ("bound", 4), ("starting", 3), ("ready", 2), ("serving", 1),
+    ]  # fmt: skip
+
+
+def looked(made: Workload, *phases: Phase, done: bool = False) -> tuple[bool, bool]:
+    """Has it arrived, and has all of it a place?"""
+    members = replicas(*phases)
+    stands = standing(made, members, progress(made, members), done=done)
+    return stands.reached, stands.placed
+
+
+def test_a_service_has_arrived_once_its_generation_is_out() -> None:
+    assert looked(workload("service", ROLLED, replicas=1), P.SERVING) == (True, True)
+    assert looked(workload("service", replicas=1), P.SERVING) == (False, True)
+    assert looked(workload("service", ROLLED, replicas=1), P.PENDING) == (False, False)
+    assert looked(workload("service", replicas=1), P.STARTING) == (False, True)
+    assert looked(workload("service", replicas=1)) == (False, False)
+
+
+def test_a_job_has_arrived_when_it_runs__or_if_asked_when_it_is_done() -> None:
+    assert looked(workload("job", replicas=2), P.RUNNING, P.RUNNING) == (True, True)
+    assert looked(workload("job", replicas=2), P.RUNNING, P.STARTING) == (False, True)
+    assert looked(workload("job", replicas=1), P.RUNNING, done=True) == (False, True)
+
+
+def test_a_workload_that_is_being_deleted_wants_nothing() -> None:
+    found = progress(workload(replicas=3, deleting=True), replicas(P.STOPPING))
+    assert (found.wanted, found.limit) == (0, "deleting")
+
+
+def test_stages_that_equally_many_have_reached_are_told_once() -> None:
+    assert (
+        funnel_words(funnel(replicas(P.PENDING, P.BOUND, P.SERVING), 4, "service"))
+        == "admitted 4 > queued 3 > bound 2 > serving 1"
+    )
+    assert funnel_words(funnel(replicas(P.SERVING, P.SERVING), 2, "service")) == "serving 2"
+    assert funnel_words(funnel(replicas(P.RUNNING), 1, "job")) == "running 1 > done 0"

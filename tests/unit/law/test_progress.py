@@ -1,0 +1,45 @@
+"""Is every replica counted at one stage, and is what holds a workload up named?"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remit.law.progress import LIMITS, progress
+from remit.model.records import Phase
+
+PHASES = st.lists(st.sampled_from(list(Phase)), max_size=12)
+
+
+@given(PHASES, st.integers(0, 12))
+def test_every_replica_stands_at_exactly_one_stage(phases: list[Phase], wanted: int) -> None:
+    found = progress("service", wanted, phases)
+    counts = {stage: count for stage, count in found._asdict().items() if stage not in ("admitted", "limit")}
+    assert sum(counts.values()) == len(phases)
+    assert found.admitted == max(0, wanted - sum(phase is not Phase.RELEASED for phase in phases))
+
+
+def test_what_holds_it_up_is_the_earliest_stage_at_which_something_stands() -> None:
+    steps = [
+        ([], "Creating"),
+        (["pending", "serving"], "Queued"),
+        (["reserved", "serving"], "WaitsForRoom"),
+        (["bound", "serving"], "NotStarted"),
+        (["starting", "bound"], "NotStarted"),
+        (["running", "unknown"], "NodeSilent"),
+        (["running", "serving"], "NotReady"),
+        (["ready", "serving"], "NotServed"),
+        (["serving", "serving"], ""),
+    ]
+    for phases, limit in steps:
+        assert progress("service", 2, [Phase(one) for one in phases]).limit == limit, phases
+
+
+def test_a_job_has_come_as_far_as_it_has_to_when_it_runs__and_what_is_over_was_made() -> None:
+    found = progress("job", 3, [Phase.RUNNING, Phase.RELEASED, Phase.FINISHED])
+    assert (found.admitted, found.running, found.released, found.finished, found.limit) == (0, 1, 1, 1, "")
+
+
+def test_every_limit_is_a_word_for_programs() -> None:
+    assert all(word.isalnum() and word[0].isupper() for word in LIMITS.values())
+    assert len(set(LIMITS.values())) == len(LIMITS)

@@ -1,0 +1,42 @@
+"""Is silence told for what it is, and a mass for what it is not? Pure."""
+
+from __future__ import annotations
+
+from remit.model.beats import Heard, NodeHeard
+from remit.observation.health import Hearing, is_mass
+from tests.unit.correction.table import ready
+
+NODES = {"here": NodeHeard(500, "one"), "gone": NodeHeard(9_000, "one"), "new": NodeHeard(0, "")}
+HEARING = Hearing(Heard("one", 20_000, NODES), sent_ms=100_000)
+
+
+def test_of_a_node_that_was_never_heard_all_the_time_of_listening_is_silence() -> None:
+    assert [HEARING.silent_ms(name) for name in ("here", "gone", "never")] == [500, 9_000, 20_000]
+
+
+def test_a_node_is_here_only_if_it_was_surely_heard__what_was_told_grows_old() -> None:
+    assert HEARING.is_here("here", 1_000, 100_500)
+    assert not HEARING.is_here("here", 1_000, 100_501)
+    assert not HEARING.is_here("never", 1 << 40, 100_000)
+
+
+def test_a_node_is_settled_if_it_has_come_to_terms_with_this_incarnation() -> None:
+    assert [HEARING.is_settled(name) for name in ("here", "new", "never")] == [True, False, False]
+    assert not HEARING._replace(heard=Heard("two", 0, NODES)).is_settled("here")
+
+
+def test_masses_are_told_by_region_and_by_zone() -> None:
+    nodes = [ready(f"a{n}") for n in range(4)] + [ready(f"b{n}", zone="b") for n in range(6)]
+    heard = {f"b{n}": NodeHeard(0) for n in range(6)}
+    hearing = Hearing(Heard("one", 20_000, heard), 0)
+    regions, zones = hearing.masses(nodes, 6_000)
+    assert (sorted(regions), sorted(zones)) == ([], [("r1", "a")])
+    regions, zones = Hearing(Heard("one", 20_000, {}), 0).masses(nodes, 6_000)
+    assert (sorted(regions), sorted(zones)) == (["r1"], [("r1", "a"), ("r1", "b")])
+
+
+def test_a_mass_is_more_than_half_of_more_than_two() -> None:
+    assert not is_mass([True, True])
+    assert is_mass([True, True, False])
+    assert not is_mass([True] * 54 + [False] * 46)
+    assert is_mass([True] * 55 + [False] * 45)

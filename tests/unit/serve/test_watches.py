@@ -1,0 +1,185 @@
+"""Is a watch told everything once, from where it was asked on, and what does it hear when it cannot be?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from remit.serve import hub, streams
+from tests.unit.serve.asking import TOKEN, Api, api, story, tenant, workload
+
+WORKLOADS = "/v1/tenants/acme/workloads"
+
+
+@story
+async def test_a_watch_tells_changes_deletions_and_bookmarks(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    listed = await api.must("GET", WORKLOADS)
+    async with api.watch(f"{WORKLOADS}?watch=true&after={listed['metadata']['revision']}") as watched:
+        made = await api.must("POST", WORKLOADS, workload("web"))
+        told = await watched.until("changed", "web")
+        assert told["object"] == made and told["revision"] == made["metadata"]["revision"]
+        assert (await watched.next())["type"] == "bookmark"
+        gone = await api.must("DELETE", f"{WORKLOADS}/web")
+        told = await watched.until("deleted", "web")
+        assert told["object"] == {"kind": "Workload", "metadata": {"name": "web", "tenant": "acme"}}
+        assert told["revision"] == gone["revision"]
+        assert (await watched.next()) == {"type": "bookmark", "revision": gone["revision"]}
+
+
+@story
+async def test_a_watch_from_the_past_is_told_that_first_and_nothing_twice(api: Api) -> None:
+    start = (await api.must("POST", "/v1/tenants", tenant()))["metadata"]["revision"]
+    for i in range(20):
+        await api.must("POST", WORKLOADS, workload(f"w{i}"))
+    async with api.watch(f"{WORKLOADS}?watch=true&after={start}") as watched:
+        seen = [(await watched.until("changed"))["object"]["metadata"]["name"] for _ in range(20)]
+        await api.must("POST", WORKLOADS, workload("last"))
+        seen.append((await watched.until("changed"))["object"]["metadata"]["name"])
+    assert seen == [*(f"w{i}" for i in range(20)), "last"]
+
+
+@story
+async def test_watches_that_join_amid_writes_miss_and_repeat_nothing(api: Api) -> None:
+    """Each takes up at the last bookmark of the one before, while others write."""
+    after = (await api.must("POST", "/v1/tenants", tenant()))["metadata"]["revision"]
+    seen: list[str] = []
+
+    async def write() -> None:
+        for i in range(60):
+            await api.must("POST", WORKLOADS, workload(f"w{i:02d}"))
+
+    writing = asyncio.ensure_future(write())
+    while len(seen) < 60:
+        pending: list[str] = []
+        async with api.watch(f"{WORKLOADS}?watch=true&after={after}") as watched:
+            for _ in range(6):
+                line = await watched.next()
+                if line["type"] == "changed":
+                    pending.append(line["object"]["metadata"]["name"])
+                elif line["type"] in ("bookmark", "heartbeat"):
+                    seen += pending
+                    pending, after = [], line["revision"]
+    await writing
+    assert seen == [f"w{i:02d}" for i in range(60)]
+
+
+@story
+async def test_a_selector_tells_what_no_longer_matches_as_deleted(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    async with api.watch(f"{WORKLOADS}?watch=true&labelSelector=app=web") as watched:
+        await watched.until("bookmark")
+        await api.must("PUT", f"{WORKLOADS}/other", workload("other", labels={"app": "db"}))
+        await api.must("PUT", f"{WORKLOADS}/web", workload("web", labels={"app": "web"}))
+        assert (await watched.until("changed"))["object"]["metadata"]["name"] == "web"
+        await api.must("PUT", f"{WORKLOADS}/web", workload("web", labels={"app": "old"}))
+        assert (await watched.until("deleted"))["object"]["metadata"]["name"] == "web"
+        await api.must("PUT", f"{WORKLOADS}/web", workload("web", labels={"app": "older"}))
+        await api.must("PUT", f"{WORKLOADS}/new", workload("new", labels={"app": "web"}))
+        line: Any = {"type": ""}
+        while line["type"] != "changed":
+            line = await watched.next()
+            assert line["type"] != "deleted", "what was not picked before is not deleted"
+        assert line["object"]["metadata"]["name"] == "new"
+
+
+@story
+async def test_a_watch_of_nothing_beats(api: Api) -> None:
+    async with api.watch("/v1/regions?watch=true") as watched:
+        first = await watched.until("heartbeat")
+        assert (await watched.until("heartbeat"))["revision"] > first["revision"]  # the authority's own beats move it on
+
+
+@story
+async def test_what_no_board_keeps_is_watched_too(api: Api) -> None:
+    async with api.watch("/v1/events?watch=true") as watched:
+        await watched.until("bookmark")
+        assert (await watched.until("heartbeat"))["revision"] > 0
+
+
+@story
+async def test_a_watch_of_what_is_gone_or_not_yet_is_refused(api: Api) -> None:
+    for name in ("a", "b"):
+        await api.must("POST", "/v1/tenants", tenant(name))
+    await api.store.compact(await api.store.revision())
+    gone = await api.get("/v1/tenants?watch=true&after=1")
+    assert (gone.status, gone.json["code"]) == (410, "compacted")
+    ahead = await api.get("/v1/tenants?watch=true&after=1000000")
+    assert (ahead.status, ahead.json["code"]) == (410, "compacted")
+    wrong = await api.get("/v1/tenants?watch=true&after=-1")
+    assert (wrong.status, wrong.json["field"]) == (400, "after")
+    assert api.desk.watchers == 0
+
+
+@story
+async def test_a_server_that_ends_tells_every_watch_to_come_back(api: Api) -> None:
+    async with api.watch("/v1/tenants?watch=true") as watched:
+        await watched.until("bookmark")
+        api.desk.closing.set()
+        told = await watched.until("resync")
+        assert told["reason"] == "shutdown" and "list again" in told["cure"]
+        assert await watched.next() is None
+    assert api.desk.watchers == 0
+    assert (await api.get("/readyz")).status == 503
+
+
+def test_only_so_many_may_watch() -> None:
+    async def main() -> None:
+        async with api(watchers_max=2) as asked:
+            async with asked.watch("/v1/tenants?watch=true") as one, asked.watch("/v1/nodes?watch=true") as other:
+                await one.until("bookmark")
+                await other.until("bookmark")
+                more = await asked.get("/v1/tenants?watch=true")
+                assert (more.status, more.json["code"]) == (429, "overloaded")
+                assert int(more.headers["retry-after"]) >= 1
+                assert (await asked.get("/v1/tenants")).status == 200
+            async with asked.watch("/v1/tenants?watch=true") as again:
+                await again.until("bookmark")
+
+    asyncio.run(main())
+
+
+def test_one_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SEND_MS_MAX", 50)
+
+    async def main() -> None:
+        async with api() as asked:
+            sent: list[Any] = []
+
+            async def receive() -> dict[str, Any]:
+                if sent:
+                    await asyncio.Event().wait()
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+                if message["type"] == "http.response.body":
+                    await asyncio.Event().wait()
+
+            scope = {"type": "http", "method": "GET", "path": "", "raw_path": b"/v1/tenants", "query_string": b"watch=true"}
+            headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
+            async with asyncio.timeout(5):
+                await asked.app({**scope, "headers": headers}, receive, send)
+            assert len(sent) == 2, "one piece was tried, and nothing after it"
+            assert asked.desk.watchers == 0
+
+    asyncio.run(main())
+
+
+def test_one_who_lags_too_far_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "CHANGES_MAX", 3)
+    listening = hub.Listening()
+    for i in range(4):
+        listening.tell(hub.Told(f"tenant/t{i}", b"{}", i + 1, None, None))
+    assert listening.lagging and listening.take() == []
+
+
+def test_changes_of_one_object_are_folded() -> None:
+    listening = hub.Listening()
+    first = hub.Told("tenant/a", b"1", 1, "before", "one")
+    last = hub.Told("tenant/a", b"2", 2, "one", "two")
+    listening.tell(first)
+    listening.tell(last)
+    assert listening.take() == [("before", last)]

@@ -1,0 +1,107 @@
+"""What is missing on a machine is named, with its cure; each thing is taken away once, and missed."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from remit.world import fitness
+from remit.world.fitness import Finding, examined
+from remit.world.promises import Confinement, NoBoot, NoPorts
+from remit.world.runner import ProcessRunner
+
+
+def named(name: str, data: Path, port: int = 0) -> Finding:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = port or free.getsockname()[1]
+    return next(one for one in examined(data, port) if one.name == name)
+
+
+def test_a_whole_machine_lacks_nothing_without_which_nothing_runs(tmp_path: Path) -> None:
+    found = examined(tmp_path, 1)
+    assert {one.name for one in found} >= {"clock", "cgroups", "bubblewrap", "API port", "ports for work", "data directory"}
+    assert not [one for one in found if one.state == "fail"]
+    assert all(one.cure for one in found if one.state != "ok")
+
+
+def test_no_bubblewrap__says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remit.world.fitness.shutil.which", lambda _: None)
+    found = named("bubblewrap", tmp_path)
+    assert (found.state, found.found) == ("warn", "not installed")
+    assert "apt-get install bubblewrap" in found.cure
+
+
+def test_a_bubblewrap_that_makes_no_sandbox_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitness, "said_by", lambda _words, wait_s: "")
+    monkeypatch.setattr("remit.world.fitness.shutil.which", lambda _: "/usr/bin/bwrap")
+    found = named("bubblewrap", tmp_path)
+    assert found.state == "warn"
+    assert "user namespaces" in found.cure
+
+
+def test_cgroups_that_cannot_limit_memory_are_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    less = Confinement("v2", ("cpu", "pids"), "no limit of memory: it is not handed down", sandbox=True)
+    monkeypatch.setattr(ProcessRunner, "confinement", lambda _self: less)
+    found = named("cgroups", tmp_path)
+    assert (found.state, found.found) == ("warn", "v2: no limit of memory: it is not handed down")
+    assert "Delegate=yes" in found.cure
+
+
+def test_a_port_that_somebody_has_is_told(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        found = named("API port", tmp_path, taken.getsockname()[1])
+    assert found.state == "warn"
+    assert "--listen" in found.cure
+
+
+def test_no_port_left_for_work__nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(_self: object, count: int, /) -> list[int]:
+        raise NoPorts(f"{count} ports cannot be had", "end what listens")
+
+    monkeypatch.setattr("remit.world.fitness.KernelPorts.free", none)
+    found = named("ports for work", tmp_path)
+    assert (found.state, found.cure) == ("fail", "end what listens")
+
+
+def test_a_machine_without_a_boot_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise NoBoot("there is no boot id", "mount /proc")
+
+    monkeypatch.setattr(fitness, "BootClock", none)
+    found = fitness._clock()
+    assert (found.state, found.found, found.cure) == ("fail", "there is no boot id", "mount /proc")
+
+
+@pytest.mark.parametrize(("state", "told"), [(5, "warn"), (0, "ok"), (-1, "ok")])
+def test_a_wall_clock_that_nothing_keeps_right_is_a_warning(monkeypatch: pytest.MonkeyPatch, state: int, told: str) -> None:
+    class Library:
+        def __init__(self, _: object) -> None: ...
+
+        def adjtimex(self, _: object) -> int:
+            return state
+
+    monkeypatch.setattr("remit.world.fitness.ctypes.CDLL", Library)
+    assert fitness._wall_clock().state == told
+
+
+def test_a_directory_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("remit.world.fitness.tempfile.NamedTemporaryFile", refuses)
+    found = named("data directory", tmp_path / "not" / "yet")
+    assert found.state == "fail"
+    assert "read-only file system" in found.found
+    assert "--data" in found.cure
+
+
+def test_few_open_files_are_a_warning_that_says_how_to_have_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remit.world.fitness.resource.getrlimit", lambda _: (256, 1 << 20))
+    found = named("open files", tmp_path)
+    assert (found.state, found.found) == ("warn", "256 at most")
+    assert "ulimit" in found.cure
