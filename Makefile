@@ -16,7 +16,7 @@ help: ## say what each verb does
 setup: ## make .venv with everything in constraints.txt; near-instant when nothing changed
 	@$(PYTHON) tools/setup.py
 
-demo: setup ## place a load on a thousand simulated nodes, live, and explain one that waits; then a race, a kill, an account
+demo: setup ## run real work, explain what waits, kill a machine and the server, and say what was checked
 	@$(BIN)/remit demo $(ARGS)
 
 test: setup ## lint, types, layers and every test, group by group, with the time of each
@@ -28,7 +28,7 @@ check: setup ## the static part of `make test`: lint, format, types, layers, gen
 bench: setup ## measure durable binds a second and simulated hours a minute (BENCH=simulate ARGS="--quick --json")
 	@$(BIN)/remit bench $(BENCH) $(ARGS)
 
-soak: setup ## simulate hours of faults, kill writers and run state machines with fresh seeds for MINUTES (default 10)
+soak: setup ## kill and stop real processes under load, then simulate hours of faults with fresh seeds for MINUTES (default 10)
 	@$(BIN)/python tools/soak.py --minutes $(MINUTES) $(ARGS)
 
 docs: setup ## write the pages that are generated from the code

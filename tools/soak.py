@@ -1,4 +1,8 @@
-"""Does it still hold after minutes of fresh seeds? First simulated hours on two processes, then two lanes side by side.
+"""Does it still hold after minutes of fresh seeds? First real processes are killed and stopped, then come simulated hours on
+two processes, then two lanes side by side.
+
+The chaos is a server, a scheduler, controllers and agents under load, for half of the time and five minutes at most; it comes
+on top of the time asked for. Its jobs write down their own lives, and are judged by that.
 
 The lanes are writers killed mid-write, and state machines; each starts one run after another until the time is over, and a
 lane's run is a child process with a seed of its own. All seeds follow from the first one, which is printed. A violation is
@@ -31,6 +35,10 @@ from remit.simulate.swarm import LOST, Done, Task, Totals, swarm
 
 ROOT = Path(__file__).resolve().parent.parent
 KILLS_SCRIPT = "tests/integration/store/kills.py"
+CHAOS_MODULE = "tests.integration.chaos.driver"
+CHAOS_MINUTES_MAX = 5
+CHAOS_SETTLES_S = 300
+"""What it may take beyond its time, until all that was submitted has ended."""
 KILLS_PER_RUN = 25
 SEED_MAX = 2**31
 OVERTIME_S_MAX = 120
@@ -75,6 +83,7 @@ class Soak:
     stopping: bool = False
     totals: Totals = field(default_factory=Totals)
     broken: list[Done] = field(default_factory=list)
+    chaos: dict[str, object] = field(default_factory=dict)
 
     def over(self) -> bool:
         return self.stopping or time.monotonic() >= self.deadline
@@ -202,6 +211,39 @@ def lane(soak: Soak, name: str, salt: int, run: Callable[[Soak, int], Outcome], 
             soak.say(f"{name} seed {seed}: {told}, {outcome.violations} VIOLATIONS\n{outcome.story}\nreplay: {command}")
 
 
+# ------------------------------------------------------------------------------------------------------- real processes
+
+
+def chaos_command(seed: int, seconds: float) -> list[str]:
+    return [sys.executable, "-m", CHAOS_MODULE, "--seconds", f"{seconds:g}", "--seed", str(seed)]
+
+
+def run_chaos(soak: Soak, seconds: float) -> None:
+    """Alone: what else runs meanwhile would be one more fault, and not one that is counted."""
+    seed = random.Random(f"{soak.seed}/chaos").randrange(SEED_MAX)
+    soak.say(f"chaos seed {seed}: {seconds:.0f} s of kills and stops on real processes")
+    soak.deadline = time.monotonic() + seconds + CHAOS_SETTLES_S
+    code, out, err = soak.child(chaos_command(seed, seconds))
+    try:
+        soak.chaos = json.loads(out.strip().splitlines()[-1])
+        violations = max(int(str(soak.chaos["violations"])), int(code != 0))
+    except (IndexError, KeyError, TypeError, ValueError):
+        violations = 1
+    soak.counts.update(violations=violations)
+    soak.say(f"chaos seed {seed}: {told_of_chaos(soak.chaos)}")
+    if violations:
+        command = replay(chaos_command(seed, seconds))
+        soak.replays.append(command)
+        soak.say(f"{tail(err)}\nreplay: {command}")
+
+
+def told_of_chaos(found: dict[str, object]) -> str:
+    if not found:
+        return "it told nothing"
+    words = ("faults", "jobs", "attempts", "lost", "doubled", "cut", "leaked")
+    return ", ".join(f"{found.get(word, 0)} {word}" for word in words)
+
+
 # ------------------------------------------------------------------------------------------------------- simulated hours
 
 
@@ -287,6 +329,7 @@ def summary(soak: Soak, asked: float) -> None:
         ("revision", revision(ROOT)),
         ("first seed", str(soak.seed)),
         *((f"{name} seeds", f"{len(seeds)}: {' '.join(map(str, seeds))}") for name, seeds in sorted(soak.seeds.items())),
+        ("chaos", told_of_chaos(soak.chaos) if soak.chaos else "not asked for"),
         ("kills", f"{counts['kills']:,}"),
         ("operations", f"{counts['operations']:,}"),
         ("property runs", f"{counts['property_runs']:,}"),
@@ -331,18 +374,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill writers, run state machines and simulate hours, all with fresh seeds.")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--lanes", type=float, default=LANES_SHARE, help="the share of the time that is the lanes', 0 to 1")
+    parser.add_argument("--chaos", type=float, help="minutes of kills on real processes (default: half, 5 at most); 0: none")
     parser.add_argument("--seed", type=int, help="the first seed, from which all others follow (default: a fresh one)")
     options = parser.parse_args()
     if not 0 <= options.lanes <= 1:
         parser.error("--lanes is a share of the time: 0 for the simulator alone, 1 for the lanes alone")
+    chaos = min(CHAOS_MINUTES_MAX, options.minutes / 2) if options.chaos is None else options.chaos
     seed = random.SystemRandom().randrange(SEED_MAX) if options.seed is None else options.seed
     # Whoever asks this soak to end must not leave its children behind: they lead process groups of their own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="remit-soak-") as scratch:
-        end_s = time.monotonic() + options.minutes * 60
-        soak = Soak(seed, time.monotonic() + options.minutes * 60 * (1 - options.lanes), Path(scratch))
+        soak = Soak(seed, 0, Path(scratch))
         soak.say(f"{options.minutes:g} minutes from seed {seed}, {options.lanes:.0%} of it in lanes, revision {revision(ROOT)}")
         try:
+            if chaos > 0:
+                run_chaos(soak, chaos * 60)
+            end_s = time.monotonic() + options.minutes * 60
+            soak.deadline = time.monotonic() + options.minutes * 60 * (1 - options.lanes)
             if options.lanes < 1:
                 run_simulation(soak)
             soak.deadline = end_s

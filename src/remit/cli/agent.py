@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOGS: Final = "logs"
 PORT_TRIES: Final = 5
 AGAIN_MS: Final = 1_000
+ANSWER_MS: Final = 3_000
 END_GRACE_MS: Final = 10_000
 SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER")
 """Of its own environment; a keeper, and what that starts, has no use for them."""
@@ -216,7 +217,7 @@ async def _status(client: Client, complain: Complaints, world: World) -> Status:
 
     while True:
         try:
-            return await client.status()
+            return await client.status(deadline_ms=ANSWER_MS)
         except NoAnswer as error:
             complain(f"no server answers yet: {error.why}")
             await world.clock.sleep_ms(AGAIN_MS)
