@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from remit.cli.main import COMMANDS, SECTIONS, remit
+from remit.cli.main import COMMANDS, remit
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -157,45 +157,3 @@ def test_the_shell_completes_kinds() -> None:
     done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     assert "Workload" in done.stdout.splitlines()
     assert "Region" not in done.stdout
-
-
-ASKING = (
-    "apply",
-    "plan",
-    "diff",
-    "get",
-    "describe",
-    "logs",
-    "events",
-    "wait",
-    "scale",
-    "delete",
-    "cordon",
-    "uncordon",
-    "drain",
-)
-
-
-@pytest.mark.parametrize("name", [*ASKING, "context", "top", "rollout", "version"])
-def test_each_command_that_asks_a_server_has_examples(name: str) -> None:
-    code, output = run(name, "--help")
-    assert code == 0
-    assert "Examples:\n    remit " in output or "Examples:\n    helm " in output
-    if name in ASKING:
-        assert "--context" in output and "--server" in output and "--token-file" in output and "--tenant" in output
-
-
-def test_every_command_has_its_place_in_the_help() -> None:
-    named = [name for names in SECTIONS.values() for name in names]
-    assert len(named) == len(set(named)) and set(named) <= set(COMMANDS)
-    output = run("--help")[1]
-    assert all(output.count(f"\n  {name} ") == 1 for name, lazy in COMMANDS.items() if lazy.summary)
-
-
-def test_help_of_a_command_that_asks_a_server_loads_no_client() -> None:
-    code = (
-        "import sys; sys.argv = ['remit', 'get', '-h']\nfrom remit.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
-    )
-    heavy = "print([name for name in ('numpy', 'rich', 'ruamel.yaml', 'aiohttp') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code + heavy], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
