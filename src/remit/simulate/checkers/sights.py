@@ -55,7 +55,7 @@ class Sights:
 
     def absorb(self, step: Step) -> None:
         for _, old, new in step.of_kind("event"):
-            reason = "" if new is None or old is not None else new["spec"].get("reason", "")
+            reason = "" if new is None or old is not None else new.get("spec", {}).get("reason", "")
             if reason in TOLD:
                 self.see(TOLD[reason])
         for key, old, new in step.moves:
