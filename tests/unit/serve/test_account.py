@@ -63,6 +63,18 @@ async def a_story(scope: Scope) -> None:
     await scope.commit(did("move start", "replica/t1/web-api-0", who="n1", role="agent"))
 
 
+def test_what_happened_before_a_long_quiet_time_is_told_still() -> None:
+    async def told() -> tuple[list[AccountItem], list[AccountItem]]:
+        scope = Scope()
+        await scope.commit(did("apply", "workload/t1/web", who="ann", role="operator"))
+        for _ in range(60):
+            await scope.commit()
+        return await scope.told(limit=3), await scope.told("workload/t1/web")
+
+    for found in asyncio.run(told()):
+        assert [(one.reason, one.at) for one in found] == [("Apply", "2026-01-01T00:00:01Z")]
+
+
 def test_what_happened__is_told_with_who_did_it_and_when_the_newest_last() -> None:
     async def told() -> list[AccountItem]:
         scope = Scope()
