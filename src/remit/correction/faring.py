@@ -26,7 +26,9 @@ from remit.correction.wanted import (
     Wanted,
     available,
     condition_of,
+    failure,
     floor,
+    is_spent,
 )
 from remit.law.progress import progress
 from remit.law.tempo import Tempo
@@ -40,6 +42,7 @@ _WHY: Final = {
     DEADLINE_EXCEEDED: "its deadline has passed",
     RETRIES_EXHAUSTED: "a replica has failed more often than its retries allow",
 }
+MESSAGE_MAX: Final = 300
 _PATIENT: Final = ("Admitted", "Scheduled", "Ready")
 _NO_PLACE: Final = "`remit explain` says why"
 
@@ -135,7 +138,7 @@ class Faring:
             else:
                 failed = DEADLINE_EXCEEDED
         if failed:
-            yield from say(workload, "Failed", "True", failed, _WHY.get(failed, ""), times.wall)
+            yield from say(workload, "Failed", "True", failed, _why(workload, failed, members), times.wall)
         elif wanted.complete:
             yield from say(workload, "Complete", "True", "Done", "", times.wall)
         for type_, true in (("Failed", bool(failed)), ("Complete", wanted.complete)):
@@ -203,6 +206,20 @@ class Faring:
         else:
             why = f"nothing has come closer for {workload.spec.rollout.progress_deadline}"
             yield from say(workload, "Progressing", "False", "ProgressDeadlineExceeded", why, times.wall)
+
+
+def _why(workload: Workload, failed: str, members: Sequence[Kept]) -> str:
+    """In words. Once it was said of this generation it stays as it was said, whatever is left of the replicas."""
+    known = condition_of(workload.status.conditions, "Failed")
+    if known is not None and failure(workload) == failed:
+        return known.message
+    if failed == RETRIES_EXHAUSTED:
+        for one in members:
+            name, status = one.thing.metadata.name, one.thing.status
+            if is_spent(one.thing, workload.spec) and status.result:
+                times = "once" if status.failures == 1 else f"{status.failures} times"
+                return f"{name} has failed {times}, at last: {status.result}"[:MESSAGE_MAX]
+    return _WHY.get(failed, "")
 
 
 def _limit(workload: Workload, wanted: int, members: Sequence[Kept]) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from remit.correction.faring import patience_ms
 from remit.correction.remits import Deed
-from remit.correction.wanted import Census
+from remit.correction.wanted import Census, condition_of
 from remit.correction.workloads import Workloads
 from remit.model.claims import Accepted, Code, Refused, Spawn
 from remit.model.kinds import NodeHealth, Placement, Rollout, Workload
@@ -30,6 +30,12 @@ def members(*phases: str, **status: Any) -> list[Replica]:
     return [
         replica("w", n, phase, "" if phase in ("pending", "released") else "n1", **status) for n, phase in enumerate(phases)
     ]
+
+
+def message_of(workload: Workload, type_: str) -> str:
+    found = condition_of(workload.status.conditions, type_)
+    assert found is not None
+    return found.message
 
 
 def deeds(*things: Any) -> list[str]:
@@ -140,6 +146,16 @@ def test_a_job_fails_when_one_has_failed_too_often__the_rest_is_ended() -> None:
     claims = table.look(controller(table), KEY)
     assert short(claims) == ["remove w-1"]
     assert said(claims)["Failed"] == ("True", "RetriesExhausted")
+    assert message_of(table.observe(table.board.get(KEY), claims), "Failed") == "w-0 has failed 4 times, at last: exit 1"
+
+
+def test_why_a_job_has_failed_stays_said_when_its_replicas_are_gone() -> None:
+    table = job(1, done=[replica("w", 0, "released", result="exit 1", failures=1)], retries=0)
+    made = controller(table)
+    after = table.observe(table.board.get(KEY), table.look(made, KEY))
+    assert message_of(after, "Failed") == "w-0 has failed once, at last: exit 1"
+    table.write(replica("w", 0, "released", failures=1))
+    assert "Failed" not in said(table.look(made, KEY))
 
 
 def test_a_job_fails_when_its_deadline_has_passed() -> None:
