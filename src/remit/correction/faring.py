@@ -182,9 +182,12 @@ class Faring:
             yield from say(workload, "Available", "True", "EnoughReady", "", times.wall)
         else:
             yield from say(workload, "Available", "False", "TooFewReady", f"fewer than {least} are ready", times.wall)
-        yield from self._progress(workload, times, wanted, ready, len(live) - len(current))
+        fails = [one for one in members if one.thing.status.failures and self._census.is_current(workload, one.thing)]
+        yield from self._progress(workload, times, wanted, ready, len(live) - len(current), fails)
 
-    def _progress(self, workload: Workload, times: Times, wanted: int, ready: int, old: int) -> Iterator[Wish]:
+    def _progress(
+        self, workload: Workload, times: Times, wanted: int, ready: int, old: int, fails: Sequence[Kept]
+    ) -> Iterator[Wish]:
         """Once it was rolled out it stays so until the next generation, whatever becomes of its replicas."""
         meta = workload.metadata
         known = condition_of(workload.status.conditions, "Progressing")
@@ -202,9 +205,10 @@ class Faring:
         left_ms = since_ms + int(workload.spec.rollout.progress_deadline) - times.now_ms
         if left_ms > 0:
             yield Again(left_ms)
-            yield from say(workload, "Progressing", "True", "RollingOut", "", times.wall)
+            yield from say(workload, "Progressing", "True", "RollingOut", _trouble(workload, fails), times.wall)
         else:
-            why = f"nothing has come closer for {workload.spec.rollout.progress_deadline}"
+            trouble = _trouble(workload, fails)
+            why = f"nothing has come closer for {workload.spec.rollout.progress_deadline}" + (f"; {trouble}" if trouble else "")
             yield from say(workload, "Progressing", "False", "ProgressDeadlineExceeded", why, times.wall)
 
 
@@ -220,6 +224,16 @@ def _why(workload: Workload, failed: str, members: Sequence[Kept]) -> str:
                 times = "once" if status.failures == 1 else f"{status.failures} times"
                 return f"{name} has failed {times}, at last: {status.result}"[:MESSAGE_MAX]
     return _WHY.get(failed, "")
+
+
+def _trouble(workload: Workload, fails: Sequence[Kept]) -> str:
+    """What a new replica has died of. One that is tried again says nothing for a while; what was said of it stays said."""
+    for one in fails:
+        if one.thing.status.result:
+            return f"{one.thing.metadata.name}: {one.thing.status.result}"[:MESSAGE_MAX]
+    known = condition_of(workload.status.conditions, "Progressing")
+    same = known is not None and known.observed_generation == workload.metadata.generation and known.reason == "RollingOut"
+    return known.message if known is not None and same and fails else ""
 
 
 def _limit(workload: Workload, wanted: int, members: Sequence[Kept]) -> str:
