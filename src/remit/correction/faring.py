@@ -34,7 +34,7 @@ from remit.law.progress import progress
 from remit.law.tempo import Tempo
 from remit.model.claims import Delete, Refused
 from remit.model.kinds import Workload
-from remit.model.records import Phase
+from remit.model.records import Phase, ReplicaStatus
 from remit.observation.board import Kept
 from remit.world.promises import Clock
 
@@ -220,20 +220,26 @@ def _why(workload: Workload, failed: str, members: Sequence[Kept]) -> str:
     if failed == RETRIES_EXHAUSTED:
         for one in members:
             name, status = one.thing.metadata.name, one.thing.status
-            if is_spent(one.thing, workload.spec) and status.result:
+            if is_spent(one.thing, workload.spec) and (words := _ended(status)):
                 times = "once" if status.failures == 1 else f"{status.failures} times"
-                return f"{name} has failed {times}, at last: {status.result}"[:MESSAGE_MAX]
+                return f"{name} has failed {times}, at last: {words}"
     return _WHY.get(failed, "")
 
 
 def _trouble(workload: Workload, fails: Sequence[Kept]) -> str:
     """What a new replica has died of. One that is tried again says nothing for a while; what was said of it stays said."""
-    for one in fails:
-        if one.thing.status.result:
-            return f"{one.thing.metadata.name}: {one.thing.status.result}"[:MESSAGE_MAX]
+    found = {one.thing.metadata.name: words for one in fails if (words := _ended(one.thing.status))}
     known = condition_of(workload.status.conditions, "Progressing")
-    same = known is not None and known.observed_generation == workload.metadata.generation and known.reason == "RollingOut"
-    return known.message if known is not None and same and fails else ""
+    if known is not None and known.observed_generation == workload.metadata.generation and known.reason == "RollingOut":
+        before = known.message.partition(": ")[2]
+        if before and fails and (not found or before in found.values()):
+            return known.message
+    return next((f"{name}: {words}" for name, words in found.items()), "")
+
+
+def _ended(status: ReplicaStatus) -> str:
+    """How its last attempt has ended, in words."""
+    return f"{status.result} {status.reason}".strip()[:MESSAGE_MAX] if status.result else ""
 
 
 def _limit(workload: Workload, wanted: int, members: Sequence[Kept]) -> str:

@@ -93,6 +93,8 @@ def test_a_rollout_that_is_held_up_says_by_what() -> None:
     )
     found = progress(workload("service", rolls, replicas=1), replicas(P.SERVING, P.RELEASED))
     assert (found.limit, found.detail) == ("rollout", "web-1: not started")
+    made = workload("service", rolls, replicas=1)
+    assert looked(made, P.RELEASED) == (False, True), "it had a place, and died there"
     before = replace(rolls, observed_generation=1)
     assert progress(workload("service", before, replicas=1), replicas(P.SERVING)).limit == "", "that was of another generation"
 

@@ -325,12 +325,14 @@ def test_a_refusal_is_over_once_nothing_is_to_be_made_any_more() -> None:
 
 def test_a_rollout_says_what_a_new_replica_died_of__also_while_it_is_tried_again() -> None:
     made, first = work("w", 1)
-    table = Table(made, first, replica("w", 0, "released", result="exit 3", failures=1))
+    table = Table(made, first, replica("w", 0, "released", result="not started", reason="no such file", failures=1))
     loop = controller(table)
     made = table.observe(made, table.look(loop, KEY))
-    assert message_of(made, "Progressing") == "w-0: exit 3"
+    assert message_of(made, "Progressing") == "w-0: not started no such file"
     table.write(replica("w", 0, "pending", failures=1))
     assert "Progressing" not in said(table.look(loop, KEY))
+    table.write(replica("w", 0, "released", result="exit 3", failures=2))
+    assert message_of(table.observe(made, table.look(loop, KEY)), "Progressing") == "w-0: exit 3"
 
 
 def test_a_rollout_that_does_not_come_closer_for_its_deadline_says_so() -> None:
