@@ -139,8 +139,8 @@ def web(stages: dict[str, int], **more: Any) -> str:
 def test_a_workload_shows_how_far_it_is_and_what_limits_it() -> None:
     text = web({"queued": 2, "serving": 4}, limit="no_room", detail="cpu 200m short on n1")
     assert text.splitlines() == [
-        "NAME   TYPE      READY   STAGES                LIMITED BY                      CHANGED",
-        "web    service     4/6   serving 4, queued 2   no_room: cpu 200m short on n1         -",
+        "NAME   TYPE      READY   STAGES                LIMITED BY                      AGE",
+        "web    service     4/6   serving 4, queued 2   no_room: cpu 200m short on n1     -",
     ]
 
 
