@@ -67,8 +67,11 @@ class Keeper:
         """When each that was asked to end is made to."""
         self._barred: dict[Copy, None] = {}
         """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
+        self._promised: dict[Copy, Begun] = {}
+        """Starts that are being written down, and are begun right after. A journal that is written anew keeps them."""
         self._unwritten: dict[Copy, Begun] = {}
-        self._writing_again = False
+        """What is being written just now, or could not be."""
+        self._disk_fails = self._writing_again = False
         self._news = asyncio.Event()
         self._quitting = False
         self._over = asyncio.Event()
@@ -145,12 +148,15 @@ class Keeper:
             return _never(kept, "its keeper is about to end", "ask the next one")
         if self._left_ms(kept) <= 0:
             return None
+        self._promised[copy] = kept
         try:
             await self._world.offload(lambda: self._journal.write([kept], durably=True))
+            self._tell(kept)
         except DiskError as error:
             # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
             return _never(kept, error.cause, error.cure)
-        self._tell(kept)
+        finally:
+            del self._promised[copy]
         return await self._start(begin, kept)
 
     def _as_begun(self, begin: Begin, copy: Copy) -> Begun:
@@ -271,7 +277,7 @@ class Keeper:
                 # This process stood still. Renewals that came meanwhile are heard first: they may say that nothing is over.
                 await self._world.clock.sleep_ms(LATE_MS)
             self._news.clear()
-            wait_ms = LOOK_MS if self._unwritten else IDLE_MS
+            wait_ms = LOOK_MS if self._disk_fails else IDLE_MS
             for kept in tuple(self._starts.values()):
                 if not kept.alive or not kept.fence_ms or kept.fenced:
                     continue
@@ -280,7 +286,7 @@ class Keeper:
                     wait_ms = min(wait_ms, LOOK_MS, left_ms)
                 elif kept.pid:
                     self._fence(kept)
-            if self._unwritten and not self._writing_again:
+            if self._disk_fails and not self._writing_again:
                 self._writing_again = True
                 self._spawn(self._write_again(), "write again")
             until_ms = self._world.clock.now_ms() + wait_ms
@@ -333,18 +339,21 @@ class Keeper:
         try:
             await self._world.offload(lambda: self._journal.write(entries, durably=False))
         except DiskError:
+            self._disk_fails = True
             if not self._writing_again:
                 self._news.set()
             return
+        self._disk_fails = False
         self._unwritten = {copy: one for copy, one in self._unwritten.items() if one not in entries}
         if self._journal.grown(len(self._starts)):
-            live = list(self._starts.values())
+            live = [*self._promised.values(), *self._starts.values()]
             with suppress(DiskError):
                 await self._world.offload(lambda: self._journal.rewrite(live))
 
     async def _write_again(self) -> None:
         """What could not be written, as soon as it can: a keeper that is killed finds by it what runs."""
-        await self._write(next(iter(self._unwritten.values())))
+        for kept in tuple(self._unwritten.values())[:1]:  # it is written with all the rest; another may have done it meanwhile
+            await self._write(kept)
         self._writing_again = False
 
     async def _read(self) -> dict[Copy, Begun]:

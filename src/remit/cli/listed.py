@@ -112,6 +112,9 @@ def _workload(thing: Workload, around: Around) -> Cells:
     return spec.type, Cell(f"{found.arrived}/{found.wanted}", style), stage_words(found), Cell(limit, never), *tail
 
 
+_NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)
+
+
 def _replica(thing: Replica, around: Around) -> Cells:
     meta, spec, status = thing.metadata, thing.spec, thing.status
     top = around.replicas.get((meta.tenant, meta.name))
@@ -121,7 +124,8 @@ def _replica(thing: Replica, around: Around) -> Cells:
     elif status.phase is Phase.PENDING and not status.reason:
         reason = Cell("queued", FAINT)
     else:
-        reason = Cell(" ".join(part for part in (status.result, status.reason) if part) or NONE)
+        said = top.said if top is not None and status.phase in _NOT_READY else ""
+        reason = Cell(" ".join(part for part in (status.result, said or status.reason) if part) or NONE, UNSURE if said else "")
     ports = ",".join(f"{name}:{port}" for name, port in sorted(status.ports.items()))
     return (
         Cell(status.phase.value, PHASE_STYLES.get(status.phase, "")),

@@ -151,6 +151,15 @@ def test_a_replica_shows_why_it_waits() -> None:
     assert "risk     web-4   pending   -            1          -   over_quota: cpu is used up" in text
 
 
+def test_a_replica_that_is_not_ready_shows_what_its_probe_was_answered() -> None:
+    spec = ReplicaSpec(workload="web", generation=1)
+    top = ReplicaTop(tenant="risk", replica="web-4", said="its ready probe failed: connection refused")
+    for phase, shown in ((Phase.RUNNING, True), (Phase.SERVING, False)):
+        made = Replica(metadata=stamp("web-4"), spec=spec, status=ReplicaStatus(phase))
+        row = row_of(made, Around(replicas={("risk", "web-4"): top}), everyone=True)
+        assert ("connection refused" in sheet(columns_of("Replica", everyone=True), [row])) is shown
+
+
 def test_a_node_shows_what_is_asked_of_it() -> None:
     spec = NodeSpec(region="eu", zone="a", capacity=Amount({"cpu": 32_000, "memory": 128 << 30}), unschedulable=True)
     node = Node(metadata=Metadata(name="n1"), spec=spec)
