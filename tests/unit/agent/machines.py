@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -159,11 +159,17 @@ def begin_word(copy: Copy, *, number: int = 0, fence_ms: int = 0, grace_ms: int 
 
 @asynccontextmanager
 async def keeping(
-    machine: Machine, journal: Path, *, world: World | None = None, sayings: Sayings | None = None
+    machine: Machine,
+    journal: Path,
+    *,
+    world: World | None = None,
+    sayings: Sayings | None = None,
+    rooms: Path | None = None,
+    tell: Callable[[str], None] = print,
 ) -> AsyncGenerator[Talk, None]:
     """A keeper that runs meanwhile, and is killed at the end: what is not tied to it goes on."""
     world = world_on(machine) if world is None else world
-    keeper = Keeper(world, journal, sayings)
+    keeper = Keeper(world, journal, sayings, rooms=rooms, tell=tell)
     task = asyncio.create_task(keeper.run())
     try:
         yield Talk(keeper, world)
