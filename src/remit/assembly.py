@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -37,8 +37,9 @@ from remit.store.chain import Place
 from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
 from remit.world.binding import Bound, Listen
+from remit.world.offload import ThreadOffload
 from remit.world.production import production
-from remit.world.promises import Clock, Offload, World
+from remit.world.promises import Clock, World
 
 if TYPE_CHECKING:
     from remit.serve.app import Complain
@@ -155,8 +156,6 @@ async def served(
     name: str = "server",
     listen: Listen = Listen(),
     token: str,
-    judging: Offload,
-    looking: Offload | None = None,
     tempo: Tempo = Tempo(),
     complain: Complain,
 ) -> AsyncIterator[ApiServer]:
@@ -171,10 +170,13 @@ async def served(
     from remit.serve.table import ROUTES
     from remit.world.http import http_listening
 
-    store = await SqliteStore.open(directory, offload=world.offload, holder=name, incarnation=world.ids.incarnation())
-    try:
-        bound = Bound(listen)
-        try:
+    async with AsyncExitStack() as open_:
+        judging, looking = ThreadOffload("judge"), ThreadOffload("look")
+        open_.push_async_callback(judging.close)
+        open_.push_async_callback(looking.close)
+        store = await SqliteStore.open(directory, offload=world.offload, holder=name, incarnation=world.ids.incarnation())
+        open_.push_async_callback(store.close)
+        with closing(Bound(listen)) as bound:
             one = serving(store, world, scope=scope, name=name, beat_ms=tempo.beat_ms, tempo=tempo, place=store.place)
             desk = Desk(
                 one.standby,
@@ -199,10 +201,6 @@ async def served(
                         yield ApiServer(bound.url, one, desk)
                     settling.cancel()
                     running.cancel()
-        finally:
-            bound.close()
-    finally:
-        await store.close()
 
 
 async def _settle_when_loaded(one: Serving, clock: Clock) -> None:
@@ -210,37 +208,6 @@ async def _settle_when_loaded(one: Serving, clock: Clock) -> None:
     while one.standby.leading is None or not one.board.sober:
         await clock.sleep_ms(one.beat_ms)
     settle_process()
-
-
-async def api_server(
-    directory: Path,
-    world: World,
-    *,
-    scope: str = "local",
-    name: str = "server",
-    listen: Listen = Listen(),
-    token: str,
-    judging: Offload,
-    looking: Offload | None = None,
-    tempo: Tempo = Tempo(),
-    complain: Complain,
-    announce: Callable[[ApiServer], None],
-) -> None:
-    """As `served`, until it is cancelled. `announce` hears of it once it can be asked."""
-    async with served(
-        directory,
-        world,
-        scope=scope,
-        name=name,
-        listen=listen,
-        token=token,
-        judging=judging,
-        looking=looking,
-        tempo=tempo,
-        complain=complain,
-    ) as one:
-        announce(one)
-        await asyncio.Event().wait()
 
 
 def scheduler(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,9 @@ from remit.correction.bucket import Bucket
 from remit.correction.draining import Draining
 from remit.correction.endpoints import Endpoints
 from remit.correction.fights import Fights
-from remit.correction.loop import Times
-from remit.correction.remits import Deed, Wish
-from remit.correction.repair import Repair
+from remit.correction.remits import Deed
 from remit.correction.wanted import Census, Wanted
 from remit.model.claims import Move
-from remit.model.records import Phase
-from remit.observation.board import Kept
 from tests.planted.bug import bug
 
 
@@ -64,14 +59,3 @@ def one_more_is_made_than_is_wanted(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Census, "_service", more)
     patch.setattr(Fights, "held", lambda self, once, now_ms: False)
-
-
-@bug(39, scenario="deaf-nodes", expects=("what_waits_is_ended", "eligible_work_is_bound", "unknown_resolves", "desire_is_met"))
-def what_is_never_started_is_left(patch: pytest.MonkeyPatch) -> None:
-    """What was bound and is not started is not taken back."""
-    mend = Repair._mend
-
-    def leave(self: Repair, kept: Kept, times: Times) -> Iterator[Wish]:
-        return iter(()) if kept.thing.status.phase is Phase.BOUND else mend(self, kept, times)
-
-    patch.setattr(Repair, "_mend", leave)

@@ -18,8 +18,7 @@ from remit.agent.keeper import Keeper
 from remit.agent.keeping import Begun
 from remit.agent.probing import Health
 from remit.model.claims import Move
-from remit.observation.health import Hearing
-from remit.world.promises import DiskError, Ended
+from remit.world.promises import Ended
 from tests.planted.bug import bug
 from tests.planted.in_nodes import APART
 
@@ -66,20 +65,6 @@ def a_keeper_forgets_its_journal(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "write", lambda self, entries, *, durably: None)
 
 
-@bug(14, scenario="keepers-killed", expects=(*ORDERED, "orphans_end", "what_is_said_to_run_runs"))
-def what_could_not_be_written_runs(patch: pytest.MonkeyPatch) -> None:
-    """A keeper starts what its disk did not take."""
-    write = Journal.write
-
-    def careless(self: Journal, entries: list[Begun], *, durably: bool) -> None:
-        try:
-            write(self, entries, durably=False)
-        except DiskError:
-            return
-
-    patch.setattr(Journal, "write", careless)
-
-
 @bug(36, scenario="keepers-killed", expects=ORDERED)
 def what_a_dead_keeper_began_is_taken_for_ended(patch: pytest.MonkeyPatch) -> None:
     """A keeper that comes back takes all that it had begun for ended, and does not look."""
@@ -106,7 +91,7 @@ def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Agent, "_is_sure", lambda self, *args: True)
 
 
-@bug(36, scenario="agents-killed", expects=KEPT)
+@bug(36, scenario="keepers-killed", expects=KEPT)
 def a_start_up_probe_is_asked_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     """An agent that comes back asks whether everything has started, also of what has been unwell since."""
     make = Health.__init__
@@ -115,12 +100,6 @@ def a_start_up_probe_is_asked_again_after_a_restart(patch: pytest.MonkeyPatch) -
         make(self, probes, now_ms, of)
 
     patch.setattr(Health, "__init__", anew)
-
-
-@bug(10, 34, scenario="restores", expects=(*ORDERED, "nothing_fenced_is_placed_before_all_nodes_reported"))
-def a_node_is_ready_before_it_has_settled(patch: pytest.MonkeyPatch) -> None:
-    """A node is taken for ready as soon as it is heard, whatever still runs there that nobody knows of."""
-    patch.setattr(Hearing, "is_settled", lambda self, node: True)
 
 
 @bug(18, 34, scenario="agent-stalls", expects=APART)

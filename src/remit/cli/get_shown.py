@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -19,8 +19,10 @@ from remit.cli.written import json_text, manifest_text, plain
 from remit.client.calling import ApiError
 from remit.model.answers import EndpointItem
 from remit.model.kinds import Workload
+from remit.model.objects import encode
 from remit.model.problems import escaped
 from remit.model.records import Decision, Phase, Replica
+from remit.model.resources import Amount
 from remit.world.clock import BootClock
 
 if TYPE_CHECKING:
@@ -200,7 +202,7 @@ def in_order(items: Iterable[Any], path: str) -> list[Any]:
     if not path:
         return sorted(items, key=_by_name)
     steps = [step for step in path.strip("{}").split(".") if step]
-    return sorted(items, key=lambda item: (_rank(_value(plain(item), steps)), _by_name(item)))
+    return sorted(items, key=lambda item: (_rank(_value(item, steps)), _by_name(item)))
 
 
 def _by_name(item: Any) -> tuple[Any, ...]:
@@ -218,8 +220,15 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _value(value: Any, steps: Sequence[str]) -> Any:
+    """What stands under a path, with its default where nothing was said."""
     for step in steps:
-        value = value.get(step) if isinstance(value, dict) else None
+        if isinstance(value, msgspec.Struct):
+            names = dict(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
+            value = getattr(value, names[step]) if step in names else None
+        elif isinstance(value, Amount):
+            value = value.get(step)
+        else:
+            value = value.get(step) if isinstance(value, Mapping) else None
     return value
 
 
@@ -228,5 +237,5 @@ def _rank(value: Any) -> tuple[int, float, Any]:
         return (2, 0, ())
     if isinstance(value, bool | int | float):
         return (0, float(value), ())
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = value if isinstance(value, str) else encode(value).decode()
     return (1, 0, natural(text))

@@ -49,8 +49,8 @@ COMMANDS = {
     "uncordon": Lazy("remit.cli.nodes", "uncordon", "Let nodes take work again."),
     "drain": Lazy("remit.cli.nodes", "drain", "Empty nodes, within what each workload can spare."),
     "server": Lazy("remit.cli.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
-    "scheduler": Lazy("remit.cli.scheduler", "scheduler", "Run a scheduler of a scope, as a process of its own."),
-    "controllers": Lazy("remit.cli.controllers", "controllers", "Run a scope's controllers, as a process of their own."),
+    "scheduler": Lazy("remit.cli.parts", "scheduler", "Run a scheduler of a scope, as a process of its own."),
+    "controllers": Lazy("remit.cli.parts", "controllers", "Run a scope's controllers, as a process of their own."),
     "agent": Lazy("remit.cli.agent", "agent", "Run the work of this machine, as one node or as several."),
     "keeper": Lazy("remit.cli.keeper", "keeper", ""),
     "doctor": Lazy("remit.cli.doctor", "doctor", "Say what is missing on this machine, and the cure."),
@@ -63,6 +63,17 @@ COMMANDS = {
     "version": Lazy("remit.cli.version", "version", "Print the version of this program and of the server."),
     "completion": Lazy("remit.cli.completion", "completion", "Print the script that completes commands in your shell."),
 }
+
+
+SECTIONS = {
+    "Begin": ("up", "down", "demo", "doctor", "context"),
+    "Make it so": ("apply", "plan", "diff", "validate", "schema", "scale", "rollout", "wait", "delete"),
+    "Look": ("get", "describe", "explain", "capacity", "logs", "events", "top"),
+    "Nodes": ("cordon", "uncordon", "drain"),
+    "Parts, each as a process of its own": ("server", "scheduler", "controllers", "agent"),
+    "Prove it": ("simulate", "bench"),
+}
+"""Where a command stands in the help; what is named nowhere stands at its end."""
 
 
 class Commands(click.Group):
@@ -86,8 +97,15 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items() if lazy.summary])
+        told = {name: lazy.summary for name, lazy in COMMANDS.items() if lazy.summary}
+        named = {name for names in SECTIONS.values() for name in names}
+        rest = tuple(name for name in told if name not in named)
+        width = max(map(len, told))
+        for title, names in {**SECTIONS, "Besides": rest}.items():
+            rows = [(f"{name:<{width}}", told[name]) for name in names if name in told]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):

@@ -46,6 +46,8 @@ def commands_page() -> str:
 
 def _found(group: click.Context, name: str) -> click.Command | None:
     """None, if it is hidden, or no part of this installation."""
+    if not COMMANDS[name].summary:
+        return None
     try:
         command = remit.get_command(group, name)
     except click.ClickException:
@@ -54,7 +56,8 @@ def _found(group: click.Context, name: str) -> click.Command | None:
 
 
 def _sections(command: click.Command, path: str, depth: int) -> Iterator[str]:
-    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+    # The names of --help are kept by a command once they were asked for: so they are asked for as the program asks.
+    context = click.Context(command, info_name=path, help_option_names=remit.context_settings["help_option_names"])
     yield f"{'#' * depth} {path}"
     yield inspect.cleandoc(command.help or "").replace("\b\n", "")
     formatter = click.HelpFormatter(width=110, max_width=110)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -9,14 +10,13 @@ from typing import Final
 
 import click
 
-from remit.assembly import ApiServer, api_server
+from remit.assembly import served
 from remit.cli.main import examples
 from remit.cli.running import ListenType, beat_option, run_until_ended
 from remit.law.tempo import Tempo
 from remit.model.problems import escaped
 from remit.store.protocol import StoreError
 from remit.world.binding import Listen
-from remit.world.offload import ThreadOffload
 from remit.world.production import production
 from remit.world.promises import Ids, WorldError
 
@@ -57,20 +57,15 @@ def server(data: Path, listen: Listen, scope: str, name: str, token_file: Path |
 
 
 async def serve(data: Path, listen: Listen, scope: str, name: str, token_file: Path, tempo: Tempo) -> None:
-    world, judging, looking = production(), ThreadOffload("judge"), ThreadOffload("look")
+    world = production()
     try:
         token = token_in(token_file, world.ids)
-
-        def announce(one: ApiServer) -> None:
+        async with served(
+            data, world, scope=scope, name=name, listen=listen, token=token, tempo=tempo, complain=complain
+        ) as one:
             click.echo(f"remit server: {scope} at {one.url}, token in {escaped(str(token_file))}")
-
-        await api_server(
-            data, world, scope=scope, name=name, listen=listen, token=token, judging=judging, looking=looking, tempo=tempo,
-            complain=complain, announce=announce,
-        )  # fmt: skip
+            await asyncio.Event().wait()
     finally:
-        await judging.close()
-        await looking.close()
         await world.offload.close()
 
 

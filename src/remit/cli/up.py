@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from remit.client.api import Api
     from remit.model.objects import AnyObject
     from remit.world.binding import Listen
-    from remit.world.promises import Offload, Order, Running, World
+    from remit.world.promises import Order, Running, World
 
 SCOPE: Final = "local"
 TENANT: Final = "default"
@@ -114,24 +114,22 @@ def up(
 async def _up(here: Installation) -> None:
     from remit.commitment.authority import one_failure
     from remit.store.protocol import Owned, StoreError
-    from remit.world.offload import ThreadOffload
     from remit.world.production import production
     from remit.world.promises import WorldError
 
-    world, judging = production(), ThreadOffload("judge")
+    world = production()
     try:
         with one_failure():
-            await _run(here, world, judging)
+            await _run(here, world)
     except Owned as error:
         raise click.ClickException(_runs_already(here.data, error.pid)) from error
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
     finally:
-        await judging.close()
         await world.offload.close()
 
 
-async def _run(here: Installation, world: World, judging: Offload) -> None:
+async def _run(here: Installation, world: World) -> None:
     from remit.assembly import run_controllers, run_scheduler, served
     from remit.cli.server import token_in
     from remit.client.api import Api
@@ -141,7 +139,7 @@ async def _run(here: Installation, world: World, judging: Offload) -> None:
     say = Complaints("remit", world.clock.now_ms)
     token = token_in(here.token, world.ids)
     async with served(
-        here.server, world, scope=SCOPE, name=SCOPE, listen=_address(here), token=token, judging=judging,
+        here.server, world, scope=SCOPE, name=SCOPE, listen=_address(here), token=token,
         tempo=Tempo(here.beat_ms), complain=lambda asked, error: say(f"{asked}: {error!r}"),
     ) as server, connect([server.url], token, world) as connected:  # fmt: skip
         beside = Beside(here, server.url, world, say)

@@ -13,6 +13,7 @@ from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
 
 if TYPE_CHECKING:
     from remit.cli.waiting import Goal
+    from remit.client.api import Api
 
 PHASED = ("Replica", "Node", "Grant")
 
@@ -37,14 +38,20 @@ def wait(asked: Asked, what: tuple[str, ...], goal: str, timeout: str) -> None:
 
     Exits with 1 if time is up or it cannot be any more, saying where it stands, and with 3 if work of it never found a place.
     """
+    from remit.cli.finding import find
     from remit.cli.waiting import timeout_of, until
+
+    async def wait_for(api: Api) -> None:
+        for thing in things if goal != "delete" else ():
+            await find(api, asked, thing)  # a name that is not there would be waited for in vain
+        await until(api, goals, timeout_ms)
 
     timeout_ms = timeout_of(timeout)
     kinds, things = things_meant(what)
     if kinds:
         raise click.UsageError(f"say which: {escaped(what[0])}/NAME")
     goals = [_goal(asked, thing, goal) for thing in things]
-    ask(asked, lambda api: until(api, goals, timeout_ms))
+    ask(asked, wait_for)
     for one in goals:
         click.echo(f"{escaped(one.name)} {_met(goal)}")
 

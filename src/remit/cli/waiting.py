@@ -188,6 +188,6 @@ def standing(workload: Workload, replicas: Sequence[Replica], found: Progress, *
     if there:
         return Standing(True, words)
     limit = found.limit + (f": {found.detail}" if found.detail else "") if found.limit else ""
-    if not limit and not is_rolled_out(workload):
+    if not limit and spec.type != "job" and not is_rolled_out(workload):
         limit = "controllers, which do not say yet that this generation is out"
     return Standing(False, words, placed=not (waits or short), limit=limit)

@@ -41,6 +41,10 @@ class SimDisk:
         """For each path that a crash may change: what it was since the last time it was surely forced, oldest first."""
         self._holders: dict[Path, _Holder] = {}
 
+    @property
+    def takes_nothing(self) -> bool:
+        return self.full or self.failing
+
     def mount(self, alive: Callable[[], bool]) -> Disk:
         """The disk as one process sees it, until `alive()` is false."""
         return _Mount(self, alive)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from remit.law.lifecycle import TABLE, Row
 from remit.model.claims import Code, Role
 from remit.proposal.paths import Path
+from remit.simulate.checkers.sights import Sight
 from remit.simulate.faults import KINDS
 from remit.simulate.scenarios import names
 from remit.simulate.simulation import Run
@@ -82,6 +83,7 @@ def wanted() -> Iterator[str]:
     yield from (f"code {code.value}" for code in Code)
     yield from (f"fault {kind}" for kind in KINDS)
     yield from (f"path {path.value}" for path in Path)
+    yield from (f"sight {sight.value}" for sight in Sight)
     yield from map(_named, TABLE)
 
 
@@ -93,6 +95,7 @@ def reached(runs: Iterable[Run]) -> set[str]:
         found.update(f"code {code}" for code in run.codes)
         found.update(f"fault {kind}" for kind in run.faults)
         found.update(f"path {path}" for path in run.paths)
+        found.update(f"sight {sight}" for sight in run.sights)
         found.update(f"code {code.value}" for code in SAID_ONLY if code.value in run.reasons)
         edges.update(Edge(*edge) for edge in run.edges)
     return found | {_named(row) for row in TABLE if edge_of(row) in edges}

@@ -73,6 +73,7 @@ class Run(Struct, frozen=True):
     paths: dict[str, int]
     reasons: dict[str, int]
     """Why schedulers said that something waits."""
+    sights: dict[str, int] = {}
     story: str = ""
     trace: tuple[str, ...] = ()
 
@@ -197,6 +198,7 @@ class Simulation(Record):
             edges=tuple(sorted(judge.edges_seen, key=str)),
             paths=dict(sorted(self.cluster.paths.items())),
             reasons=dict(sorted(judge.reasons_seen.items())),
+            sights=dict(sorted(judge.sights.seen.items())),
             story=judge.story(first.scope, first.key) if first is not None and first.key else "",
             trace=tuple(self.lines or ()),
         )
@@ -443,10 +445,9 @@ class Simulation(Record):
         self._pids[machine, pid] = env["REMIT_NODE"]
         self.loop.note(f"started {machine} {pid}".encode())
         self.tell(f"{env['REMIT_NODE']} runs {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
-        disk = self.cluster.machines[machine].disk
         self.judge.started(
             env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid,
-            unrecorded=disk.full or disk.failing,
+            unrecorded=self.cluster.machines[machine].disk.takes_nothing,
         )  # fmt: skip
 
     def told_to_end(self, machine: str, pid: int, by: str) -> None:

@@ -120,7 +120,7 @@ class Scope:
     async def until(self, name: str, *phases: str) -> Replica:
         """Until the replica is in one of these phases; or was, and is gone again."""
         found = None
-        for _ in range(1_500):
+        for _ in range(2_500):
             found = await self.replica(name)
             if found is not None and found.status.phase in phases:
                 return found
@@ -180,13 +180,30 @@ class AgentProcess:
         self.signal(signal.SIGKILL)
         self.process.wait()
 
-    async def end(self) -> None:
+    def stop(self) -> None:
         self.signal(signal.SIGCONT)
         self.kill()
-        with suppress(OSError, ValueError):
-            os.kill(self.keeper_pid, signal.SIGCONT)
-        with suppress(Exception):
-            await end_keeper(self.directory.root, 100)
+
+    async def end(self) -> None:
+        """Its keeper too, also one that is only just beginning."""
+        while keepers := keepers_on(self.directory.root):
+            for pid in keepers:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            with suppress(Exception):
+                await end_keeper(self.directory.root, 100)
+            await asyncio.sleep(0.05)
+
+
+def keepers_on(root: Path) -> list[int]:
+    """The processes that are keepers of this directory, which is this test's own."""
+    found = []
+    for place in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (place / "cmdline").read_bytes().split(b"\0") if place.name.isdigit() else []
+            if b"remit.cli.keeper_process" in words and str(root).encode() in words:
+                found.append(int(place.name))
+    return found
 
 
 @asynccontextmanager
@@ -207,6 +224,8 @@ async def scope(beat_ms: int = BEAT_MS) -> AsyncIterator[Scope]:
         failed = [task for task in tasks if task.done()]
         assert not failed, failed
     finally:
+        for agent in made.agents:
+            agent.stop()
         for agent in made.agents:
             await agent.end()
         await made.close()
@@ -249,7 +268,7 @@ async def _answers(made: Scope) -> bool:
     return False
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 12) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 25) -> None:
     """Until it holds; a machine that does other work too is given time."""
     async with asyncio.timeout(seconds):
         while True:

@@ -43,7 +43,9 @@ async def two_of_a_kind(scope: Scope, fence_ms: int = FENCE_MS) -> tuple[Path, P
     return job, web
 
 
-def pid_in(path: Path) -> int:
+async def pid_in(path: Path) -> int:
+    """Of whoever began last; it says so a moment after it is known to run."""
+    await until(lambda: bool(lines(path)))
     return int(lines(path)[-1].split()[0])
 
 
@@ -53,7 +55,7 @@ def test_an_agent_that_was_killed_finds_its_work_again_and_starts_nothing_twice(
     async def scene(scope: Scope) -> None:
         first = scope.agent()
         job, web = await two_of_a_kind(scope, fence_ms=60_000)
-        pids = pid_in(job), pid_in(web)
+        pids = await pid_in(job), await pid_in(web)
         keeper = first.keeper_pid
         first.kill()
         await asyncio.sleep(0.3)
@@ -87,7 +89,7 @@ def test_an_agent_that_is_stopped_for_ever_is_fenced_by_its_keeper_and_eager_wor
     async def scene(scope: Scope) -> None:
         agent = scope.agent()
         job, web = await two_of_a_kind(scope)
-        pid = pid_in(job)
+        pid = await pid_in(job)
         agent.signal(signal.SIGSTOP)
         stopped_s = time.monotonic()
         await until(lambda: gone(pid))
@@ -95,7 +97,7 @@ def test_an_agent_that_is_stopped_for_ever_is_fenced_by_its_keeper_and_eager_wor
         assert passed_s < (FENCE_MS + TEMPO.kill_grace_ms) / 1000 + 0.5
         assert passed_s > (FENCE_MS - 3 * BEAT_MS) / 1000
         assert agent.kept()["job-0"].fenced
-        assert not gone(pid_in(web)), "whoever would rather run twice than not at all is not ended"
+        assert not gone(await pid_in(web)), "whoever would rather run twice than not at all is not ended"
         agent.signal(signal.SIGCONT)
         found = await scope.until("job-0", "failed", "released", "pending")
         assert found.status.attempt >= 1
@@ -111,11 +113,11 @@ def test_an_agent_whose_event_loop_stands_still_is_fenced_by_its_keeper() -> Non
         stall = scope.root / "stall"
         agent = scope.agent(program=(sys.executable, "-m", "tests.integration.agent.stalling", str(stall)))
         job, web = await two_of_a_kind(scope)
-        pid = pid_in(job)
+        pid = await pid_in(job)
         stall.touch()
         await until(lambda: gone(pid), FENCE_MS / 1000 + 3)
         assert agent.process.poll() is None
-        assert not gone(pid_in(web))
+        assert not gone(await pid_in(web))
 
     play(scene)
 
@@ -132,7 +134,7 @@ def test_with_a_killed_keeper_dies_what_must_never_run_twice_and_the_next_one_ad
         await scope.until("job-0", "running")
         await scope.until("web-0", "serving")
         await until(lambda: len(lines(tree)) == 2)
-        pids, pid, keeper = [int(line) for line in lines(tree)], pid_in(web), agent.keeper_pid
+        pids, pid, keeper = [int(line) for line in lines(tree)], await pid_in(web), agent.keeper_pid
         os.kill(keeper, signal.SIGKILL)
         await until(lambda: all(gone(one) for one in pids))
         await until(lambda: agent.directory.keeper_pid.exists() and agent.keeper_pid != keeper)
@@ -142,9 +144,8 @@ def test_with_a_killed_keeper_dies_what_must_never_run_twice_and_the_next_one_ad
         await asyncio.sleep(3 * BEAT_MS / 1000)
         assert not gone(pid)
         assert len(lines(web)) == 1
-        state = await scope.replica("web-0")
-        assert state is not None
-        assert (state.status.attempt, state.status.phase) == (1, "serving")
+        state = await scope.until("web-0", "serving")
+        assert state.status.attempt == 1
         # And it is watched: its end is seen although it is nobody's child any more.
         os.kill(pid, signal.SIGKILL)
         await until(lambda: len(lines(web)) == 2)
@@ -188,7 +189,7 @@ def test_whoever_is_killed_together_with_its_keeper_finds_what_is_left_and_says_
     async def scene(scope: Scope) -> None:
         agent = scope.agent()
         job, web = await two_of_a_kind(scope, fence_ms=60_000)
-        pid, fenced = pid_in(web), pid_in(job)
+        pid, fenced = await pid_in(web), await pid_in(job)
         agent.kill()
         os.kill(agent.keeper_pid, signal.SIGKILL)
         await until(lambda: gone(fenced))
@@ -245,7 +246,7 @@ def test_what_ran_under_a_name_that_is_not_hosted_any_more_is_ended() -> None:
     async def scene(scope: Scope) -> None:
         agent = scope.agent(name="old")
         job, web = await two_of_a_kind(scope)
-        pids = pid_in(job), pid_in(web)
+        pids = await pid_in(job), await pid_in(web)
         agent.kill()
         scope.agent(name="new")
         await until(lambda: all(gone(pid) for pid in pids))
@@ -262,7 +263,7 @@ def test_an_agent_without_the_data_of_the_one_before_says_that_nothing_runs_only
         job = scope.root / "job"
         await scope.run("job", *forever(job), spec=fence(LONG_MS))
         await scope.until("job-0", "running")
-        pid = pid_in(job)
+        pid = await pid_in(job)
         agent.kill()
         killed_s = time.monotonic()
         other = scope.agent(data="b")  # the same node; but its keeper knows nothing of the job
@@ -288,7 +289,7 @@ def test_a_scope_whose_store_is_another_one_is_obeyed_and_what_it_does_not_know_
     async def scene(scope: Scope) -> None:
         agent = scope.agent()
         job, web = await two_of_a_kind(scope)
-        pids, port = (pid_in(job), pid_in(web)), scope.url.rsplit(":", 1)[1]
+        pids, port = (await pid_in(job), await pid_in(web)), scope.url.rsplit(":", 1)[1]
         await scope.close()
 
         async def anew(other: Scope) -> None:

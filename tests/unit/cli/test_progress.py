@@ -131,6 +131,14 @@ def test_a_service_has_arrived_once_its_generation_is_out() -> None:
     assert looked(workload("service", replicas=1)) == (False, False)
 
 
+def test_what_holds_one_that_is_ready_but_not_said_to_be_out_are_the_controllers() -> None:
+    members = replicas(P.SERVING)
+    made = workload("service", replicas=1)
+    assert "controllers" in standing(made, members, progress(made, members)).limit
+    task = workload("job", replicas=1)
+    assert standing(task, replicas(P.RUNNING), progress(task, replicas(P.RUNNING)), done=True).limit == ""
+
+
 def test_a_job_has_arrived_when_it_runs__or_if_asked_when_it_is_done() -> None:
     assert looked(workload("job", replicas=2), P.RUNNING, P.RUNNING) == (True, True)
     assert looked(workload("job", replicas=2), P.RUNNING, P.STARTING) == (False, True)

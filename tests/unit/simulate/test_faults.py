@@ -25,8 +25,8 @@ duration = "16s"
 heal = "1m"
 [cluster]
 scopes = {scopes}
-nodes = 2
-agents = 2
+nodes = {nodes}
+agents = {nodes}
 store = "{store}"
 plugin = true
 [load]
@@ -40,8 +40,10 @@ LASTING = {"drift", "wall-jump", "backup", "restore"}
 class Trial:
     """A tiny cluster to which one plan happens; it is stopped where the test wants to look."""
 
-    def __init__(self, *plan: Injection, seed: int = 1, scopes: str = '["local"]', store: str = "memory") -> None:
-        scenario = parse("trial", TEXT.format(scopes=scopes, store=store))
+    def __init__(
+        self, *plan: Injection, seed: int = 1, scopes: str = '["local"]', store: str = "memory", nodes: int = 2
+    ) -> None:
+        scenario = parse("trial", TEXT.format(scopes=scopes, store=store, nodes=nodes))
         self.sim = Simulation(scenario, seed, plan=plan, trace=True)
         root = self.sim.loop.root.context
         for one in plan:
@@ -72,8 +74,11 @@ class Trial:
         for process in sim.cluster.processes.values():
             if not process.alive or process.unit.frozen:
                 found[process.name] = "frozen" if process.alive else "dead"
-            if process.machine.disk.full or process.machine.disk.failing:
-                found[f"disk of {process.machine.name}"] = True
+            machine = process.machine
+            if machine.disk.full or machine.disk.failing or machine.disk.unsettling or machine.slow_disk_ms:
+                found[f"disk of {machine.name}"] = True
+            if abs(machine.slow_start_s) > 1e-9:
+                found[f"starts on {machine.name}"] = machine.slow_start_s
         return found
 
     def marks(self) -> dict[str, Any]:
@@ -106,7 +111,8 @@ def trial_of(kind: str, lasts_s: float, ended: list[Trial]) -> Trial:
     plan = [Injection(0, AT_S, kind, lasts_s)]
     if kind in ("restore", "damage"):
         plan.insert(0, Injection(1, AT_S - 1, "backup", 0.0))
-    trial = Trial(*plan, scopes=scopes, store=KINDS[kind].store or "memory")
+    nodes = 3 if kind == "silent-zone" else 2
+    trial = Trial(*plan, scopes=scopes, store=KINDS[kind].store or "memory", nodes=nodes)
     ended.append(trial)
     return trial
 

@@ -70,6 +70,8 @@ WORK: Final = {
 """What a load may be made of."""
 SERVICES: Final = ("service", "spread", "stubborn", "fleeting", "steadfast")
 OVERRIDES_MAX: Final = 8
+DRAIN_BEATS: Final = 5
+"""Sooner than what does not listen is gone: so it is told who holds a drain up."""
 FLOOD: Final = 200
 """How many replicas of a flood there are for each that work has at most otherwise."""
 
@@ -193,7 +195,7 @@ class People:
             busy = [node for node in nodes if self._is_starting(node.metadata.name)]
             node = self.chance.choice(busy if busy and self.chance.below(4) else nodes)
             self._drained.append(node.metadata.name)
-            spec = replace(node.spec, draining=True)
+            spec = replace(node.spec, draining=True, drain_deadline=Duration(DRAIN_BEATS * self.seat.pace.beat_ms))
             await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
 
     async def _override(self) -> None:

@@ -17,6 +17,7 @@ from remit.simulate.checkers.past import Stand
 from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
 from remit.simulate.checkers.rows import phase_of
 from remit.simulate.checkers.runs import Process, Runs
+from remit.simulate.checkers.sights import Sights
 from remit.simulate.checkers.tries import Tries, decisions
 
 __all__ = ["Bounds", "Core", "Judge", "Stand", "Violation"]
@@ -46,7 +47,8 @@ class Judge:
         """Accepted deeds by name, such as `bind` and `move start`."""
         self.letters = Letters(self.histories)
         self.observers = Observers()
-        self.runs = Runs(self.histories, now_ms)
+        self.sights = Sights()
+        self.runs = Runs(self.histories, now_ms, self.sights)
         self.liveness = Liveness(self.histories, self.runs, now_ms, bounds)
 
     def history(self, scope: str) -> History:
@@ -73,6 +75,7 @@ class Judge:
         history = self.history(scope)
         step = history.apply(puts, deletes, revision, stand, self.now_ms())
         self._count(step)
+        self.sights.absorb(step)
         self.letters.absorb(history, step.changed)
         for name, (property_, check) in PROMISES.items():
             for key, why in check(step):

@@ -10,6 +10,7 @@ from remit.simulate.checkers.history import History, Run, Step
 from remit.simulate.checkers.lifecycle import CLOCKS_DIFFER, HOUSED, TO_END
 from remit.simulate.checkers.promise import UNDECIDED, Found
 from remit.simulate.checkers.rows import Json, Shape, attempt_of, phase_of
+from remit.simulate.checkers.sights import Sight, Sights
 
 
 class Process(NamedTuple):
@@ -37,8 +38,8 @@ class Lived(NamedTuple):
 class Runs:
     """What runs on every node of a run, and what did."""
 
-    def __init__(self, histories: Mapping[str, History], now_ms: Callable[[], int]) -> None:
-        self.histories, self.now_ms = histories, now_ms
+    def __init__(self, histories: Mapping[str, History], now_ms: Callable[[], int], sights: Sights | None = None) -> None:
+        self.histories, self.now_ms, self.sights = histories, now_ms, sights or Sights()
         self.alive: dict[tuple[str, int], Process] = {}
         self.copies: dict[tuple[str, str, str], dict[tuple[str, int], Process]] = {}
         """What runs, by scope, replica and uid."""
@@ -79,6 +80,7 @@ class Runs:
         history.releases[key, replica["metadata"]["uid"], attempt_of(replica)] = history.serial
 
     def start(self, process: Process) -> None:
+        self.sights.began(process.run)
         self.alive[process.node, process.pid] = process
         key, uid, _ = process.run
         self.copies.setdefault((process.scope, key, uid), {})[process.node, process.pid] = process
@@ -159,6 +161,8 @@ class Runs:
         elif self.now_ms() - sent_ms < shape.fence_ms / CLOCKS_DIFFER:
             passed = f"{self.now_ms() - sent_ms} ms after {lease} was renewed, of {shape.fence_ms}"
             yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, {passed}"
+        else:
+            self.sights.see(Sight.FENCED)
 
     # -- when something is said to have ended ------------------------------------------------------------------------
 

@@ -54,11 +54,14 @@ def _at(counts: list[tuple[int, int]], revision: int) -> int:
 
 def _least(step: Step, entry: Entry, group: Group, replica: Json) -> int:
     """How many must stay; 0 where nobody can say, or it was meant to go whatever it disrupts."""
-    key = f"workload/{group[0]}/{group[1]}"
-    found = step.history.rows.get(key)
-    if found is None or found[0] > entry.seen or found[1]["metadata"].get("deleting") or found[1]["spec"]["type"] != "service":
+    workload = step.history.row(f"workload/{group[0]}/{group[1]}")
+    if workload is None or workload["metadata"].get("deleting"):
         return 0
-    spec = found[1]["spec"]
+    number = workload["metadata"].get("generation", 1)
+    found = step.history.rows.get(f"generation/{group[0]}/{group[1]}/{number:08d}")
+    if found is None or found[0] > entry.seen or found[1]["spec"]["spec"]["type"] != "service":
+        return 0
+    spec = found[1]["spec"]["spec"]
     least = int(spec.get("disruption", {}).get("minAvailable", 0))
     if entry.did == "move retire":
         return max(least, int(spec.get("replicas", 1)) - int(spec.get("rollout", {}).get("maxUnavailable", 0)))
