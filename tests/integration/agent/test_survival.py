@@ -350,7 +350,7 @@ def test_an_agent_and_a_keeper_that_were_killed_come_back_on_a_full_disk() -> No
         first, web = scope.agent(), scope.root / "web"
         await scope.run("web", *forever(web), spec=SERVICE)
         await scope.until("web-0", "serving")
-        run, pid = first.directory.run, pid_in(web)
+        run, pid = first.directory.run, await pid_in(web)
         keeper = first.keeper_pid
         first.kill()
         os.kill(keeper, signal.SIGKILL)
