@@ -82,9 +82,11 @@ class Keeper:
         """When each that was asked to end is made to."""
         self._barred: dict[Copy, None] = {}
         """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
+        self._opening: dict[Copy, Begun] = {}
+        """What is being written down as begun, and is not known yet."""
         self._unwritten: dict[Copy, Begun] = {}
-        """What is being written, and what could not be."""
-        self._refused = self._writing_again = False
+        """Of which copies the last could not be written. It is tried again at this instant, or with what is written before."""
+        self._again_ms = 0
         self._news = asyncio.Event()
         self._quitting = False
         self._over = asyncio.Event()
@@ -162,11 +164,14 @@ class Keeper:
             return _never(kept, "its keeper is about to end", "ask the next one")
         if self._left_ms(kept) <= 0:
             return None
+        self._opening[copy] = kept
         try:
             await self._world.offload(lambda: self._journal.write([kept], durably=True))
         except DiskError as error:
             # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
             return _never(kept, error.cause, error.cure)
+        finally:
+            del self._opening[copy]
         self._tell(kept)
         return await self._start(begin, kept)
 
@@ -299,7 +304,7 @@ class Keeper:
                 # This process stood still. Renewals that came meanwhile are heard first: they may say that nothing is over.
                 await self._world.clock.sleep_ms(LATE_MS)
             self._news.clear()
-            wait_ms = LOOK_MS if self._refused else IDLE_MS
+            wait_ms = IDLE_MS
             for kept in tuple(self._starts.values()):
                 if not kept.alive or not kept.fence_ms or kept.fenced:
                     continue
@@ -308,9 +313,11 @@ class Keeper:
                     wait_ms = min(wait_ms, LOOK_MS, left_ms)
                 elif kept.pid:
                     self._fence(kept)
-            if self._refused and not self._writing_again:
-                self._writing_again = True
-                self._spawn(self._write_again(), "write again")
+            if self._unwritten:
+                again_ms = self._again_ms - self._world.clock.now_ms()
+                if again_ms <= 0:
+                    self._spawn(self._write(), "write again")
+                wait_ms = min(wait_ms, again_ms if again_ms > 0 else LOOK_MS)
             until_ms = self._world.clock.now_ms() + wait_ms
             with suppress(TimeoutError):
                 async with self._world.clock.timeout_ms(wait_ms):
@@ -355,28 +362,23 @@ class Keeper:
         for reader in self._readers:
             reader.tell(kept.copy, kept)
 
-    async def _write(self, kept: Begun) -> None:
-        entries = [*self._unwritten.values(), kept]
-        self._unwritten = {one.copy: one for one in entries}
+    async def _write(self, *news: Begun) -> None:
+        """And what could not be written before, as it stands now: a keeper that is killed finds by it what runs."""
+        unwritten, self._unwritten = self._unwritten, {}
+        entries = [*(self._starts.get(copy, forgotten(one)) for copy, one in unwritten.items()), *news]
+        if not entries:
+            return
         try:
             await self._world.offload(lambda: self._journal.write(entries, durably=False))
         except DiskError:
-            self._refused = True
-            if not self._writing_again:
-                self._news.set()
+            self._unwritten |= {one.copy: one for one in entries}
+            self._again_ms = self._world.clock.now_ms() + LOOK_MS
+            self._news.set()
             return
-        self._refused = False
-        self._unwritten = {copy: one for copy, one in self._unwritten.items() if one not in entries}
         if self._journal.grown(len(self._starts)):
-            live = list(self._starts.values())
+            live = [*self._starts.values(), *self._opening.values()]
             with suppress(DiskError):
                 await self._world.offload(lambda: self._journal.rewrite(live))
-
-    async def _write_again(self) -> None:
-        """What could not be written, as soon as it can: a keeper that is killed finds by it what runs."""
-        for kept in tuple(self._unwritten.values())[:1]:  # with the rest; none, if another write took it along meanwhile
-            await self._write(kept)
-        self._writing_again = False
 
     async def _read(self) -> dict[Copy, Begun]:
         """Until its journal can be read a keeper starts and ends nothing: it does not know what is its own."""

@@ -15,7 +15,7 @@ from remit.agent.copies import Copy
 from remit.agent.keeper import Keeper
 from remit.agent.keeping import Answer, Begin, Begun, Table, Word, encode
 from remit.agent.saying import Sayings
-from remit.world.promises import Confinement, DiskError, Ended, NotStarted, Order, Running, Usage, World
+from remit.world.promises import Confinement, DiskError, Ended, NoRoom, NotStarted, Order, Running, Usage, World
 from tests.unit.world.virtual import VirtualClock, virtual_world
 
 NODE = "n1"
@@ -113,6 +113,21 @@ class BadDisk:
     def append(self, path: Path, data: bytes, *, durably: bool) -> None:
         if durably:
             raise DiskError("the disk fails to sync", "mend it")
+        self._disk.append(path, data, durably=durably)
+
+
+class FullDisk:
+    """As the world's; while it is `full` nothing is added to any file."""
+
+    def __init__(self, disk: Any) -> None:
+        self._disk, self.full = disk, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def append(self, path: Path, data: bytes, *, durably: bool) -> None:
+        if self.full:
+            raise NoRoom("no room", "free space there")
         self._disk.append(path, data, durably=durably)
 
 

@@ -17,7 +17,7 @@ from remit.agent.journal import Journal
 from remit.agent.keeping import NEVER, Drop, Halt, Quit, Renewed, Table, Uses
 from remit.world.disk import FileDisk
 from remit.world.promises import Clock, Ended, Running
-from tests.unit.agent.machines import NODE, BadDisk, Machine, keeping, world_on
+from tests.unit.agent.machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on
 from tests.unit.world.virtual import run_virtually
 
 T = TypeVar("T")
@@ -99,6 +99,52 @@ def test_a_keeper_goes_on_whatever_is_being_written_when_it_looks_at_its_deadlin
             disk.until_ms = None
             assert (await talk.begin(TWO)) is not None
             assert list(Journal(FileDisk(), journal).read()) == [ONE, TWO]
+
+    run_virtually(scene())
+
+
+def test_what_is_written_at_the_same_time_is_written_once_each(tmp_path: Path) -> None:
+    machine, journal = Machine(), tmp_path / "journal"
+    world = world_on(machine)
+    disk = AtOnce(world.clock)
+    copies = [Copy(f"replica/t/a-{number}", f"u{number}", 1) for number in range(50)]
+
+    async def scene() -> None:
+        async with keeping(machine, journal, world=with_part(world, offload=disk)) as talk:
+            disk.until_ms = talk.world.clock.now_ms() + 100
+            await asyncio.gather(*(talk.begin(copy) for copy in copies))
+            disk.until_ms = talk.world.clock.now_ms() + 100
+            for pid in tuple(machine.runs):
+                machine.end(pid, Ended(code=0))
+            for copy in copies:
+                await talk.until_ended(copy)
+        assert journal.read_text().count("\n") == 3 * len(copies), "begun, what runs, and how it ended"
+
+    run_virtually(scene())
+
+
+def test_what_could_not_be_written_is_written_as_it_stands_when_it_can_be(tmp_path: Path) -> None:
+    machine, journal = Machine(), tmp_path / "journal"
+    world = world_on(machine)
+    disk = FullDisk(world.disk)
+
+    async def scene() -> None:
+        async with keeping(machine, journal, world=with_part(world, disk=disk)) as talk:
+            first, second = await talk.begin(ONE), await talk.begin(TWO)
+            assert first is not None
+            assert second is not None
+            disk.full = True
+            machine.end(first.pid, Ended(code=3))
+            machine.end(second.pid, Ended(code=4))
+            for copy in (ONE, TWO):
+                await talk.until_ended(copy)
+            await talk.say(Drop(*TWO))
+            assert Journal(FileDisk(), journal).read()[ONE].alive
+            disk.full = False
+            await talk.world.clock.sleep_ms(2_500)
+            found = Journal(FileDisk(), journal).read()
+            assert list(found) == [ONE]
+            assert found[ONE].ended == Ended(code=3)
 
     run_virtually(scene())
 
