@@ -115,13 +115,23 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._follow_keeper(), name="keeper")
-            await self._tabled.wait()
+            await self._until_tabled()
             await self._clear_rooms()
             group.create_task(self._follow_orders(), name="orders")
             group.create_task(self._standing.hold(), name="leases")
             group.create_task(self._standing.beat(), name="beats")
             group.create_task(self._standing.pass_on(), name="renewals")
             await self._act()
+
+    async def _until_tabled(self) -> None:
+        """Until the keeper has said what runs here nothing is known, and no lease is taken: that it does not is told, once."""
+        try:
+            async with self._world.clock.timeout_ms(self._tempo.unknown_ms):
+                await self._tabled.wait()
+        except TimeoutError:
+            self._told("the keeper does not say what runs here, so its nodes are not taken up; see what is in run/keeper.log")
+            await self._tabled.wait()
+            self._told("the keeper answers: its nodes are taken up")
 
     # -- what is known ---------------------------------------------------------------------------------------------------
 

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from remit.model.kinds import Node
 
 
-def keeper(world: World, directory: Directory, bounds: LogBounds = LogBounds()) -> Keeper:
+def keeper(world: World, directory: Directory, bounds: LogBounds, tell: Callable[[str], None]) -> Keeper:
     """The caller serves it as `KEEPER`, and runs it."""
-    return Keeper(world, directory.journal, Sayings(world, FileSpool(), directory.logs, bounds))
+    sayings = Sayings(world, FileSpool(), directory.logs, bounds)
+    return Keeper(world, directory.journal, sayings, rooms=directory.work, tell=tell)
 
 
 def agent(

@@ -22,6 +22,7 @@ UNWELL: Final = "unwell"
 
 STREAMS: Final = ("out", "err")
 
+_COPY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\.[0-9]{1,10}")
 _UNSAFE: Final = re.compile(r"[^a-zA-Z0-9.-]")
 
 
@@ -46,6 +47,11 @@ class Copy(NamedTuple):
     def log_names(self) -> tuple[str, ...]:
         """The files of what it says, in the directory of its node's logs."""
         return tuple(f"{self.file_name}.{stream}" for stream in STREAMS)
+
+
+def is_copy_name(name: str) -> bool:
+    """May this be a copy's `file_name`?"""
+    return _COPY_NAME.fullmatch(name) is not None
 
 
 def copy_of(key: str, replica: Replica) -> Copy:

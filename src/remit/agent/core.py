@@ -4,7 +4,8 @@ Three rules carry the safety argument; the rest is service:
 
 - *Nothing starts on a stale order.* A process is begun only once this agent's own `start` for that attempt is committed, while
   its lease lasts, and only if there was no silence since that `start` was asked for after which the scope may have given it up.
-  What is started again within its attempt needs no more than that the attempt goes on.
+  What is started again within its attempt needs no more than that the attempt goes on; but what must never run twice needs to
+  know that it does: not after such a silence, nor on orders from before the lease was acquired.
 - *What is not, or no longer, ordered here is ended*, and only then forgotten; nothing else is ended for want of an answer. The
   deadlines of what must never run twice are the keeper's (keeper.py).
 - *Each end is told once, by the move that the table has for it*, and room is freed by nothing but that. That nothing runs is
@@ -93,9 +94,14 @@ class Mind:
         """When time alone makes a difference next: a look then may do more."""
         self._renewals: deque[int] = deque(maxlen=RENEWALS_KEPT)
         self._strange_since_ms: int | None = None
+        self._held_from = self._seen = 0
+        """At which revision the node's lease was acquired, and which one the orders of this look show."""
 
-    def took_over(self, now_ms: int, *, follows: bool) -> None:
-        """The node's lease was acquired. `follows`: nobody else, with another keeper, held it since this agent's data did."""
+    def took_over(self, now_ms: int, *, follows: bool, revision: int = 0) -> None:
+        """The node's lease was acquired. `follows`: nobody else, with another keeper, held it since this agent's data did.
+        Whatever was given up here for want of a holder was given up before `revision`.
+        """
+        self._held_from = revision
         if not follows:
             self._strange_since_ms = now_ms
 
@@ -119,7 +125,7 @@ class Mind:
         """`kept` is what the keeper's table has of this node; `may_act`: its lease is held. Until the orders are known nothing
         is done: what runs here may have one.
         """
-        self.wake_ms = None
+        self.wake_ms, self._seen = None, orders.revision
         if not orders.known:
             return []
         deeds: list[Act] = []
@@ -198,8 +204,11 @@ class Mind:
         fence = fence_ms(generation)
         if not fence:
             return False
-        asked_ms, times = self.course(copy).asked_ms, [*self._renewals, now_ms]
-        return asked_ms is None or any(b > asked_ms and b - a >= fence for a, b in pairwise(times))
+        asked_ms = self.course(copy).asked_ms
+        return asked_ms is None or self._silent_since(asked_ms, now_ms, fence)
+
+    def _silent_since(self, since_ms: int, now_ms: int, fence: int) -> bool:
+        return any(b > since_ms and b - a >= fence for a, b in pairwise([*self._renewals, now_ms]))
 
     def _while_it_runs(
         self, now_ms: int, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Begun, may_act: bool
@@ -233,8 +242,9 @@ class Mind:
         spec, phase = generation.spec, order.replica.status.phase
         again = spec.template.restart
         when = again.when or ("never" if spec.type == "job" else "always")
-        pause_ms = None
-        if kept.why != TIMEOUT and not kept.fenced and not kept.failed:
+        pause_ms, fence = None, fence_ms(generation)
+        given_up = bool(fence) and self._silent_since(kept.since_ms, now_ms, fence)
+        if kept.why != TIMEOUT and not kept.fenced and not kept.failed and not given_up:
             pause_ms = restart_after_ms(
                 when, failed=_result(kept, ended) != OK, restarts=kept.number, ran_ms=kept.ended_ms - kept.since_ms,
                 backoff_ms=int(again.backoff), backoff_max_ms=int(again.backoff_max), limit=again.limit,
@@ -244,6 +254,8 @@ class Mind:
         elif phase in (Phase.READY, Phase.SERVING):
             if may_act:
                 yield self._say(copy, order, "unready", reason=f"it ended ({_result(kept, ended)}) and is started again")
+        elif fence and self._seen < self._held_from:
+            self._wake_at(now_ms + self.tempo.beat_ms)
         elif now_ms >= kept.ended_ms + pause_ms:
             yield Start(copy, order.replica, generation, kept.number + 1)
         else:

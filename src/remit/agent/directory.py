@@ -9,8 +9,11 @@ Work that runs as a user of its own must reach its directory, so one may pass th
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from remit.world.promises import Disk, DiskError
 
 KEEPER: Final = "keeper"
 """What a keeper is called on its agent's link."""
@@ -78,6 +81,16 @@ class Directory(NamedTuple):
     def addresses(self) -> dict[str, str]:
         """For a link: whom it reaches, and where."""
         return {KEEPER: f"unix:{self.socket}"}
+
+    def tell_pid(self, disk: Disk, path: Path, pid: int) -> None:
+        """Who runs here, for people and tools. On a full disk nobody is told, and that is no reason not to run: but no number
+        of an earlier one may stay there, since somebody else may have that by now.
+        """
+        try:
+            disk.write_atomically(path, f"{pid}\n".encode())
+        except DiskError:
+            with suppress(DiskError):
+                disk.remove(path)
 
     def make(self) -> None:
         """All of it. Raises OSError; and ValueError for a path that is too long, with the cure."""

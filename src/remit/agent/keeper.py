@@ -12,14 +12,15 @@ is (journal.py), so a copy that was begun is never begun again, whoever asks. Wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from remit.agent.copies import Copy, known_by
+from remit.agent.copies import Copy, is_copy_name, known_by
 from remit.agent.journal import Journal, forgotten
 from remit.agent.keeping import NEVER, Answer, Bar, Begin, Begun, Drop, Halt, Quit, Renewed, Table, Use, Uses, encode, read_word
 from remit.agent.saying import Sayings
@@ -33,6 +34,10 @@ LATE_MS: Final = 20
 BARRED_MAX: Final = 10_000
 
 QUIT_LOOK_MS: Final = 50
+
+
+def _unsaid(_: str) -> None:
+    return
 
 
 class _Reader:
@@ -55,10 +60,20 @@ class _Reader:
 
 
 class Keeper:
-    """Satisfies `world.promises.Service`. `run` goes on until one says `Quit`. `sayings`: what work says, if it is kept."""
+    """Satisfies `world.promises.Service`. `run` goes on until one says `Quit`. `sayings`: what work says, if it is kept.
+    `rooms`: where each copy that was ever begun here has a directory of its name. `tell` is for people.
+    """
 
-    def __init__(self, world: World, journal: Path, sayings: Sayings | None = None) -> None:
-        self._world, self._sayings = world, sayings
+    def __init__(
+        self,
+        world: World,
+        journal: Path,
+        sayings: Sayings | None = None,
+        *,
+        rooms: Path | None = None,
+        tell: Callable[[str], None] = _unsaid,
+    ) -> None:
+        self._world, self._sayings, self._rooms, self._say = world, sayings, rooms, tell
         self._journal = Journal(world.disk, journal)
         self._starts: dict[Copy, Begun] = {}
         self._renewed_ms: dict[str, int] = {}
@@ -67,11 +82,11 @@ class Keeper:
         """When each that was asked to end is made to."""
         self._barred: dict[Copy, None] = {}
         """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
-        self._promised: dict[Copy, Begun] = {}
-        """Starts that are being written down, and are begun right after. A journal that is written anew keeps them."""
+        self._opening: dict[Copy, Begun] = {}
+        """What is being written down as begun, and is not known yet."""
         self._unwritten: dict[Copy, Begun] = {}
-        """What is being written just now, or could not be."""
-        self._disk_fails = self._writing_again = False
+        """Of which copies the last could not be written. It is tried again at this instant, or with what is written before."""
+        self._again_ms = 0
         self._news = asyncio.Event()
         self._quitting = False
         self._over = asyncio.Event()
@@ -85,6 +100,7 @@ class Keeper:
             self._group = group
             for kept in tuple(self._starts.values()):
                 await self._find_again(kept)
+            await self._end_strangers()
             self._ready.set()
             tasks = [group.create_task(self._hold_deadlines(), name="deadlines")]
             if self._sayings is not None:
@@ -148,15 +164,15 @@ class Keeper:
             return _never(kept, "its keeper is about to end", "ask the next one")
         if self._left_ms(kept) <= 0:
             return None
-        self._promised[copy] = kept
+        self._opening[copy] = kept
         try:
             await self._world.offload(lambda: self._journal.write([kept], durably=True))
-            self._tell(kept)
         except DiskError as error:
             # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
             return _never(kept, error.cause, error.cure)
         finally:
-            del self._promised[copy]
+            del self._opening[copy]
+        self._tell(kept)
         return await self._start(begin, kept)
 
     def _as_begun(self, begin: Begin, copy: Copy) -> Begun:
@@ -205,6 +221,17 @@ class Keeper:
                 self._fence(kept)
         elif kept.alive:
             self._spawn(self._clear(kept), f"clear {kept.key}")
+
+    async def _end_strangers(self) -> None:
+        """Of what has a room here and is not in the journal nobody will ever ask: the journal was lost, or is damaged."""
+        known = {copy.file_name for copy in self._starts}
+        names: tuple[str, ...] = ()
+        with suppress(DiskError):
+            if self._rooms is not None:
+                names = await self._world.offload(partial(self._world.disk.list, self._rooms))
+        for name in names:
+            if name not in known and is_copy_name(name):
+                await self._world.runner.clear(name)
 
     async def _clear(self, kept: Begun) -> None:
         """Its first process is gone, or never known; others that came of it may be there."""
@@ -255,7 +282,7 @@ class Keeper:
         while True:
             try:
                 return await self._world.runner.stop(running, grace_ms=grace_ms)
-            except WorldError:
+            except (WorldError, OSError):
                 await self._world.clock.sleep_ms(LOOK_MS)
 
     def _fence(self, kept: Begun) -> None:
@@ -277,7 +304,7 @@ class Keeper:
                 # This process stood still. Renewals that came meanwhile are heard first: they may say that nothing is over.
                 await self._world.clock.sleep_ms(LATE_MS)
             self._news.clear()
-            wait_ms = LOOK_MS if self._disk_fails else IDLE_MS
+            wait_ms = IDLE_MS
             for kept in tuple(self._starts.values()):
                 if not kept.alive or not kept.fence_ms or kept.fenced:
                     continue
@@ -286,9 +313,11 @@ class Keeper:
                     wait_ms = min(wait_ms, LOOK_MS, left_ms)
                 elif kept.pid:
                     self._fence(kept)
-            if self._disk_fails and not self._writing_again:
-                self._writing_again = True
-                self._spawn(self._write_again(), "write again")
+            if self._unwritten:
+                again_ms = self._again_ms - self._world.clock.now_ms()
+                if again_ms <= 0:
+                    self._spawn(self._write(), "write again")
+                wait_ms = min(wait_ms, again_ms if again_ms > 0 else LOOK_MS)
             until_ms = self._world.clock.now_ms() + wait_ms
             with suppress(TimeoutError):
                 async with self._world.clock.timeout_ms(wait_ms):
@@ -333,35 +362,34 @@ class Keeper:
         for reader in self._readers:
             reader.tell(kept.copy, kept)
 
-    async def _write(self, kept: Begun) -> None:
-        entries = [*self._unwritten.values(), kept]
-        self._unwritten = {one.copy: one for one in entries}
+    async def _write(self, *news: Begun) -> None:
+        """And what could not be written before, as it stands now: a keeper that is killed finds by it what runs."""
+        unwritten, self._unwritten = self._unwritten, {}
+        entries = [*(self._starts.get(copy, forgotten(one)) for copy, one in unwritten.items()), *news]
+        if not entries:
+            return
         try:
             await self._world.offload(lambda: self._journal.write(entries, durably=False))
         except DiskError:
-            self._disk_fails = True
-            if not self._writing_again:
-                self._news.set()
+            self._unwritten |= {one.copy: one for one in entries}
+            self._again_ms = self._world.clock.now_ms() + LOOK_MS
+            self._news.set()
             return
-        self._disk_fails = False
-        self._unwritten = {copy: one for copy, one in self._unwritten.items() if one not in entries}
         if self._journal.grown(len(self._starts)):
-            live = [*self._promised.values(), *self._starts.values()]
+            live = [*self._starts.values(), *self._opening.values()]
             with suppress(DiskError):
                 await self._world.offload(lambda: self._journal.rewrite(live))
 
-    async def _write_again(self) -> None:
-        """What could not be written, as soon as it can: a keeper that is killed finds by it what runs."""
-        for kept in tuple(self._unwritten.values())[:1]:  # it is written with all the rest; another may have done it meanwhile
-            await self._write(kept)
-        self._writing_again = False
-
     async def _read(self) -> dict[Copy, Begun]:
         """Until its journal can be read a keeper starts and ends nothing: it does not know what is its own."""
+        said = ""
         while True:
             try:
                 return await self._world.offload(self._journal.read)
-            except DiskError:
+            except DiskError as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._say(f"nothing is begun or ended until the journal can be read: {said}")
                 await self._world.clock.sleep_ms(LOOK_MS)
 
     def _uses(self) -> tuple[Use, ...]:

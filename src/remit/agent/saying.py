@@ -17,6 +17,8 @@ from remit.agent.keeping import Begun
 from remit.world.promises import DiskError, Spool, World
 
 LOOK_MS: Final = 1_000
+FLOOD_MS: Final = 100
+"""So soon it looks again while something writes more than a file between two looks."""
 SWEEP_LOOKS: Final = 60
 """In looks: so often what is too old is removed."""
 
@@ -61,17 +63,23 @@ class Sayings:
                 for copy, one in starts.items():
                     kept.setdefault(one.node, []).append(copy.file_name)
                 await self._world.offload(partial(self._sweep, kept))
-            running = [(one.node, copy) for copy, one in starts.items() if one.alive]
-            if running:
-                await self._world.offload(partial(self._rotate, running))
-            await self._world.clock.sleep_ms(LOOK_MS)
             looks += 1
+            rest_ms, flooded = LOOK_MS, [(one.node, copy) for copy, one in starts.items() if one.alive]
+            while rest_ms > 0:
+                if flooded:
+                    flooded = await self._world.offload(partial(self._rotate, flooded))
+                pause_ms = min(rest_ms, FLOOD_MS) if flooded else rest_ms
+                await self._world.clock.sleep_ms(pause_ms)
+                rest_ms -= pause_ms
 
-    def _rotate(self, running: list[tuple[str, Copy]]) -> None:
-        for node, copy in running:
-            for name in copy.log_names:
-                with suppress(DiskError):
-                    self._spool.rotate(self._root / node, name, bytes_max=self._bounds.file_bytes, older=self._bounds.older)
+    def _rotate(self, running: list[tuple[str, Copy]]) -> list[tuple[str, Copy]]:
+        """Answers of whom a file was too long."""
+        return [(node, copy) for node, copy in running if sum(self._cut(node, name) for name in copy.log_names)]
+
+    def _cut(self, node: str, name: str) -> bool:
+        with suppress(DiskError):
+            return self._spool.rotate(self._root / node, name, bytes_max=self._bounds.file_bytes, older=self._bounds.older)
+        return False
 
     def _sweep(self, kept: dict[str, list[str]]) -> None:
         bounds = self._bounds

@@ -90,14 +90,15 @@ class Standing:
         claims = [Acquire(site.lease, Duration(self._tempo.lease_ms)) for site in sites]
         verdicts = await self.ask(claims, [Actor(self._name, Role.AGENT)] * len(sites))
         taken: dict[str, int] = {}
+        since: dict[str, int] = {}
         for site, verdict in zip(sites, verdicts or (), strict=False):
             self._refused(site.lease, verdict)
             if isinstance(verdict, Accepted):
-                taken[site.name] = verdict.number
+                taken[site.name], since[site.name] = verdict.number, verdict.revision
         follows = await self._continuity.took_over(taken)
         for name, epoch in taken.items():
             site, now_ms = self._sites[name], self._world.clock.now_ms()
-            site.mind.took_over(now_ms, follows=name in follows)
+            site.mind.took_over(now_ms, follows=name in follows, revision=since[name])
             site.tenure = Tenure(Actor(self._name, Role.AGENT, site.lease, epoch), self._tempo.lease_ms, sent_ms)
         self._renewed(dict.fromkeys(taken, sent_ms))
         for name in taken:

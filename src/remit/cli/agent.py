@@ -155,7 +155,7 @@ async def _run(asked: _Asked) -> None:
                 ) from None
             except DiskError as error:
                 raise click.ClickException(escaped(str(error))) from error
-            world.disk.write_atomically(directory.agent_pid, f"{os.getpid()}\n".encode())
+            directory.tell_pid(world.disk, directory.agent_pid, os.getpid())
             try:
                 connected = connect(asked.urls, asked.token, world)
             except ValueError as error:
@@ -225,14 +225,17 @@ async def _status(client: Client, complain: Complaints, world: World) -> Status:
 
 def _identity(directory: Directory, world: World) -> str:
     """What tells this agent from another of the same name: made once, and kept."""
-    from remit.world.promises import Missing
+    from remit.world.promises import DiskError, Missing
 
     try:
-        return world.disk.read(directory.identity).decode().strip()
-    except Missing:
-        made = world.ids.incarnation()
-        world.disk.write_atomically(directory.identity, f"{made}\n".encode())
-        return made
+        try:
+            return world.disk.read(directory.identity).decode().strip()
+        except Missing:
+            made = world.ids.incarnation()
+            world.disk.write_atomically(directory.identity, f"{made}\n".encode())
+            return made
+    except DiskError as error:
+        raise click.ClickException(escaped(str(error))) from error
 
 
 def keeper_order(directory: Directory, bounds: str = "") -> Order:

@@ -72,32 +72,29 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
     """
     from remit.agent.directory import Directory
     from remit.agent.reviving import is_held
-    from remit.cli.keeper import end_keeper
+    from remit.cli.keeper import end_keeper, has_left_work
     from remit.world.leaving import ask_to_go
 
     directory, lines = Directory(root), list[str]()
     if not directory.run.exists():
         return lines
     if is_held(world.disk, directory.agent_lock):
-        pid = int(directory.agent_pid.read_text())
+        pid = _agent_pid(directory)
         _asked(lambda: ask_to_go(pid))
         await _until(world, lambda: not is_held(world.disk, directory.agent_lock), f"the agent (process {pid}) does not end")
         lines.append(f"the agent (process {pid}) has ended")
-    if with_work and (is_held(world.disk, directory.keeper_lock) or await _revived(directory, world)):
+    if with_work and (is_held(world.disk, directory.keeper_lock) or has_left_work(directory, world.disk)):
         lines.append(await _patiently(world, lambda: end_keeper(root, GRACE_MS)))
     return lines
 
 
-async def _revived(directory: Directory, world: World) -> bool:
-    """A keeper where one was killed: it finds again what that one had started, and can end it."""
-    from remit.agent.reviving import is_held
-    from remit.cli.agent import keeper_order
-
-    if not directory.keeper_pid.exists():  # one that comes to its own end takes this with it
-        return False
-    await world.runner.start(keeper_order(directory))
-    await _until(world, lambda: is_held(world.disk, directory.keeper_lock), "no keeper can be started")
-    return True
+def _agent_pid(directory: Directory) -> int:
+    try:
+        return int(directory.agent_pid.read_text())
+    except (OSError, ValueError) as error:
+        raise click.ClickException(
+            f"an agent runs on {escaped(str(directory.root))}, and does not say which; end it"
+        ) from error
 
 
 def _asked(ask: Callable[[], bool]) -> bool:

@@ -6,12 +6,17 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from remit.cli.main import examples
 from remit.model.problems import escaped
 from remit.model.quantity import parse_duration
+
+if TYPE_CHECKING:
+    from remit.agent.directory import Directory
+    from remit.world.promises import Disk, World
 
 PROCESS = "remit.cli.keeper_process"
 
@@ -42,7 +47,9 @@ def keeper(data: Path, end: bool, grace: str, log_bounds: str) -> None:
 
 
 async def end_keeper(root: Path, grace_ms: int) -> str:
-    """End all that runs there, and its keeper. Answers with what came of it; raises ClickException if it did not end."""
+    """End all that runs there, and its keeper; also what one that was killed has left behind. Answers with what came of it;
+    raises ClickException if it did not end.
+    """
     from remit.agent.directory import KEEPER, Directory
     from remit.agent.keeping import Keeping
     from remit.agent.reviving import is_held
@@ -59,7 +66,10 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
         except Unreached as error:
             if directory.run.is_dir() and is_held(world.disk, directory.keeper_lock):
                 raise click.ClickException(f"the keeper of {escaped(str(root))} does not answer: {error.cause}") from error
-            return f"no keeper runs on {root}"
+            if not has_left_work(directory, world.disk):
+                return f"no keeper runs on {root}"
+            await _end_what_is_left(directory, world, grace_ms)
+            return f"no keeper runs on {root}; what one has left behind has ended"
         except LinkError as error:
             raise click.ClickException(f"the keeper of {escaped(str(root))} did not end: {error}") from error
         while is_held(world.disk, directory.keeper_lock):
@@ -67,3 +77,34 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
         return f"all work on {root} has ended, and its keeper"
     finally:
         await world.offload.close()
+
+
+def has_left_work(directory: Directory, disk: Disk) -> bool:
+    """Does the journal of a keeper that is gone tell of work that may run still?"""
+    from remit.agent.journal import Journal
+    from remit.world.promises import DiskError
+
+    if not directory.journal.exists():
+        return False
+    try:
+        return any(kept.alive for kept in Journal(disk, directory.journal).read().values())
+    except DiskError as error:
+        raise click.ClickException(escaped(str(error))) from error
+
+
+async def _end_what_is_left(directory: Directory, world: World, grace_ms: int) -> None:
+    """By a keeper in this process: it finds again what the other had started, and ends it."""
+    from remit.agent.building import keeper as build
+    from remit.agent.keeping import Quit, encode
+    from remit.agent.saying import LogBounds
+    from remit.world.promises import Busy
+
+    try:
+        with world.disk.lock(directory.keeper_lock):
+            one = build(world, directory, LogBounds(), click.echo)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(one.run())
+                await one.request(encode(Quit(grace_ms)))
+            world.disk.remove(directory.keeper_pid)
+    except Busy as error:
+        raise click.ClickException(f"another keeper has just been started ({error.cause}); do this again") from error

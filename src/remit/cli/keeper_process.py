@@ -33,13 +33,17 @@ async def keep(directory: Directory, bounds: LogBounds) -> None:
     world = production(directory.addresses)
     try:
         with world.disk.lock(directory.keeper_lock):
-            world.disk.write_atomically(directory.keeper_pid, f"{os.getpid()}\n".encode())
-            one = keeper(world, directory, bounds)
+            directory.tell_pid(world.disk, directory.keeper_pid, os.getpid())
+            one = keeper(world, directory, bounds, tell)
             async with world.link.serve(KEEPER, one):
                 await one.run()
             world.disk.remove(directory.keeper_pid)
     finally:
         await world.offload.close()
+
+
+def tell(words: str) -> None:
+    print(f"keeper: {words}", file=sys.stderr, flush=True)
 
 
 def main() -> int:

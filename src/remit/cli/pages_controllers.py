@@ -105,10 +105,10 @@ zone is silent. Endpoints on a suspect node are withdrawn, but never the last on
 than none."""
 
 MASS: Final = """\
-When {percent} % of the nodes of a region, or more, are silent at once (and it has more than {more}), the machines are not
-broken: the way to them is, or whoever listens. Then nothing there becomes unknown, lost, evicted or drained. An event
-`MassSilence` says so; after {call} an event `CallOperator` asks for a person; `MassSilenceOver` ends it. That a whole
-region is lost is not decided here."""
+When {percent} % of the nodes of a region, or more, are silent at once (and it has more than {more}), or all there are anywhere
+(and there is more than one), the machines are not broken: the way to them is, or whoever listens. Then nothing there becomes
+unknown, lost, evicted or drained. An event `MassSilence` says so; after {call} an event `CallOperator` asks for a person;
+`MassSilenceOver` ends it. That a whole region is lost is not decided here."""
 
 DRAIN: Final = """\
 `draining` on a node takes it out of service, and asks what runs there to leave: up to {at_once} at a time, each only if its

@@ -42,13 +42,18 @@ class Hearing(NamedTuple):
         return one is not None and one.settled == self.heard.incarnation
 
     def masses(self, nodes: Iterable[Node], silent_ms: int) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
-        """The regions, and the zones with their regions, most of whose nodes have been silent for longer than this."""
+        """The regions, and the zones with their regions, most of whose nodes have been silent for longer than this. All of
+        them, if nobody at all is heard: however few they are, whoever listens is as likely to be cut off as they.
+        """
         regions: dict[str, list[bool]] = {}
         zones: dict[tuple[str, str], list[bool]] = {}
         for node in nodes:
             silent = self.silent_ms(node.metadata.name) > silent_ms
             regions.setdefault(node.spec.region, []).append(silent)
             zones.setdefault((node.spec.region, node.spec.zone), []).append(silent)
+        known = [silent for silences in regions.values() for silent in silences]
+        if len(known) > 1 and all(known):
+            return frozenset(regions), frozenset(zones)
         return (
             frozenset(name for name, silences in regions.items() if is_mass(silences)),
             frozenset(name for name, silences in zones.items() if is_mass(silences)),

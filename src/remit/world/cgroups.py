@@ -182,6 +182,10 @@ class Cgroups:
             self.remove(name)
             raise
 
+    def places(self, name: str) -> list[Path]:
+        """Its directory in each hierarchy; the first is the one that is numbered, and whose members count."""
+        return [one.parent / name for one in self._all]
+
     def open_entrances(self, name: str) -> list[int]:
         """Whoever writes 0 to each of these has joined. They are the caller's to close."""
         with ExitStack() as opened:

@@ -24,6 +24,7 @@ from typing import Final
 from remit.world import procfs, spawning
 from remit.world.cgroups import PARENT, Cgroups, GroupMark, Occupied, mark_of
 from remit.world.cgroups_found import find
+from remit.world.guarding import Guard
 from remit.world.promises import (
     Clock,
     Confinement,
@@ -62,6 +63,7 @@ class ProcessRunner:
         self._clock = clock
         self._parent = parent
         self._found: Cgroups | None = None
+        self._guard = Guard()
         self._children: dict[Running, None] = {}
         self._ended: dict[Running, Ended] = {}
 
@@ -142,26 +144,36 @@ class ProcessRunner:
         raise NotStarted(f"the cgroup {order.group} vanished {_SWEPT_MAX} times", "see who removes what is in there")
 
     def _spawn_inside(self, order: Order) -> tuple[int, GroupMark]:
-        name, entrances = order.group, list[int]()
+        name, entrances, mark = order.group, list[int](), None
         try:
             mark = self._cgroups.make(name, order.limits)
+            if order.with_parent:
+                self._guard.hold(mark.number, self._cgroups.places(name))
             entrances = self._cgroups.open_entrances(name)
-            return spawning.spawn(order, entrances=entrances), mark
+            pid = spawning.spawn(order, entrances=entrances)
         except Occupied:
             raise NotStarted(
                 f"in the group {name} somebody still runs", "end that first: a name is run once at a time"
             ) from None
         except FileNotFoundError:
+            self._drop(mark)
             raise spawning.Swept(name) from None
         except OSError as error:
+            self._drop(mark)
             why = (error.strerror or str(error)).lower()
             raise NotStarted(f"the cgroup {name} cannot be made as ordered ({why})", "see `remit doctor`") from error
-        except NotStarted:
-            self._cgroups.remove(name)
+        except (NotStarted, spawning.Swept):
+            self._drop(mark)
             raise
         finally:
             for entrance in entrances:
                 os.close(entrance)
+        return pid, mark
+
+    def _drop(self, mark: GroupMark | None) -> None:
+        """Remove a group, if nobody is in it. One that is gone has not to be ended with us any more."""
+        if mark is not None and self._cgroups.remove(mark.name):
+            self._guard.let_go(mark.number, self._cgroups.places(mark.name))
 
     # -- who belongs to it, and how that ends ----------------------------------------------------------------------------
 
@@ -219,10 +231,12 @@ class ProcessRunner:
         mark = self._mark(running)
         if running in self._children and not self._reaped(running, mark):
             return False
+        if mark is not None and running not in self._ended and self._cgroups.oom(mark.name):
+            self._remember(running, Ended(oom=True))
         if mark is not None:
-            if running not in self._ended and self._cgroups.oom(mark.name):
-                self._remember(running, Ended(oom=True))
-            self._cgroups.remove(mark.name)
+            self._drop(mark)
+        elif (gone := mark_of(running.group) if running.group else None) is not None:  # somebody else has cleared it up
+            self._guard.let_go(gone.number, self._cgroups.places(gone.name))
         return True
 
     def _reaped(self, running: Running, mark: GroupMark | None) -> bool:

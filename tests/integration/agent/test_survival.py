@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from remit.agent.reviving import is_held
+from remit.world.disk import FileDisk
 from tests.integration.agent.scope import (
     BEAT_MS,
     REMIT,
@@ -319,3 +321,49 @@ def test_a_token_that_is_wrong_and_a_beat_that_is_another_are_told_with_their_cu
         await until(lambda: "the token is not right" in wrong.said())
 
     play(scene)
+
+
+def test_work_of_an_agent_and_a_keeper_that_were_killed_can_be_ended_and_none_of_it_is_left() -> None:
+    async def scene(scope: Scope) -> None:
+        agent, web = scope.agent(), scope.root / "web"
+        await scope.run("web", *forever(web), spec={**SERVICE, "replicas": 2})
+        await scope.until("web-1", "serving")
+        keeper, pids = agent.keeper_pid, [int(line.split()[0]) for line in lines(web)]
+        agent.kill()
+        assert not gone(keeper), agent.said()
+        os.kill(keeper, signal.SIGKILL)
+        assert not any(gone(pid) for pid in pids)
+        done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
+        assert done.returncode == 0, done.stderr
+        assert "what one has left behind has ended" in done.stdout
+        assert all(gone(pid) for pid in pids)
+        again = _remit("keeper", "--end", "--data", str(agent.directory.root))
+        assert again.stdout == f"no keeper runs on {agent.directory.root}\n"
+
+    play(scene, SLOW_MS)
+
+
+def test_an_agent_and_a_keeper_that_were_killed_come_back_on_a_full_disk() -> None:
+    """F14: what runs there is not lost for want of a file that only people read."""
+
+    async def scene(scope: Scope) -> None:
+        first, web = scope.agent(), scope.root / "web"
+        await scope.run("web", *forever(web), spec=SERVICE)
+        await scope.until("web-0", "serving")
+        run, pid = first.directory.run, await pid_in(web)
+        keeper = first.keeper_pid
+        first.kill()
+        os.kill(keeper, signal.SIGKILL)
+        for name in ("agent.pid", "keeper.pid"):
+            (run / name).unlink()
+            (run / f".{name}.writing").mkdir()  # as a full disk does: nothing new can be written under that name
+        second = scope.agent()
+        await until(lambda: is_held(FileDisk(), first.directory.keeper_lock))
+        await scope.until("web-0", "serving")
+        await asyncio.sleep(4 * BEAT_MS / 1000)
+        assert second.process.poll() is None, second.said()
+        assert not (run / "agent.pid").exists()
+        assert not gone(pid)
+        assert len(lines(web)) == 1
+
+    play(scene, SLOW_MS)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -133,6 +134,13 @@ class Cluster:
     def node_names(self, agent: Program, nodes: int) -> list[str]:
         name = f"m{agent.name.removeprefix('agent-')}"
         return [name] if nodes == 1 else [f"{name}-{n}" for n in range(1, nodes + 1)]
+
+    def kill_keeper(self, agent: Program) -> None:
+        """The one that this agent has started, by its number; it may just be between two."""
+        with suppress(OSError, ValueError):
+            pid = int((self._agent_data(int(agent.name.removeprefix("agent-"))) / "run" / "keeper.pid").read_text())
+            if str(self.root) in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Everything that was started here, keepers and their work included."""

@@ -2,14 +2,16 @@
 
     python -m tests.integration.chaos.driver --seconds 300 [--seed N] [--keep DIR]
 
-A server, a scheduler, controllers and agents are killed (SIGKILL) and stopped for a while (SIGSTOP) again and again, while jobs
-are submitted and services run. Jobs write their own start, beats and end, with their attempt's token, to a file of the judge's.
+A server, a scheduler, controllers, agents and keepers are killed (SIGKILL) and stopped for a while (SIGSTOP) again and again,
+while jobs are submitted and services run; some jobs are a tree, of which the first process only waits. Jobs write their own
+start, beats and end, with their attempt's token, to a file of the judge's.
 Afterwards everything is left alone until it has settled. Then:
 
 - *lost*: a job that was acknowledged and never came to its end;
 - *doubled*: a replica that must never run twice did, or one attempt was started twice;
 - *cut*: something was stopped by an outage shorter than its fence;
-- *leaked*: a replica that holds room, a process or a cgroup, that nobody asked for any more.
+- *stuck*: a job that came to its end and is not said to be complete, or a service that is not whole again;
+- *leaked*: a replica that holds room, or a process, that nobody asks for any more; looked for while all is up, and afterwards.
 
 The last line on stdout is JSON: the counts, and how many of these were found.
 """
@@ -36,7 +38,7 @@ from remit.model.kinds import Disruption, Restart, Rollout, Template, Tenant, Te
 from remit.model.records import Phase, Replica
 from remit.model.resources import Amount, Duration
 from tests.integration.chaos.cluster import Cluster, Program
-from tests.integration.chaos.judging import Judged, Stall, judge, read, still_alive
+from tests.integration.chaos.judging import Judged, Life, Line, Stall, crowds, judge, lives, read, still_alive
 
 WORK: Final = Path(__file__).with_name("work.py")
 BEAT_MS: Final = 500
@@ -51,9 +53,13 @@ OUTAGE_S: Final = (0.3, 5.0)
 """How long a part is stopped, or stays dead; shorter than what makes a service's replica be replaced."""
 LONG_STALL_S: Final = FENCE_MS / 1000 + 6
 LONG_STALL_SHARE: Final = 0.06
+KEEPER_SHARE: Final = 0.25
+"""Of what is done to an agent: so often it is its keeper that is killed, alone or with it."""
+TREE_SHARE: Final = 0.3
 JOB_MS: Final = (300, 4_000)
 JOBS_EVERY_S: Final = 0.6
 SETTLE_S_MAX: Final = 120
+WHOLE_S_MAX: Final = 30
 
 
 def now_ms() -> int:
@@ -73,6 +79,7 @@ class Chaos:
         self.jobs: list[str] = []
         """Names of jobs that were acknowledged."""
         self.leaked: list[str] = []
+        self.stuck: list[str] = []
         self._group: asyncio.TaskGroup | None = None
         self._hurt: set[str] = set()
 
@@ -90,11 +97,12 @@ class Chaos:
                     group.create_task(self._hurt_things(until))
                 say(f"{self.seconds:.0f} s of faults are over: {dict(self.counts)}; {len(self.jobs)} jobs are to end")
                 await self._settle(api)
+                await self._until_whole(api)
                 judged = self._judge()
                 await self._clear(api)
         finally:
             self.cluster.end()
-        self._look_for_processes()
+        self._look_for_processes(str(self.record), f"{self.root}/")
         return judged
 
     async def _set_up(self, api: Api) -> None:
@@ -122,7 +130,8 @@ class Chaos:
         number = 0
         while time.monotonic() < until:
             number += 1
-            one = workload(f"job-{number}", self.record, self.lots.randrange(*JOB_MS), service=False)
+            tree = self.lots.random() < TREE_SHARE
+            one = workload(f"job-{number}", self.record, self.lots.randrange(*JOB_MS), service=False, tree=tree)
             with suppress(Unanswered):  # then nobody was promised anything: only what was acknowledged counts
                 try:
                     await api.apply([one])
@@ -147,6 +156,8 @@ class Chaos:
         sort = program.name.partition("-")[0]
         if sort == "agent" and lot < LONG_STALL_SHARE:
             await self._stall_long(program)
+        elif sort == "agent" and lot < LONG_STALL_SHARE + KEEPER_SHARE:
+            await self._kill_keeper(program, outage_s, alone=lot < LONG_STALL_SHARE + KEEPER_SHARE / 2)
         elif lot < 0.55:
             self.counts[f"kill {sort}"] += 1
             program.kill()
@@ -170,6 +181,19 @@ class Chaos:
         to_ms = now_ms() + 20_000
         self.stalls += [Stall(node, from_ms, to_ms) for node in self.cluster.node_names(agent, NODES)]
 
+    async def _kill_keeper(self, agent: Program, outage_s: float, *, alone: bool) -> None:
+        """With it dies what is fenced, and its trees; services run on, and are adopted."""
+        self.counts["kill keeper" if alone else "kill keeper and agent"] += 1
+        from_ms = now_ms()
+        if not alone:
+            agent.kill()
+        self.cluster.kill_keeper(agent)
+        if not alone:
+            await asyncio.sleep(outage_s)
+            agent.start()
+        nodes = self.cluster.node_names(agent, NODES)
+        self.stalls += [Stall(node, from_ms - 1_000, from_ms + 1_000, fenced_only=True) for node in nodes]
+
     # -- afterwards --------------------------------------------------------------------------------------------------------
 
     async def _settle(self, api: Api) -> None:
@@ -186,6 +210,25 @@ class Chaos:
                     return
             await asyncio.sleep(0.5)
         say(f"{len(left)} jobs are not done after {SETTLE_S_MAX} s: {left[:5]}")
+        self.stuck += [f"{name} is not complete after {SETTLE_S_MAX} s" for name in left]
+
+    async def _until_whole(self, api: Api) -> None:
+        """Each service runs as often as it is to, and no more: what was doubled meanwhile is ended again."""
+        until = time.monotonic() + WHOLE_S_MAX
+        while not await self._served(api) or crowds(self._lives()):
+            if time.monotonic() > until:
+                phases = {one.metadata.name: one.status.phase for one in (await api.list(Replica)).items}
+                self.stuck += crowds(self._lives()) or [f"the services are not whole: {phases}"]
+                return
+            await asyncio.sleep(0.5)
+
+    def _lives(self) -> list[Life]:
+        return lives(self._lines())
+
+    def _lines(self) -> list[Line]:
+        lines = read(self.record.read_text())
+        alive = frozenset(line.pid for line in lines if Path(f"/proc/{line.pid}").exists())
+        return [*lines, *still_alive(lines, alive, now_ms())]
 
     async def _unfinished(self, api: Api) -> list[str]:
         jobs = (await api.list(Workload)).items
@@ -195,9 +238,7 @@ class Chaos:
         return [name for name in self.jobs if name not in done]
 
     def _judge(self) -> Judged:
-        lines = read(self.record.read_text())
-        alive = frozenset(line.pid for line in lines if Path(f"/proc/{line.pid}").exists())
-        lines += still_alive(lines, alive, now_ms())
+        lines = self._lines()
         self.counts["attempts"] = len({line.token for line in lines})
         self.counts["jobs"] = len(self.jobs)
         keys = [f"replica/{TENANT}/{name}-0" for name in self.jobs]
@@ -211,22 +252,25 @@ class Chaos:
         while (left := (await api.list(Replica)).items) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.3)  # it is asked, and tells nobody
         self.leaked += [f"{one.metadata.name} is still there ({one.status.phase}) after all was deleted" for one in left]
+        self._look_for_processes(str(self.record))  # before keepers are told to end whatever they have
         tops = await api.top_nodes()
         self.leaked += [
             f"{one.node} still holds {one.requests}" for one in tops if one.requests.cpu_milli or one.requests.memory_bytes
         ]
 
-    def _look_for_processes(self) -> None:
+    def _look_for_processes(self, *marks: str) -> None:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and entry.name != str(os.getpid()):
                 with suppress(OSError):
                     words = (entry / "cmdline").read_bytes()
-                    if str(self.record).encode() in words or f"{self.root}/".encode() in words:
+                    if any(mark.encode() in words for mark in marks):
                         self.leaked.append(f"process {entry.name} is left: {words.replace(bytes(1), b' ').decode()[:160]}")
 
 
-def workload(name: str, record: Path, duration_ms: int, *, service: bool) -> Workload:
-    command = (sys.executable, "-I", "-S", str(WORK), str(record), str(duration_ms), "200")
+def workload(name: str, record: Path, duration_ms: int, *, service: bool, tree: bool = False) -> Workload:
+    command: tuple[str, ...] = (sys.executable, "-I", "-S", str(WORK), str(record), str(duration_ms), "200")
+    if tree:
+        command = ("/bin/sh", "-c", '"$@"; exit $?', "tree", *command)
     template = Template(
         command=command,
         resources=Amount.parse({"cpu": "50m", "memory": "32Mi"}),
@@ -262,10 +306,16 @@ def main() -> int:
         say(f"seed {asked.seed}, in {root}")
         chaos = Chaos(root.absolute(), asked.seconds, asked.seed)
         judged = asyncio.run(chaos.run())
-    for words in [*judged.broken, *chaos.leaked]:
+    for words in [*judged.broken, *chaos.stuck, *chaos.leaked]:
         say(f"BROKEN {words}")
     faults = sum(count for name, count in chaos.counts.items() if name.startswith(("kill", "stop")))
-    found = {"lost": len(judged.lost), "doubled": len(judged.doubled), "cut": len(judged.cut), "leaked": len(chaos.leaked)}
+    found = {
+        "lost": len(judged.lost),
+        "doubled": len(judged.doubled),
+        "cut": len(judged.cut),
+        "stuck": len(chaos.stuck),
+        "leaked": len(chaos.leaked),
+    }
     print(
         json.dumps(
             {

@@ -29,11 +29,14 @@ class Life(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A node whose agent was stopped for longer than fences are: what ran there may be ended, from then on and for a while."""
+    """A node whose agent was stopped for longer than fences are: what ran there may be ended, from then on and for a while.
+    `fenced_only`: its keeper was killed, with which fenced work dies; services are adopted by the next.
+    """
 
     node: str
     from_ms: int
     to_ms: int
+    fenced_only: bool = False
 
 
 class Judged(NamedTuple):
@@ -83,7 +86,8 @@ def judge(lines: Sequence[Line], *, jobs: Iterable[str], services: Iterable[str]
     cut = [
         f"{one.replica} ({one.token}, pid {one.pid}) on {one.node} was cut off at {one.last_ms}, after {one.last}"
         for one in found
-        if one.last not in ("end", "alive") and not any(_covers(stall, one) for stall in stalls)
+        if one.last not in ("end", "alive")
+        and not any(_covers(stall, one) and not (stall.fenced_only and one.replica.startswith(served)) for stall in stalls)
     ]
     return Judged(lost, doubled, cut)
 
@@ -94,6 +98,19 @@ def still_alive(found: Sequence[Line], pids: frozenset[int], at_ms: int) -> list
         Line(at_ms, "alive", one.replica, one.token, one.node, one.pid)
         for one in lives(found)
         if one.last != "end" and one.pid in pids
+    ]
+
+
+def crowds(found: Iterable[Life]) -> list[str]:
+    """Once all has settled nothing runs twice: also not what may for a while."""
+    alive: dict[str, list[Life]] = {}
+    for one in found:
+        if one.last == "alive":
+            alive.setdefault(one.replica, []).append(one)
+    return [
+        f"{replica} runs {len(those)} times still: {', '.join(f'{one.token} on {one.node}' for one in those)}"
+        for replica, those in alive.items()
+        if len(those) > 1
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.chaos.judging import Judged, Line, Stall, judge, lives, read, still_alive
+from tests.integration.chaos.judging import Judged, Line, Stall, crowds, judge, lives, read, still_alive
 
 JOB = "replica/chaos/job-1-0"
 SERVICE = "replica/chaos/service-0-0"
@@ -72,3 +72,18 @@ def test_those_that_run_still_are_told_apart_from_those_that_were_cut() -> None:
     told = still_alive(lines, frozenset({7}), 30)
     assert [one.token for one in told] == ["u.1"]
     assert {one.token: one.last for one in lives([*lines, *told])} == {"u.1": "alive", "u.3": "start"}
+
+
+def test_a_keeper_that_was_killed_takes_what_is_fenced_with_it__and_no_service() -> None:
+    stall = Stall("n1", 40, 90, fenced_only=True)
+    cut = (f"10 start {JOB} u.1 n1 7", f"50 beat {JOB} u.1 n1 7", f"60 start {JOB} u.2 n2 8", f"70 end {JOB} u.2 n2 8")
+    assert not judged(*cut, stalls=(stall,)).broken
+    assert judged(f"10 start {SERVICE} u.1 n1 7", f"50 beat {SERVICE} u.1 n1 7", jobs=(), stalls=(stall,)).cut
+
+
+def test_what_runs_twice_when_all_has_settled_is_told() -> None:
+    lines = read(f"10 start {SERVICE} u.1 n1 7\n20 start {SERVICE} u.2 n2 8\n")
+    assert crowds(lives([*lines, *still_alive(lines, frozenset({7, 8}), 30)])) == [
+        f"{SERVICE} runs 2 times still: u.1 on n1, u.2 on n2"
+    ]
+    assert not crowds(lives([*lines, *still_alive(lines, frozenset({8}), 30)]))

@@ -228,6 +228,60 @@ def test_work_that_is_tied_to_its_starter_dies_with_it_and_other_work_does_not(g
     play(scene, grouped)
 
 
+TREE = "import os,time; os.fork() or os.setsid(); time.sleep(600)"
+
+STARTER = """
+import asyncio, os, sys
+from remit.world.clock import BootClock
+from remit.world.promises import Order
+from remit.world.runner import ProcessRunner
+
+async def main():
+    one = ProcessRunner(BootClock(), parent=sys.argv[1])
+    first = await one.start(Order(("/bin/true",), with_parent=True, group="over"))
+    await one.wait(first)
+    begun = []
+    for tied in (True, False):
+        order = Order((sys.executable, "-c", sys.argv[2]), with_parent=tied, group=f"tree-{tied}")
+        begun.append(await one.start(order))
+    if sys.argv[3]:
+        os.kill(one._guard.pid, 9)
+        await asyncio.sleep(1)
+    for running in begun:
+        print(*running, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("killed", ["", "its guard"])
+def test_what_came_of_tied_work_dies_with_its_starter_too_also_if_nobody_comes_after_that(grouped: str, killed: str) -> None:
+    """F36: an agent and its keeper are killed, and stay so."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    words = [sys.executable, "-c", STARTER, grouped, TREE, killed]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as starter:
+        assert starter.stdout is not None
+        lines = [starter.stdout.readline().split() for _ in range(2)]
+        groups = find(grouped)
+        until_s = time.monotonic() + 10
+        trees = ("tree-True", "tree-False")
+        while any(len(groups.members(tree)) < 2 for tree in trees) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert [len(groups.members(tree)) for tree in trees] == [2, 2]
+        starter.kill()
+    free = Running(int(lines[1][0]), *lines[1][1:])
+
+    async def scene(one: ProcessRunner) -> None:
+        while groups.members("tree-True"):  # noqa: ASYNC110 - it is looked at, and tells nobody
+            await asyncio.sleep(0.02)
+        assert len(groups.members("tree-False")) == 2
+        await one.stop(free, grace_ms=1_000)
+        assert one.leftovers() == ()
+
+    play(scene, grouped)
+
+
 # -- limits and what is taken --------------------------------------------------------------------------------------------------
 
 

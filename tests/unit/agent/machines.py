@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from remit.agent.copies import Copy
 from remit.agent.keeper import Keeper
 from remit.agent.keeping import Answer, Begin, Begun, Table, Word, encode
 from remit.agent.saying import Sayings
-from remit.world.promises import Confinement, DiskError, Ended, NotStarted, Order, Running, Usage, World
+from remit.world.promises import Confinement, DiskError, Ended, NoRoom, NotStarted, Order, Running, Usage, World
 from tests.unit.world.virtual import VirtualClock, virtual_world
 
 NODE = "n1"
@@ -116,6 +116,21 @@ class BadDisk:
         self._disk.append(path, data, durably=durably)
 
 
+class FullDisk:
+    """As the world's; while it is `full` nothing is added to any file."""
+
+    def __init__(self, disk: Any) -> None:
+        self._disk, self.full = disk, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def append(self, path: Path, data: bytes, *, durably: bool) -> None:
+        if self.full:
+            raise NoRoom("no room", "free space there")
+        self._disk.append(path, data, durably=durably)
+
+
 def world_on(machine: Machine) -> World:
     world = virtual_world()
     assert isinstance(world.clock, VirtualClock)
@@ -159,11 +174,17 @@ def begin_word(copy: Copy, *, number: int = 0, fence_ms: int = 0, grace_ms: int 
 
 @asynccontextmanager
 async def keeping(
-    machine: Machine, journal: Path, *, world: World | None = None, sayings: Sayings | None = None
+    machine: Machine,
+    journal: Path,
+    *,
+    world: World | None = None,
+    sayings: Sayings | None = None,
+    rooms: Path | None = None,
+    tell: Callable[[str], None] = print,
 ) -> AsyncGenerator[Talk, None]:
     """A keeper that runs meanwhile, and is killed at the end: what is not tied to it goes on."""
     world = world_on(machine) if world is None else world
-    keeper = Keeper(world, journal, sayings)
+    keeper = Keeper(world, journal, sayings, rooms=rooms, tell=tell)
     task = asyncio.create_task(keeper.run())
     try:
         yield Talk(keeper, world)

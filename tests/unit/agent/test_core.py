@@ -258,6 +258,34 @@ def test_one_that_is_not_to_be_restarted_or_was_fenced_is_not() -> None:
         assert bench.says()[0] == "crash"
 
 
+def test_what_must_never_run_twice_is_not_started_again_after_a_silence_in_which_it_may_have_been_given_up() -> None:
+    """F34: it ended by itself while its node was silent. Its orders are those of before, and the node renews again."""
+    again = template(restart=Restart(when="failure", backoff=Duration(10)))
+    bench = Bench(Phase.RUNNING, made=again, fence=Duration(1_000))
+    bench.mind.renewed(NOW_MS)
+    bench.ended(code=1)
+    assert [type(deed) for deed in bench.look(NOW_MS + 500)] == [Start]
+    assert bench.look(NOW_MS + 1_001, may_act=False) == []
+    bench.mind.renewed(NOW_MS + 1_100)
+    assert bench.says(NOW_MS + 1_101) == ("crash", "exit 1")
+    eager = Bench(Phase.RUNNING, made=again, fence=Duration(1_000), replace="eager")
+    eager.mind.renewed(NOW_MS)
+    eager.ended(code=1)
+    assert [type(deed) for deed in eager.look(NOW_MS + 5_000, may_act=False)] == [Start]
+
+
+def test_an_agent_that_comes_back_starts_nothing_again_on_orders_from_before_it_held_its_node() -> None:
+    """F36."""
+    bench = Bench(Phase.RUNNING, made=template(restart=Restart(when="failure", backoff=Duration(10))), fence=Duration(1_000))
+    bench.mind.took_over(NOW_MS, follows=True, revision=bench.orders.revision + 1)
+    bench.mind.renewed(NOW_MS)
+    bench.ended(code=1)
+    assert bench.look(NOW_MS + 100) == []
+    assert bench.mind.wake_ms is not None
+    bench.phase(Phase.RUNNING)
+    assert [type(deed) for deed in bench.look(NOW_MS + 100)] == [Start]
+
+
 def test_one_that_a_probe_ended_has_failed_although_it_exited_with_0() -> None:
     bench = Bench(Phase.RUNNING, kind="service", made=template(restart=Restart(when="failure", backoff=Duration(100))))
     bench.ended(code=0, why="unwell")

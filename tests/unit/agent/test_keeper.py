@@ -16,8 +16,8 @@ from remit.agent.copies import Copy
 from remit.agent.journal import Journal
 from remit.agent.keeping import NEVER, Drop, Halt, Quit, Renewed, Table, Uses
 from remit.world.disk import FileDisk
-from remit.world.promises import Ended, Running
-from tests.unit.agent.machines import NODE, BadDisk, Machine, keeping, world_on
+from remit.world.promises import Clock, Ended, Running
+from tests.unit.agent.machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on
 from tests.unit.world.virtual import InlineOffload, run_virtually
 
 T = TypeVar("T")
@@ -123,6 +123,90 @@ def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
             assert TWO in Journal(FileDisk(), journal).read()
             assert await second is not None
 
+
+class AtOnce:
+    """Work that is done when it is asked for, but for some that takes until an instant."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.until_ms: int | None = None
+        self._clock = clock
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        done = work()
+        if self.until_ms is not None and self.until_ms > self._clock.now_ms():
+            await self._clock.sleep_ms(self.until_ms - self._clock.now_ms())
+        return done
+
+    async def close(self) -> None:
+        return
+
+
+def test_a_keeper_goes_on_whatever_is_being_written_when_it_looks_at_its_deadlines(tmp_path: Path) -> None:
+    """One that ends takes all fenced work of its machine with it."""
+    machine, journal = Machine(), tmp_path / "journal"
+    world = world_on(machine)
+    disk = AtOnce(world.clock)
+
+    async def scene() -> None:
+        async with keeping(machine, journal, world=with_part(world, offload=disk)) as talk:
+            clock = talk.world.clock
+            await talk.say(Renewed({NODE: clock.now_ms()}))
+            assert await talk.begin(ONE, fence_ms=60_000) is not None
+            looks_ms = clock.now_ms() + 1_000
+            await clock.sleep_ms(1)
+            disk.until_ms = looks_ms  # it is written down in the very moment of that look
+            await talk.say(Halt(*ONE, 500))
+            await clock.sleep_ms(2_000)
+            disk.until_ms = None
+            assert (await talk.begin(TWO)) is not None
+            assert list(Journal(FileDisk(), journal).read()) == [ONE, TWO]
+
+    run_virtually(scene())
+
+
+def test_what_is_written_at_the_same_time_is_written_once_each(tmp_path: Path) -> None:
+    machine, journal = Machine(), tmp_path / "journal"
+    world = world_on(machine)
+    disk = AtOnce(world.clock)
+    copies = [Copy(f"replica/t/a-{number}", f"u{number}", 1) for number in range(50)]
+
+    async def scene() -> None:
+        async with keeping(machine, journal, world=with_part(world, offload=disk)) as talk:
+            disk.until_ms = talk.world.clock.now_ms() + 100
+            await asyncio.gather(*(talk.begin(copy) for copy in copies))
+            disk.until_ms = talk.world.clock.now_ms() + 100
+            for pid in tuple(machine.runs):
+                machine.end(pid, Ended(code=0))
+            for copy in copies:
+                await talk.until_ended(copy)
+        assert journal.read_text().count("\n") == 3 * len(copies), "begun, what runs, and how it ended"
+
+    run_virtually(scene())
+
+
+def test_what_could_not_be_written_is_written_as_it_stands_when_it_can_be(tmp_path: Path) -> None:
+    machine, journal = Machine(), tmp_path / "journal"
+    world = world_on(machine)
+    disk = FullDisk(world.disk)
+
+    async def scene() -> None:
+        async with keeping(machine, journal, world=with_part(world, disk=disk)) as talk:
+            first, second = await talk.begin(ONE), await talk.begin(TWO)
+            assert first is not None
+            assert second is not None
+            disk.full = True
+            machine.end(first.pid, Ended(code=3))
+            machine.end(second.pid, Ended(code=4))
+            for copy in (ONE, TWO):
+                await talk.until_ended(copy)
+            await talk.say(Drop(*TWO))
+            assert Journal(FileDisk(), journal).read()[ONE].alive
+            disk.full = False
+            await talk.world.clock.sleep_ms(2_500)
+            found = Journal(FileDisk(), journal).read()
+            assert list(found) == [ONE]
+            assert found[ONE].ended == Ended(code=3)
+
     run_virtually(scene())
 
 
@@ -177,6 +261,45 @@ def test_a_start_that_was_cut_off_is_cleared_and_counts_as_begun(tmp_path: Path)
             await talk.until_ended(ONE)
             assert machine.told == [(kept.pid, "clear")]
             assert not machine.runs
+
+    run_virtually(scene())
+
+
+def test_what_a_damaged_journal_does_not_know_any_more_is_ended_and_not_left_to_run_for_ever(tmp_path: Path) -> None:
+    """F36: whoever is asked for it would say that nothing runs, and it would be begun again."""
+    machine, journal, rooms = Machine(), tmp_path / "journal", tmp_path / "work"
+    for name in (ONE.file_name, TWO.file_name, "lost+found", ".hidden"):
+        (rooms / name).mkdir(parents=True)
+
+    async def scene() -> None:
+        async with keeping(machine, journal, rooms=rooms) as talk:
+            known = await talk.begin(TWO)
+            lost = await talk.begin(ONE)
+            assert known is not None
+            assert lost is not None
+        lines = journal.read_bytes().splitlines(keepends=True)
+        journal.write_bytes(b"".join(b"\x00" * 9 + b"\n" if b'"uid":"u1"' in line else line for line in lines))
+        async with keeping(machine, journal, rooms=rooms) as talk:
+            assert list(await talk.table()) == [TWO]
+            assert machine.told == [(lost.pid, "clear")]
+            assert list(machine.runs) == [known.pid]
+
+    run_virtually(scene())
+
+
+def test_a_keeper_whose_journal_cannot_be_read_says_so_once_and_waits(tmp_path: Path) -> None:
+    """F14."""
+    machine, journal = Machine(), tmp_path / "journal"
+    journal.mkdir()
+    said: list[str] = []
+
+    async def scene() -> None:
+        async with keeping(machine, journal, tell=said.append) as talk:
+            await talk.world.clock.sleep_ms(5_000)
+            assert len(said) == 1
+            assert f"{journal} cannot be used" in said[0]
+            journal.rmdir()
+            assert await talk.table() == {}
 
     run_virtually(scene())
 

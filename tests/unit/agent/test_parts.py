@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from remit.world.spool import FileSpool
 from tests.unit.agent.machines import Machine, world_on
 from tests.unit.world.virtual import run_virtually, virtual_world
 
-ONE = Copy("replica/t/a-0", "u1", 1)
+ONE, TWO = Copy("replica/t/a-0", "u1", 1), Copy("replica/t/b-0", "u2", 1)
 
 
 def begun(uid: str = "u1", **more: object) -> Begun:
@@ -226,6 +227,31 @@ def test_logs_of_what_runs_are_cut_and_those_of_the_forgotten_are_removed(tmp_pa
     assert (place / "u1.1.out").read_text() == ""
     assert (place / "u1.1.out@0000000000000000").read_text() == "x" * 100
     assert len(list(place.glob("old-*"))) == 2
+
+
+def test_what_floods_its_file_is_looked_at_more_often_than_the_rest(tmp_path: Path) -> None:
+    world, bounds = world_on(Machine()), LogBounds(file_bytes=100, older=1)
+    looks: list[tuple[int, str]] = []
+
+    class Counted(FileSpool):
+        def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
+            looks.append((world.clock.now_ms(), name))
+            if name == TWO.log_names[0]:
+                with (directory / name).open("ab") as file:
+                    file.write(b"x" * 101)
+            return super().rotate(directory, name, bytes_max=bytes_max, older=older)
+
+    async def scene() -> None:
+        (tmp_path / "n1").mkdir()
+        sayings = Sayings(world, Counted(), tmp_path, bounds)
+        with suppress(TimeoutError):
+            async with world.clock.timeout_ms(2_950):
+                await sayings.hold({ONE: begun(), TWO: begun(TWO.uid, key=TWO.key)})
+
+    run_virtually(scene())
+    times = {name: [at_ms for at_ms, one in looks if one == name] for name in (ONE.log_names[0], TWO.log_names[0])}
+    assert len(times[ONE.log_names[0]]) == 3
+    assert len(times[TWO.log_names[0]]) == 30
 
 
 def test_a_keeper_is_started_where_there_is_none_with_pauses_and_never_beside_another(tmp_path: Path) -> None:

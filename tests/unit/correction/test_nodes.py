@@ -200,10 +200,16 @@ def test_a_mass_silence_is_told__calls_an_operator_after_its_deadline__and_its_e
     assert told() == []
 
 
-def test_two_nodes_are_no_mass() -> None:
+def test_two_nodes_of_a_region_are_no_mass__unless_nobody_else_is_heard_either() -> None:
+    """F35 S17: where nothing is heard at all there is nowhere to go, and what runs there may be well."""
     watch = Watch(ready("n0", NodeHealth.SUSPECT), ready("n1"))
     watch.hear(n0=UNKNOWN_MS + 1, n1=UNKNOWN_MS + 1)
+    assert short(watch.look("node/n0")) == []
+    watch.hear(n0=UNKNOWN_MS + 1)
     assert short(watch.look("node/n0")) == ["mark n0 unknown"]
+    alone = Watch(ready("n0", NodeHealth.SUSPECT))
+    alone.hear(n0=UNKNOWN_MS + 1)
+    assert short(alone.look("node/n0")) == ["mark n0 unknown"]
 
 
 # -- pushing out -------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,16 @@ def test_masses_are_told_by_region_and_by_zone() -> None:
     assert (sorted(regions), sorted(zones)) == (["r1"], [("r1", "a"), ("r1", "b")])
 
 
+def test_nobody_at_all_is_a_mass_however_few_they_are__but_one_node_alone_is_none() -> None:
+    """F35."""
+    nodes = [ready("a1"), ready("a2")]
+    nobody = Hearing(Heard("one", 20_000, {}), 0)
+    assert nobody.masses(nodes, 6_000) == (frozenset({"r1"}), frozenset({("r1", "a")}))
+    assert nobody.masses(nodes[:1], 6_000) == (frozenset(), frozenset())
+    one = Hearing(Heard("one", 20_000, {"a1": NodeHeard(0)}), 0)
+    assert one.masses(nodes, 6_000) == (frozenset(), frozenset())
+
+
 def test_a_mass_is_more_than_half_of_more_than_two() -> None:
     assert not is_mass([True, True])
     assert is_mass([True, True, False])
