@@ -52,7 +52,7 @@ def test_nothing_more_is_begun_of_a_copy_that_is_barred_but_what_runs_is_not_bar
         async with keeping(machine, tmp_path / "journal") as talk:
             assert (await talk.say(Bar(*ONE))).kept is None
             late = await talk.begin(ONE)
-            assert late is not None and late.number == NEVER and not machine.runs
+            assert late is not None and late.failed and not late.alive and not machine.runs
             runs = await talk.begin(TWO)
             assert runs is not None
             assert (await talk.say(Bar(*TWO))).kept == runs
@@ -63,7 +63,25 @@ def test_nothing_more_is_begun_of_a_copy_that_is_barred_but_what_runs_is_not_bar
             ended = await talk.until_ended(TWO)
             assert (await talk.say(Bar(*TWO))).kept == ended
             again = await talk.begin(TWO, number=2)
-            assert again is not None and again.number == NEVER and not machine.runs
+            assert again is not None and again.failed and not again.alive and not machine.runs
+
+    run_virtually(scene())
+
+
+def test_a_start_that_was_asked_for_twice_is_not_begun_after_it_was_forgotten(tmp_path: Path) -> None:
+    """F37: whoever asked first heard nothing for long, and the second asking comes when all is over."""
+    machine = Machine()
+
+    async def scene() -> None:
+        async with keeping(machine, tmp_path / "journal") as talk:
+            first = await talk.begin(ONE)
+            assert first is not None
+            machine.end(first.pid, Ended(code=0))
+            await talk.until_ended(ONE)
+            await talk.say(Drop(*ONE))
+            late = await talk.begin(ONE)
+            assert late is not None and late.failed and not late.alive and not machine.runs
+            assert not await talk.table()
 
     run_virtually(scene())
 
