@@ -26,6 +26,9 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 SAID_ONLY: Final = (Code.OVERRIDE,)
 """Codes that no authority answers with: they are reasons of schedulers."""
 
+STANDING: Final[Mapping[str, int]] = {"agents-killed": 4, "preemption-churn": 2, "slow-starts": 2}
+"""Seeds that reach what is rare, where the first does not: it saves the search."""
+
 SEEKERS: Final = (
     "restored",
     "repair-in-incident",
@@ -39,6 +42,9 @@ SEEKERS: Final = (
     "bind-unanswered",
     "stale-views",
     "region-lost",
+    "preemption-churn",
+    "slow-starts",
+    "agents-killed",
 )
 """Scenarios whose further seeds are tried for what the first seeds of all have missed."""
 SEEK_MAX: Final = 10
@@ -55,7 +61,7 @@ class Edge(NamedTuple):
 
 def suite() -> tuple[tuple[str, int], ...]:
     """Every scenario that comes with Remit, with its standing seed."""
-    return tuple((name, 1) for name in names())
+    return tuple((name, STANDING.get(name, 1)) for name in names())
 
 
 def further() -> Iterator[tuple[tuple[str, int], ...]]:

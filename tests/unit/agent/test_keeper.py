@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from remit.agent.copies import Copy
 from remit.agent.journal import Journal
-from remit.agent.keeping import NEVER, Drop, Halt, Quit, Renewed, Table, Uses
+from remit.agent.keeping import NEVER, Bar, Drop, Halt, Quit, Renewed, Table, Uses
 from remit.world.disk import FileDisk
 from remit.world.promises import Clock, Ended, Running
 from tests.unit.agent.machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on
@@ -43,6 +43,60 @@ def test_a_start_is_begun_once_whoever_asks_and_however_often(tmp_path: Path) ->
             second = await talk.begin(ONE, number=1)
             assert second is not None
             assert second.pid != first.pid
+
+    run_virtually(scene())
+
+
+def test_nothing_more_is_begun_of_a_copy_that_is_barred_but_what_runs_is_not_barred(tmp_path: Path) -> None:
+    """F37: a start that was asked for comes late, when its end was told already."""
+    machine = Machine()
+
+    async def scene() -> None:
+        async with keeping(machine, tmp_path / "journal") as talk:
+            assert (await talk.say(Bar(*ONE))).kept is None
+            late = await talk.begin(ONE)
+            assert late is not None and late.failed and not late.alive and not machine.runs
+            runs = await talk.begin(TWO)
+            assert runs is not None
+            assert (await talk.say(Bar(*TWO))).kept == runs
+            machine.end(runs.pid, Ended(code=1))
+            await talk.until_ended(TWO)
+            assert (await talk.begin(TWO, number=1)) is not None and len(machine.runs) == 1, "it was barred in vain"
+            machine.end(next(iter(machine.runs)), Ended(code=1))
+            ended = await talk.until_ended(TWO)
+            assert (await talk.say(Bar(*TWO))).kept == ended
+            again = await talk.begin(TWO, number=2)
+            assert again is not None and again.failed and not again.alive and not machine.runs
+
+    run_virtually(scene())
+
+
+def test_a_start_that_was_asked_for_twice_is_not_begun_after_it_was_forgotten(tmp_path: Path) -> None:
+    """F37: whoever asked first heard nothing for long, and the second asking comes when all is over."""
+    machine = Machine()
+
+    async def scene() -> None:
+        async with keeping(machine, tmp_path / "journal") as talk:
+            first = await talk.begin(ONE)
+            assert first is not None
+            machine.end(first.pid, Ended(code=0))
+            await talk.until_ended(ONE)
+            await talk.say(Drop(*ONE))
+            late = await talk.begin(ONE)
+            assert late is not None and late.failed and not late.alive and not machine.runs
+            assert not await talk.table()
+
+    run_virtually(scene())
+
+
+def test_a_bar_waits_for_the_start_that_is_under_way(tmp_path: Path) -> None:
+    """F37."""
+    machine = Machine()
+
+    async def scene() -> None:
+        async with keeping(machine, tmp_path / "journal") as talk:
+            begun, said = await asyncio.gather(talk.begin(ONE), talk.say(Bar(*ONE)))
+            assert begun is not None and said.kept == begun and said.kept.alive
 
     run_virtually(scene())
 
