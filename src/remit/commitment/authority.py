@@ -400,18 +400,11 @@ class Authority:
 
     def ground(self, below: Prepared | None = None) -> Ground:
         head, oldest = (self._place.head, self._oldest) if below is None else (below.head, below.oldest)
-        wall, most = self.clock.wall(), self.batch_max.replicas
+        clock, hearing, wall = self.clock, self.hearing, self.clock.wall()
         moment = Moment(
-            self.clock.now_ms(),
-            self.clock.boot(),
-            self.hearing.at_ms,
-            self.hearing.since_ms,
-            head.sequence + 1,
-            head.incarnation,
-            self.tempo,
-            wall,
+            clock.now_ms(), clock.boot(), hearing.at_ms, hearing.since_ms, head.sequence + 1, head.incarnation, self.tempo, wall
         )
-        return Ground(self.books, self.outcomes, head, oldest, moment, self._window(), wall, below, most)
+        return Ground(self.books, self.outcomes, head, oldest, moment, self._window(), wall, below, self.batch_max.replicas)
 
     def _window(self) -> int:
         if self.outcomes.crowded():
