@@ -59,7 +59,8 @@ class Told:
     def explanation(self, told: Mapping[str, Any]) -> None:
         with self._console.capture() as captured:
             show(self._console, msgspec.convert(told, WorkloadTold, dec_hook=dec_hook), verbose=False, wall=self._clock.wall())
-        self.said(captured.get())
+        for line in captured.get().splitlines():
+            self.line(Text.from_ansi(line))
 
     def held(self, name: str, found: str) -> None:
         self.check(name, True, found)
