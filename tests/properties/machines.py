@@ -60,6 +60,9 @@ T = TypeVar("T")
 
 HOUR = Duration(3_600_000)
 
+OF_CONTROLLERS = ("disruption_leaves_enough", "the_last_endpoint_is_not_withdrawn", "nodes_are_given_up_one_after_another")
+"""What controllers promise and no authority does: here anybody may ask for anything that the law allows."""
+
 
 class FakeClock:
     """Moves only when told. A sleep moves it, so nobody waits for ever."""
@@ -121,8 +124,9 @@ class Judged:
         self.raise_first()
 
     def raise_first(self) -> None:
-        if self.judge.violations:
-            found = self.judge.violations[0]
+        broken = [one for one in self.judge.violations if one.check not in OF_CONTROLLERS]
+        if broken:
+            found = broken[0]
             stories = [self.judge.story(scope, found.key) for scope in self.judge.histories]
             raise Violated("\n".join([str(found), *stories]))
 

@@ -82,8 +82,8 @@ class Keeper:
         """When each that was asked to end is made to."""
         self._barred: dict[Copy, None] = {}
         """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
-        self._opening: dict[Copy, Begun] = {}
-        """What is being written down as begun, and is not known yet."""
+        self._promised: dict[Copy, Begun] = {}
+        """Starts that are being written down, and are begun right after. A journal that is written anew keeps them."""
         self._unwritten: dict[Copy, Begun] = {}
         """Of which copies the last could not be written. It is tried again at this instant, or with what is written before."""
         self._again_ms = 0
@@ -164,15 +164,15 @@ class Keeper:
             return _never(kept, "its keeper is about to end", "ask the next one")
         if self._left_ms(kept) <= 0:
             return None
-        self._opening[copy] = kept
+        self._promised[copy] = kept
         try:
             await self._world.offload(lambda: self._journal.write([kept], durably=True))
+            self._tell(kept)
         except DiskError as error:
             # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
             return _never(kept, error.cause, error.cure)
         finally:
-            del self._opening[copy]
-        self._tell(kept)
+            del self._promised[copy]
         return await self._start(begin, kept)
 
     def _as_begun(self, begin: Begin, copy: Copy) -> Begun:
@@ -376,7 +376,7 @@ class Keeper:
             self._news.set()
             return
         if self._journal.grown(len(self._starts)):
-            live = [*self._starts.values(), *self._opening.values()]
+            live = [*self._starts.values(), *self._promised.values()]
             with suppress(DiskError):
                 await self._world.offload(lambda: self._journal.rewrite(live))
 

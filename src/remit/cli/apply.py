@@ -35,7 +35,7 @@ STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
 @click.option(
     "--if-unchanged", type=click.IntRange(min=1), metavar="REVISION", help="Apply nothing if any of it changed since."
 )
-@click.option("--wait", is_flag=True, help="Wait until the workloads stand, and show how far each is.")
+@click.option("--wait", is_flag=True, help="Wait until services are ready and jobs run, and show how far each is.")
 @click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "name"]), default="text", show_default=True)
 @asks_server()

@@ -79,12 +79,14 @@ def _workload(console: Console, told: WorkloadTold, verbose: bool, wall: str) ->
         alike = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
         _waits(console, f"{group.first}{alike}", group.waits, told.since, told.history, verbose, wall)
     if not told.groups:
-        line(console, "limited by", _limit_words(told.limit))
+        line(console, "limited by", _limit_words(told.limit, told.detail))
 
 
-def _limit_words(limit: str) -> str:
+def _limit_words(limit: str, detail: str) -> str:
     if not limit:
-        return "nothing: it is where it should be"
+        return f"nothing: {detail or 'it is where it should be'}"
+    if detail:
+        return f"{limit}: {detail}"
     if limit == "missing":
         return "replicas that are not made yet; who looks after workloads makes them"
     return _phase_words(Phase(limit))

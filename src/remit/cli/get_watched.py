@@ -13,7 +13,7 @@ from msgspec import Raw
 from remit.cli.columns import FAINT, Cell, Cells, Sheet
 from remit.cli.finding import class_of
 from remit.cli.get_shown import Found, Wish, decisions_of, in_order, name_of, progress_of, surroundings
-from remit.cli.listed import CHANGED, Around, columns_of, endpoint_columns, endpoint_row, row_of
+from remit.cli.listed import AGE, Around, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.progress import progress
 from remit.cli.spoken import ENDPOINTS, Meant, is_owned
 from remit.cli.told import console
@@ -65,7 +65,7 @@ class _Rows:
         columns = endpoint_columns(everyone=self._everyone) if kind == ENDPOINTS else columns_of(kind, everyone=self._everyone)
         wide = wish.output == "wide"
         self._sheet = Sheet(console(), columns, wide=wide, heads=wish.heads, live=True)
-        self._compared = [n for n, one in enumerate(columns) if (wide or not one.wide) and one.head != CHANGED]
+        self._compared = [n for n, one in enumerate(columns) if (wide or not one.wide) and one.head != AGE]
 
     async def follow(self) -> None:
         async for told in self._told():

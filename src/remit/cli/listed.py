@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from remit.cli.columns import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
 from remit.cli.progress import Progress, Why, condition_of, stage_words, why_waits
 from remit.model.answers import EndpointItem, NodeTop, ReplicaTop
+from remit.model.fields import Metadata
 from remit.model.kinds import (
     Allotment,
     Config,
@@ -23,7 +24,7 @@ from remit.model.kinds import (
     Tenant,
     Workload,
 )
-from remit.model.objects import AnyObject
+from remit.model.objects import DECLARED, AnyObject
 from remit.model.records import (
     Decision,
     Event,
@@ -39,8 +40,8 @@ from remit.model.records import (
 from remit.model.resources import Amount
 
 NONE: Final = "-"
-CHANGED: Final = "CHANGED"
-"""How long ago something was said of it: it grows by itself."""
+AGE: Final = "AGE"
+"""How long ago it was made: it grows by itself."""
 LISTED_MAX: Final = 3
 PHASE_STYLES: Final = {
     **dict.fromkeys((Phase.SERVING, Phase.READY, Phase.RUNNING, Phase.FINISHED), GOOD),
@@ -81,6 +82,7 @@ def columns_of(kind: str, *, everyone: bool) -> tuple[Column, ...]:
         *tenant,
         Column("NAME", least=14),
         *LAYOUTS[kind].columns,
+        *((Column(AGE, right=True),) if kind in DECLARED else ()),
         Column("REVISION", wide=True, right=True),
         Column("LABELS", wide=True),
     )
@@ -91,7 +93,8 @@ def row_of(thing: AnyObject, around: Around, *, everyone: bool, prefixed: bool =
     tenant = (meta.tenant,) if everyone else ()
     name = f"{kind.lower()}/{meta.name}" if prefixed else meta.name
     labels = ",".join(f"{key}={value}" for key, value in sorted(getattr(meta, "labels", {}).items()))
-    return (*tenant, name, *LAYOUTS[kind].cells(thing, around), str(meta.revision), labels or NONE)
+    since = (Cell(age(meta.created, around.wall) or NONE, FAINT),) if isinstance(meta, Metadata) else ()
+    return (*tenant, name, *LAYOUTS[kind].cells(thing, around), *since, str(meta.revision), labels or NONE)
 
 
 # -- work ----------------------------------------------------------------------------------------------------------------------
@@ -100,18 +103,16 @@ def row_of(thing: AnyObject, around: Around, *, everyone: bool, prefixed: bool =
 def _workload(thing: Workload, around: Around) -> Cells:
     meta, spec = thing.metadata, thing.spec
     found = around.progress.get((meta.tenant, meta.name))
-    since = Cell(age(_last_change(thing), around.wall) or NONE, FAINT)
     tail = (spec.priority_class or NONE, str(meta.generation))
     if found is None:
-        return spec.type, NONE, NONE, NONE, since, *tail
+        return spec.type, NONE, NONE, NONE, *tail
     style = GOOD if found.arrived >= found.wanted and not found.limit else UNSURE
     limit = f"{found.limit}{': ' if found.detail else ''}{found.detail}" if found.limit else NONE
     never = BAD if found.never else UNSURE if found.limit else ""
-    return spec.type, Cell(f"{found.arrived}/{found.wanted}", style), stage_words(found), Cell(limit, never), since, *tail
+    return spec.type, Cell(f"{found.arrived}/{found.wanted}", style), stage_words(found), Cell(limit, never), *tail
 
 
-def _last_change(thing: Workload | Node) -> str:
-    return max((one.last_transition for one in thing.status.conditions), default="")
+_NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)
 
 
 def _replica(thing: Replica, around: Around) -> Cells:
@@ -123,7 +124,8 @@ def _replica(thing: Replica, around: Around) -> Cells:
     elif status.phase is Phase.PENDING and not status.reason:
         reason = Cell("queued", FAINT)
     else:
-        reason = Cell(" ".join(part for part in (status.result, status.reason) if part) or NONE)
+        said = top.said if top is not None and status.phase in _NOT_READY else ""
+        reason = Cell(" ".join(part for part in (status.result, said or status.reason) if part) or NONE, UNSURE if said else "")
     ports = ",".join(f"{name}:{port}" for name, port in sorted(status.ports.items()))
     return (
         Cell(status.phase.value, PHASE_STYLES.get(status.phase, "")),
@@ -274,7 +276,7 @@ C = Column
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "Workload": Layout(
         (C("TYPE", least=7), C("READY", right=True), C("STAGES", fluid=True, least=24), C("LIMITED BY", fluid=True, least=30),
-         C(CHANGED, right=True), C("PRIORITY", wide=True), C("GENERATION", wide=True, right=True)),
+         C("PRIORITY", wide=True), C("GENERATION", wide=True, right=True)),
         _workload,
     ),
     "Replica": Layout(

@@ -30,6 +30,7 @@ _ARRIVED: Final = {
 }
 _PLACED: Final = frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED})
 _OK: Final = "ok"
+ROLLED_OUT: Final = "RolledOut"
 
 
 class Why(NamedTuple):
@@ -130,6 +131,10 @@ def _limit(
     waiting = [one for one in replicas if one.status.phase is P.PENDING]
     if waiting:
         return _waits(waiting, reasons)
+    rolls = condition_of(workload.status.conditions, "Progressing")
+    current = rolls is not None and rolls.observed_generation == workload.metadata.generation
+    if rolls is not None and current and rolls.message and rolls.reason != ROLLED_OUT:
+        return "rollout", rolls.message, False
     standing = sum(count for phase, count in counts.items() if phase is not P.RELEASED)
     at_once = min(wanted - done, workload.spec.replicas) if workload.spec.type == "job" else wanted
     if standing < at_once:
@@ -184,4 +189,4 @@ def _at_least(one: Replica, phases: frozenset[Phase]) -> bool:
 def is_rolled_out(workload: Workload) -> bool:
     """Do the controllers say that this very generation is out?"""
     said = condition_of(workload.status.conditions, "Progressing")
-    return said is not None and said.reason == "RolledOut" and said.observed_generation == workload.metadata.generation
+    return said is not None and said.reason == ROLLED_OUT and said.observed_generation == workload.metadata.generation

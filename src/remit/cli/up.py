@@ -185,6 +185,7 @@ def _runs_already(data: Path, pid: int | None) -> str:
 
 async def _bootstrap(api: Api, regions: Sequence[str]) -> None:
     """What a first manifest may refer to. What is there already stays as people have made it."""
+    from remit.cli.finding import NOT_FOUND
     from remit.client.api import ApiError
     from remit.model.fields import Metadata
     from remit.model.kinds import PriorityClass, PriorityClassSpec, Region, Tenant, TenantSpec
@@ -195,6 +196,13 @@ async def _bootstrap(api: Api, regions: Sequence[str]) -> None:
     for name, value in CLASSES.items():
         things.append(PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=value)))
     for thing in things:
+        try:
+            await api.get(type(thing), thing.metadata.name)  # a refusal would be on record as something that went wrong
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+        else:
+            continue
         try:
             await api.create(thing)
         except ApiError as error:
@@ -229,7 +237,8 @@ async def _tell_nodes(here: Installation, api: Api, world: World) -> None:
         with suppress(Unanswered):
             ready = sum(one.status.health is NodeHealth.READY for one in (await api.list(Node)).items)
     more = "" if ready >= here.nodes else f" of {here.nodes}; `remit get nodes` says why the others are not"
-    click.echo(f"remit: {ready} nodes are ready{more}. Ctrl-C ends everything; try: remit apply -f examples/quickstart --wait")
+    many = "1 node is" if ready == 1 else f"{ready} nodes are"
+    click.echo(f"remit: {many} ready{more}. Ctrl-C ends everything; try: remit apply -f examples/quickstart/web.yaml --wait")
 
 
 class Beside:

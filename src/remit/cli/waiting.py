@@ -190,4 +190,5 @@ def standing(workload: Workload, replicas: Sequence[Replica], found: Progress, *
     limit = found.limit + (f": {found.detail}" if found.detail else "") if found.limit else ""
     if not limit and spec.type != "job" and not is_rolled_out(workload):
         limit = "controllers, which do not say yet that this generation is out"
-    return Standing(False, words, placed=not (waits or short), limit=limit)
+    died = found.limit == "rollout"  # those that are short had a place, and have died there
+    return Standing(False, words, placed=not waits and (died or not short), limit=limit)

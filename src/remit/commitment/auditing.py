@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from remit.commitment.decide import tag
 from remit.commitment.outcomes import Entry
-from remit.model.claims import CLAIMS, AnyClaim, Apply, Claim, Delete, Move, Operation, Refused, Role
+from remit.model.claims import CLAIMS, AnyClaim, Apply, Bind, Claim, Delete, Mark, Move, Operation, Refused, Reserve, Role
+from remit.model.kinds import NodeHealth
 from remit.model.objects import key, key_of
 
 
@@ -31,13 +32,28 @@ def deed_of(operation: Operation) -> tuple[str, str]:
 def entry_of(operation: Operation, deed: tuple[str, str], taken: str, ruled: int | Refused) -> Entry:
     """One operation as the audit keeps it."""
     actor, evidence, (did, subject) = operation.actor, operation.evidence, deed
-    number, code, detail = (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", "")
+    number, code, detail = (
+        (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", _said(operation.claim))
+    )
     entry = Entry(
         operation.id, taken, did, subject, actor.name, actor.role, actor.lease, actor.epoch,
         evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
     )  # fmt: skip
     texts = len(operation.id) + len(subject) + len(actor.name) + len(actor.lease) + len(detail) + len(operation.trace)
     return entry if texts <= TEXT_MAX else _cut(entry)
+
+
+def _said(claim: AnyClaim) -> str:
+    """What an accepted claim says of its cause: how an attempt ended, how a node is, where work goes."""
+    match claim:
+        case Move(result=str(result), reason=str(reason)):
+            return f"{result} {reason}".strip()
+        case Mark(health=NodeHealth() as health, reason=str(reason)):
+            return f"{health} {reason}".strip()
+        case Bind(node=str(node)) | Reserve(node=str(node)):
+            return f"to {node}"
+        case _:
+            return ""
 
 
 TEXT_MAX: Final = 1024

@@ -400,6 +400,7 @@ class Authority:
 
     def ground(self, below: Prepared | None = None) -> Ground:
         head, oldest = (self._place.head, self._oldest) if below is None else (below.head, below.oldest)
+        wall, most = self.clock.wall(), self.batch_max.replicas
         moment = Moment(
             self.clock.now_ms(),
             self.clock.boot(),
@@ -408,8 +409,8 @@ class Authority:
             head.sequence + 1,
             head.incarnation,
             self.tempo,
+            wall,
         )
-        wall, most = self.clock.wall(), self.batch_max.replicas
         return Ground(self.books, self.outcomes, head, oldest, moment, self._window(), wall, below, most)
 
     def _window(self) -> int:

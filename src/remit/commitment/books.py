@@ -64,6 +64,8 @@ class Moment(NamedTuple):
     sequence: int
     incarnation: str
     tempo: Tempo = Tempo()
+    wall: str = ""
+    """Written down for people; nothing is decided by it."""
 
     def silent_ms(self, lease: str) -> int:
         """For how long nothing was heard; a new authority counts from its takeover."""

@@ -76,7 +76,12 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     stamped = replace(
         thing,
         metadata=replace(
-            meta, uid=draft.uid() if before is None else before.metadata.uid, generation=generation, revision=0, deleting=False
+            meta,
+            uid=draft.uid() if before is None else before.metadata.uid,
+            generation=generation,
+            revision=0,
+            created=draft.moment.wall if before is None else before.metadata.created,
+            deleting=False,
         ),
     )
     if hasattr(thing, "status"):
@@ -358,7 +363,7 @@ def rollback(draft: Draft, operation: Operation, claim: Rollback) -> int | Refus
 
 
 def _fresh(draft: Draft, name: str) -> Metadata:
-    return Metadata(name=name, uid=draft.uid())
+    return Metadata(name=name, uid=draft.uid(), created=draft.moment.wall)
 
 
 @ruling(Adopt, frozenset({Role.POLICY}), Coordination.BOUNDED, "the higher number stands; one number has one content")

@@ -26,13 +26,15 @@ from remit.correction.wanted import (
     Wanted,
     available,
     condition_of,
+    failure,
     floor,
+    is_spent,
 )
 from remit.law.progress import progress
 from remit.law.tempo import Tempo
 from remit.model.claims import Delete, Refused
 from remit.model.kinds import Workload
-from remit.model.records import Phase
+from remit.model.records import Phase, ReplicaStatus
 from remit.observation.board import Kept
 from remit.world.promises import Clock
 
@@ -40,6 +42,7 @@ _WHY: Final = {
     DEADLINE_EXCEEDED: "its deadline has passed",
     RETRIES_EXHAUSTED: "a replica has failed more often than its retries allow",
 }
+MESSAGE_MAX: Final = 300
 _PATIENT: Final = ("Admitted", "Scheduled", "Ready")
 _NO_PLACE: Final = "`remit explain` says why"
 
@@ -135,7 +138,7 @@ class Faring:
             else:
                 failed = DEADLINE_EXCEEDED
         if failed:
-            yield from say(workload, "Failed", "True", failed, _WHY.get(failed, ""), times.wall)
+            yield from say(workload, "Failed", "True", failed, _why(workload, failed, members), times.wall)
         elif wanted.complete:
             yield from say(workload, "Complete", "True", "Done", "", times.wall)
         for type_, true in (("Failed", bool(failed)), ("Complete", wanted.complete)):
@@ -179,9 +182,12 @@ class Faring:
             yield from say(workload, "Available", "True", "EnoughReady", "", times.wall)
         else:
             yield from say(workload, "Available", "False", "TooFewReady", f"fewer than {least} are ready", times.wall)
-        yield from self._progress(workload, times, wanted, ready, len(live) - len(current))
+        fails = [one for one in members if one.thing.status.failures and self._census.is_current(workload, one.thing)]
+        yield from self._progress(workload, times, wanted, ready, len(live) - len(current), fails)
 
-    def _progress(self, workload: Workload, times: Times, wanted: int, ready: int, old: int) -> Iterator[Wish]:
+    def _progress(
+        self, workload: Workload, times: Times, wanted: int, ready: int, old: int, fails: Sequence[Kept]
+    ) -> Iterator[Wish]:
         """Once it was rolled out it stays so until the next generation, whatever becomes of its replicas."""
         meta = workload.metadata
         known = condition_of(workload.status.conditions, "Progressing")
@@ -199,10 +205,41 @@ class Faring:
         left_ms = since_ms + int(workload.spec.rollout.progress_deadline) - times.now_ms
         if left_ms > 0:
             yield Again(left_ms)
-            yield from say(workload, "Progressing", "True", "RollingOut", "", times.wall)
+            yield from say(workload, "Progressing", "True", "RollingOut", _trouble(workload, fails), times.wall)
         else:
-            why = f"nothing has come closer for {workload.spec.rollout.progress_deadline}"
+            trouble = _trouble(workload, fails)
+            why = f"nothing has come closer for {workload.spec.rollout.progress_deadline}" + (f"; {trouble}" if trouble else "")
             yield from say(workload, "Progressing", "False", "ProgressDeadlineExceeded", why, times.wall)
+
+
+def _why(workload: Workload, failed: str, members: Sequence[Kept]) -> str:
+    """In words. Once it was said of this generation it stays as it was said, whatever is left of the replicas."""
+    known = condition_of(workload.status.conditions, "Failed")
+    if known is not None and failure(workload) == failed:
+        return known.message
+    if failed == RETRIES_EXHAUSTED:
+        for one in members:
+            name, status = one.thing.metadata.name, one.thing.status
+            if is_spent(one.thing, workload.spec) and (words := _ended(status)):
+                times = "once" if status.failures == 1 else f"{status.failures} times"
+                return f"{name} has failed {times}, at last: {words}"
+    return _WHY.get(failed, "")
+
+
+def _trouble(workload: Workload, fails: Sequence[Kept]) -> str:
+    """What a new replica has died of. One that is tried again says nothing for a while; what was said of it stays said."""
+    found = {one.thing.metadata.name: words for one in fails if (words := _ended(one.thing.status))}
+    known = condition_of(workload.status.conditions, "Progressing")
+    if known is not None and known.observed_generation == workload.metadata.generation and known.reason == "RollingOut":
+        before = known.message.partition(": ")[2]
+        if before and fails and (not found or before in found.values()):
+            return known.message
+    return next((f"{name}: {words}" for name, words in found.items()), "")
+
+
+def _ended(status: ReplicaStatus) -> str:
+    """How its last attempt has ended, in words."""
+    return f"{status.result} {status.reason}".strip()[:MESSAGE_MAX] if status.result else ""
 
 
 def _limit(workload: Workload, wanted: int, members: Sequence[Kept]) -> str:

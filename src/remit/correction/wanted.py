@@ -161,7 +161,7 @@ def _job(workload: Workload, members: Sequence[Kept]) -> Wanted:
     live = [one for one in members if one.thing.status.phase is not P.RELEASED]
     done = sum(one.thing.status.result == OK for one in members)
     undone = [one for one in over if one.thing.status.result != OK]
-    failed = failure(workload) or (RETRIES_EXHAUSTED if any(_spent(one.thing, spec) for one in undone) else "")
+    failed = failure(workload) or (RETRIES_EXHAUSTED if any(is_spent(one.thing, spec) for one in undone) else "")
     if failed or (wanted and done >= wanted):
         away = tuple(one for one in live if one.thing.status.result != OK)
         return Wanted(away=away, complete=not failed, failed=failed)
@@ -195,7 +195,8 @@ def floor(spec: WorkloadSpec, wanted: int) -> int:
     return max(spec.disruption.min_available, wanted - unavailable)
 
 
-def _spent(replica: Replica, spec: WorkloadSpec) -> bool:
+def is_spent(replica: Replica, spec: WorkloadSpec) -> bool:
+    """Has it failed more often than its retries allow?"""
     return replica.status.failures > spec.retries
 
 

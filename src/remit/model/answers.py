@@ -238,6 +238,8 @@ class ReplicaTop(Answer, frozen=True, kw_only=True):
     memory_bytes: Natural = 0
     requests: Taken = Taken()
     restarts: Natural = 0
+    said: str = ""
+    """Why it is not ready, if it is not: what a probe of it was answered."""
     age_ms: Natural | None = None
 
 

@@ -91,6 +91,7 @@ class Metadata(Record, frozen=True):
     uid: Uid = ""
     generation: Natural = 0
     revision: Natural = 0
+    created: Annotated[str, Meta(pattern=LINE, max_length=64, description="by the authority's wall clock, for people")] = ""
     deleting: bool = False
 
 

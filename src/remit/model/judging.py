@@ -21,7 +21,7 @@ from remit.model.rules import Rules
 from remit.model.shapes import Shapes
 from remit.model.spellings import Fields
 
-STAMPED = frozenset({"uid", "generation", "revision", "deleting"})
+STAMPED = frozenset({"uid", "generation", "revision", "created", "deleting"})
 """Fields of metadata that the authority writes over. With the status they say nothing of what is declared."""
 
 _NOWHERE: Place = (1, 1)

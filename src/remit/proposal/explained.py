@@ -226,3 +226,5 @@ class WorkloadTold(Struct, frozen=True):
     """What limits it now, in a word: a reason's code; the stage that most are in; or empty, if it is where it should be."""
     there: NodeAnswer | None
     history: tuple[Told, ...]
+    detail: str = ""
+    """What its controllers say of that, in words: why it failed, or what a rollout waits for."""

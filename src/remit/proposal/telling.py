@@ -32,6 +32,7 @@ QUEUED: Final = "queued"
 _REASONS: Final = {one.name: one.code.value for one in LAW}
 _ARRIVED: Final = {"job": (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED), "": (Phase.READY, Phase.SERVING)}
 _GOES_BY: Final = (Phase.RELEASED,)
+ROLLED_OUT: Final = "RolledOut"
 
 
 class NoNode(Exception):
@@ -149,16 +150,17 @@ def tell_workload(
     counts = {phase: int(np.count_nonzero(phases == number)) for number, phase in enumerate(PHASES)}
     stages = {QUEUED if phase is Phase.PENDING else phase.value: count for phase, count in counts.items() if count}
     there = sum(count for phase, count in counts.items() if phase not in _GOES_BY)
-    wanted = 0 if declared is None or declared.metadata.deleting else declared.spec.replicas
-    if declared is not None and declared.spec.type == "daemon":
-        wanted = there  # as many as there are nodes for it; who makes them knows
+    wanted, missing = _wanted(declared, there, len(slots))
     groups = tuple(_groups(view, slots, rules))
-    missing = max(0, wanted - there)
     answered = None
     if node and len(slots):
         answered, _ = _answers(view, int(slots[np.argmax(phases == PENDING)]), rules, node, "")
     revisions = view.replicas.column("revision")[slots[phases == PENDING]].tolist()
     kind = "" if declared is None else declared.spec.type
+    limit, detail = _limit(counts, groups, missing, kind), ""
+    said = None if declared is None else _said(declared)
+    if said is not None and (said.ended or not groups):
+        limit, detail = said.word, said.detail
     return WorkloadTold(
         kind="workload",
         tenant=tenant,
@@ -169,10 +171,46 @@ def tell_workload(
         since=records.at.get(min(revisions), "") if revisions else "",
         evidence=evidence(view, rules),
         groups=groups,
-        limit=_limit(counts, groups, missing, kind),
+        limit=limit,
         there=answered,
         history=records.history(),
+        detail=detail,
     )
+
+
+def _wanted(declared: Workload | None, there: int, made: int) -> tuple[int, int]:
+    """How many in all, and how many of those are not made yet: of a job with completions, for now."""
+    if declared is None or declared.metadata.deleting:
+        return 0, 0
+    spec = declared.spec
+    if spec.type == "daemon":
+        return there, 0  # as many as there are nodes for it; who makes them knows
+    if spec.type != "job":
+        return spec.replicas, max(0, spec.replicas - there)
+    wanted = spec.completions or spec.replicas
+    said = _said(declared)
+    over = said is not None and said.ended
+    return wanted, 0 if over else max(0, min(wanted - made, spec.replicas - there))
+
+
+class _Saying(NamedTuple):
+    """What its controllers say of it. `ended`: nothing more is done for it."""
+
+    word: str
+    detail: str
+    ended: bool = False
+
+
+def _said(declared: Workload) -> _Saying | None:
+    current = {one.type: one for one in declared.status.conditions if one.observed_generation == declared.metadata.generation}
+    failed, complete, rolls = current.get("Failed"), current.get("Complete"), current.get("Progressing")
+    if failed is not None and failed.status == "True":
+        return _Saying(failed.reason, failed.message, ended=True)
+    if complete is not None and complete.status == "True":
+        return _Saying("", "it is done", ended=True)
+    if rolls is not None and rolls.reason != ROLLED_OUT and rolls.message:
+        return _Saying("rollout", rolls.message)
+    return None
 
 
 def _slots(view: View, tenant: str, name: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

@@ -34,6 +34,9 @@ _NOTED: Final = ("event/", "decision/")
 _SPOKEN_FOR: Final = frozenset({"note", "explain", "observe", "report", "acquire", "release"})
 """Deeds that are told by what they leave behind, or that tell nothing of any object."""
 
+_WRONG: Final = frozenset({"crash", "doubt", "distrust", "lose", "abort"})
+"""Moves that nobody has wished for."""
+
 
 class AccountChange(Struct, frozen=True, kw_only=True):
     """One line of a watch: something has happened."""
@@ -174,7 +177,9 @@ def _batch(row: Row, batch: Batch) -> Iterator[_Did]:
                 row.revision, batch.at, "Warning", entry.code, _subject(entry), source, f"{verb} refused: {entry.detail}"
             )
         else:
-            yield _Did(row.revision, batch.at, "Normal", _reason(verb), _subject(entry), source, f"{verb} accepted")
+            said = f"{verb} accepted" + (f": {entry.detail}" if entry.detail else "")
+            kind: Literal["Normal", "Warning"] = "Warning" if verb in _WRONG else "Normal"
+            yield _Did(row.revision, batch.at, kind, _reason(verb), _subject(entry), source, said)
 
 
 def _reason(verb: str) -> str:

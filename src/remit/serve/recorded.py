@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from remit.commitment.outcomes import BATCH, batch_key, decode_batch
+from remit.commitment.outcomes import BATCH, Batch, batch_key, decode_batch, encode_batch
 from remit.model.kinds import Workload
 from remit.model.objects import decode
 from remit.model.records import Decision, Replica
@@ -25,8 +25,12 @@ ROWS_MAX: Final = 8_192
 BYTES_MAX: Final = 16 << 20
 """How much of what was written down is read for one answer, the newest first."""
 
-LOOKS_MAX: Final = 64
+LOOKS_MAX: Final = 200
+"""All batches that are kept, if most tell nothing."""
+
 _STRIDE: Final = 512
+_EMPTY: Final = encode_batch(Batch(0, 0, 0, 0, "", ()))[-13:]
+"""How a batch ends that only says that the authority is there: one a beat, so most of a quiet scope's are such."""
 
 
 class _At(msgspec.Struct):
@@ -113,7 +117,7 @@ async def notes_of(store: Store, prefix: str, revision: int, rows_max: int = 2 *
 
 
 async def batches_of(store: Store, last: int, revision: int, rows_max: int = ROWS_MAX) -> list[Row]:
-    """The latest batches up to sequence `last`, the oldest of them first. Not every sequence left a row."""
+    """The latest batches up to sequence `last` that tell something, the oldest of them first. Not every sequence left a row."""
     first = await store.range(BATCH, limit=1, revision=revision)
     if not first.rows:
         return []
@@ -122,7 +126,7 @@ async def batches_of(store: Store, last: int, revision: int, rows_max: int = ROW
     for _ in range(LOOKS_MAX):
         low = last - _STRIDE
         page = await store.range(BATCH, after=batch_key(max(low, 0)), limit=_STRIDE, revision=revision)
-        rows = [row for row in page.rows if row.key <= batch_key(last)]
+        rows = [row for row in page.rows if row.key <= batch_key(last) and not row.value.endswith(_EMPTY)]
         found.append(rows)
         size += sum(len(row.value) for row in rows)
         last = low

@@ -102,5 +102,6 @@ def _replica(seen: Seen, node: str, run: RunState, heard: Heard) -> ReplicaTop |
         memory_bytes=run.memory_bytes,
         requests=Taken() if generation is None else _taken(dict(generation.spec.spec.template.resources.pairs)),
         restarts=run.restarts,
+        said=run.said,
         age_ms=None if silent is None else silent.silent_ms,
     )

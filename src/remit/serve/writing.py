@@ -160,7 +160,9 @@ async def patch(asked: Asked, desk: Desk, kind: str) -> Response:
         if base is None:
             return _would_be(desk.tried(asked.actor, [claim])[0], conditional=matching is not None)
         operation = OperationID(f"{base}-{turn}") if turn else base
-        verdict = await _found_or_asked(asked, desk, operation, claim, base)
+        verdict, found = await _found_or_asked(asked, desk, operation, claim, base)
+        if found and isinstance(verdict, Accepted) and await _is_other(desk, name, verdict.revision, change):
+            raise refused(Refused(Code.OPERATION_MISMATCH, f"{base} was another deed than this patch of {name}"))
         if isinstance(verdict, Refused) and verdict.code is Code.REVISION and not matching:
             continue
         return await _applied(asked, desk, thing, 1, base, must(verdict, conditional=matching is not None))
@@ -172,16 +174,31 @@ def _patched(row: Row, change: dict[str, object]) -> AnyObject:
     return judged(encode(merged(written(decode(row.value)), change)))
 
 
-async def _found_or_asked(asked: Asked, desk: Desk, operation: OperationID, claim: AnyClaim, base: str) -> Verdict:
-    """The same patch on a later state is another payload: if its id is taken, what was answered then is the answer."""
+async def _found_or_asked(asked: Asked, desk: Desk, operation: OperationID, claim: AnyClaim, base: str) -> tuple[Verdict, bool]:
+    """The same patch on a later state is another payload: if its id is taken, what was answered then is the answer.
+
+    Also answered is whether it was found so.
+    """
     client = desk.client(asked.actor)
     try:
         verdict = await client.ask(claim, operation_id=operation, trace=asked.trace)
         if isinstance(verdict, Refused) and verdict.code is Code.OPERATION_MISMATCH:
-            return await client.ask(Abandon(operation), trace=asked.trace)
+            return await client.ask(Abandon(operation), trace=asked.trace), True
     except NoAnswer as error:
         raise unanswered(error, base) from error
-    return verdict
+    return verdict, False
+
+
+async def _is_other(desk: Desk, name: str, revision: int, change: dict[str, object]) -> bool:
+    """Was an id used for something else? Then what it left at that revision is not as this patch would have left it."""
+    try:
+        rows = (await desk.store.range(name, limit=1, revision=revision)).rows
+    except Compacted:
+        return False  # it cannot be told any more; the answer shows what there is
+    if not rows or rows[0].key != name:
+        return False
+    left = rows[0]
+    return bool(written(_patched(left, change)) != written(decode(left.value)))
 
 
 # ------------------------------------------------------------------------------------------------------------------ delete

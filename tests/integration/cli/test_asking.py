@@ -82,7 +82,7 @@ def scope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scope]:
 
 def test_a_list_of_workloads_says_what_limits_each(scope: Scope) -> None:
     lines = scope.told("get", "wl", "-A").splitlines()
-    assert lines[0].split() == ["TENANT", "NAME", "TYPE", "READY", "STAGES", "LIMITED", "BY", "CHANGED"]
+    assert lines[0].split() == ["TENANT", "NAME", "TYPE", "READY", "STAGES", "LIMITED", "BY", "AGE"]
     web = next(line for line in lines if " web " in line)
     assert "0/6" in web and "bound 4, queued 2" in web and "no_room: " in web
     assert any("over_quota: tenant/lab does not cover it" in line for line in lines)

@@ -99,10 +99,22 @@ def test_a_watch_goes_on_by_revision_when_its_server_was_killed(tmp_path: Path) 
             elif line["revision"] >= last["metadata"]["revision"]:
                 break
         told += pending
-        there = {one["metadata"]["name"] for one in server.must("GET", f"{WORKLOADS}?limit=1000")["items"]}
+        there = {one["metadata"]["name"] for one in all_of(server, WORKLOADS)}
     assert len(made) > 30
     assert set(made) <= there, "an acknowledged write is lost"
     assert sorted(told) == sorted(there), "told twice, or not at all"
+
+
+def all_of(server: Server, path: str) -> list[Any]:
+    """Page by page."""
+    items: list[Any] = []
+    then = ""
+    while True:
+        page = server.must("GET", f"{path}?limit=1000{then}")
+        items += page["items"]
+        if not page["metadata"].get("continue"):
+            return items
+        then = f"&continue={page['metadata']['continue']}"
 
 
 def write_until_killed(server: Server, prefix: str, made: list[str]) -> None:

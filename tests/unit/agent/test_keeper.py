@@ -18,7 +18,7 @@ from remit.agent.keeping import NEVER, Drop, Halt, Quit, Renewed, Table, Uses
 from remit.world.disk import FileDisk
 from remit.world.promises import Clock, Ended, Running
 from tests.unit.agent.machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on
-from tests.unit.world.virtual import run_virtually
+from tests.unit.world.virtual import InlineOffload, run_virtually
 
 T = TypeVar("T")
 ONE, TWO = Copy("replica/t/a-0", "u1", 1), Copy("replica/t/b-0", "u2", 1)
@@ -103,6 +103,36 @@ def test_a_keeper_goes_on_whatever_is_being_written_when_it_looks_at_its_deadlin
     run_virtually(scene())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_writes_that_end_one_after_another_end_no_keeper(tmp_path: Path, turns: int) -> None:
+    """One that is told of news while a write is under way must not write again what is written by the time it comes to it."""
+    machine = Machine()
+
+    async def scene() -> None:
+        world = world_on(machine)
+        calls = 0
+
+        class Slow(InlineOffload):
+            async def __call__(self, work: Callable[[], T], /) -> T:
+                nonlocal calls
+                calls += 1
+                late = turns if calls % 2 else 0
+                await world.clock.sleep_ms(5)
+                for _ in range(late):
+                    await asyncio.sleep(0)
+                return work()
+
+        async with keeping(machine, tmp_path / "journal", world=with_part(world, offload=Slow())) as talk:
+            for number in range(3):
+                both = await asyncio.gather(talk.begin(ONE, number=number), talk.begin(TWO, number=number))
+                for kept in both:
+                    assert kept is not None
+                    machine.end(kept.pid, Ended(code=0))
+                await asyncio.gather(talk.until_ended(ONE), talk.until_ended(TWO))
+
+    run_virtually(scene())
+
+
 def test_what_is_written_at_the_same_time_is_written_once_each(tmp_path: Path) -> None:
     machine, journal = Machine(), tmp_path / "journal"
     world = world_on(machine)
@@ -145,6 +175,39 @@ def test_what_could_not_be_written_is_written_as_it_stands_when_it_can_be(tmp_pa
             found = Journal(FileDisk(), journal).read()
             assert list(found) == [ONE]
             assert found[ONE].ended == Ended(code=3)
+
+    run_virtually(scene())
+
+
+def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remit.agent.journal.REWRITE_LINES", -10)
+    machine, journal = Machine(), tmp_path / "journal"
+
+    async def scene() -> None:
+        world = world_on(machine)
+        held = asyncio.Event()
+
+        class Held(InlineOffload):
+            """The work is done at once; of a start's promise the answer comes late."""
+
+            async def __call__(self, work: Callable[[], T], /) -> T:
+                result = work()
+                if not held.is_set() and TWO in Journal(FileDisk(), journal).read():
+                    held.set()
+                    await world.clock.sleep_ms(1_000)
+                return result
+
+        async with keeping(machine, journal, world=with_part(world, offload=Held())) as talk:
+            first = await talk.begin(ONE)
+            assert first is not None
+            second = asyncio.create_task(talk.begin(TWO))
+            await held.wait()
+            machine.end(first.pid, Ended(code=0))
+            await talk.until_ended(ONE)
+            assert TWO in Journal(FileDisk(), journal).read()
+            assert await second is not None
 
     run_virtually(scene())
 

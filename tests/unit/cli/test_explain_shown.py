@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from remit.cli.explain_shown import show
 from remit.cli.explain_words import EASED, PASSED, STANDS_IN, age_words, unblock_words
-from remit.model.fields import Stamp
-from remit.model.kinds import Workload
+from remit.model.fields import Condition, Stamp
+from remit.model.kinds import Workload, WorkloadStatus
 from remit.model.records import Candidate, Decision, DecisionSpec, Phase, Replica
 from remit.proposal.explained import Told
 from remit.proposal.plugins import LAW
@@ -80,6 +82,31 @@ def test_what_is_not_made_yet_and_what_is_under_way_is_said() -> None:
     assert "replicas that are not made yet" in text
     under_way = three().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.STARTING)
     assert "limited by:   starting may last" in workload_text(under_way)
+
+
+@pytest.mark.parametrize(
+    ("type_", "status", "reason", "message", "words"),
+    [
+        ("Complete", "True", "Done", "", "nothing: it is done"),
+        ("Failed", "True", "RetriesExhausted", "w-0 has failed once", "RetriesExhausted: w-0 has failed once"),
+        ("Progressing", "True", "RollingOut", "w-1: exit 3", "rollout: w-1: exit 3"),
+        ("Progressing", "True", "RolledOut", "", "nothing: it is where it should be"),
+    ],
+)
+def test_what_its_controllers_say_of_it_is_said(type_: str, status: Any, reason: str, message: str, words: str) -> None:
+    cluster = three()
+    made = workload("w", replicas=2, type_="service" if type_ == "Progressing" else "job")
+    said = Condition(type=type_, status=status, reason=reason, message=message, observed_generation=made.metadata.generation)
+    declared = replace(made, status=WorkloadStatus((said,)))
+    told = tell_workload(cluster.view(), declared, "t1", "gone", Records(at=AT), RULES)
+    out = io.StringIO()
+    show(Console(file=out, width=100, color_system=None), told, verbose=False, wall=WALL)
+    if type_ != "Progressing":
+        assert told.missing == 0, "what has ended waits for nothing more"
+    if reason != "RolledOut":
+        assert f"limited by:   {words}" in out.getvalue()
+    else:
+        assert told.limit == "missing"
 
 
 def test_a_decision_that_is_no_longer_kept_is_said_to_be_so() -> None:

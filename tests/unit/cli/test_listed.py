@@ -139,8 +139,8 @@ def web(stages: dict[str, int], **more: Any) -> str:
 def test_a_workload_shows_how_far_it_is_and_what_limits_it() -> None:
     text = web({"queued": 2, "serving": 4}, limit="no_room", detail="cpu 200m short on n1")
     assert text.splitlines() == [
-        "NAME   TYPE      READY   STAGES                LIMITED BY                      CHANGED",
-        "web    service     4/6   serving 4, queued 2   no_room: cpu 200m short on n1         -",
+        "NAME   TYPE      READY   STAGES                LIMITED BY                      AGE",
+        "web    service     4/6   serving 4, queued 2   no_room: cpu 200m short on n1     -",
     ]
 
 
@@ -149,6 +149,15 @@ def test_a_replica_shows_why_it_waits() -> None:
     around = Around(reasons={("risk", "web-4"): Why("over_quota", "cpu is used up", revision=13)})
     text = sheet(columns_of("Replica", everyone=True), [row_of(made, around, everyone=True)])
     assert "risk     web-4   pending   -            1          -   over_quota: cpu is used up" in text
+
+
+def test_a_replica_that_is_not_ready_shows_what_its_probe_was_answered() -> None:
+    spec = ReplicaSpec(workload="web", generation=1)
+    top = ReplicaTop(tenant="risk", replica="web-4", said="its ready probe failed: connection refused")
+    for phase, shown in ((Phase.RUNNING, True), (Phase.SERVING, False)):
+        made = Replica(metadata=stamp("web-4"), spec=spec, status=ReplicaStatus(phase))
+        row = row_of(made, Around(replicas={("risk", "web-4"): top}), everyone=True)
+        assert ("connection refused" in sheet(columns_of("Replica", everyone=True), [row])) is shown
 
 
 def test_a_node_shows_what_is_asked_of_it() -> None:

@@ -87,6 +87,18 @@ def test_what_is_under_way_is_named(phases: tuple[Phase, ...], limit: str) -> No
     assert progress(workload(replicas=2), replicas(*phases)).limit == limit
 
 
+def test_a_rollout_that_is_held_up_says_by_what() -> None:
+    rolls = Condition(
+        type="Progressing", status="True", reason="RollingOut", message="web-1: not started", observed_generation=2
+    )
+    found = progress(workload("service", rolls, replicas=1), replicas(P.SERVING, P.RELEASED))
+    assert (found.limit, found.detail) == ("rollout", "web-1: not started")
+    made = workload("service", rolls, replicas=1)
+    assert looked(made, P.RELEASED) == (False, True), "it had a place, and died there"
+    before = replace(rolls, observed_generation=1)
+    assert progress(workload("service", before, replicas=1), replicas(P.SERVING)).limit == "", "that was of another generation"
+
+
 def test_released_copies_count_for_nothing() -> None:
     found = progress(workload(replicas=1), replicas(P.SERVING, P.RELEASED))
     assert (found.arrived, found.stages, found.limit) == (1, {"serving": 1}, "")

@@ -136,6 +136,15 @@ async def refusal(scope: Scope, operation: Operation) -> Code:
 
 
 @story
+async def test_where_work_went_and_how_it_ended_is_on_record(scope: Scope) -> None:
+    (one,) = await spawned(scope, "w", 1)
+    await bind(scope, one)
+    assert [(entry.did, entry.detail) for entry in await audited(scope)] == [("bind", "to n1")]
+    await move(scope, one, "start", "crash")
+    assert [(entry.did, entry.detail) for entry in await audited(scope)] == [("move crash", "r")]
+
+
+@story
 async def test_the_refusal_of_an_expired_id_is_on_record(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     scope.clock.at_ms += (WINDOWS_KEPT + 2) * WINDOW_MS

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from remit.correction.faring import patience_ms
 from remit.correction.remits import Deed
-from remit.correction.wanted import Census
+from remit.correction.wanted import Census, condition_of
 from remit.correction.workloads import Workloads
 from remit.model.claims import Accepted, Code, Refused, Spawn
 from remit.model.kinds import NodeHealth, Placement, Rollout, Workload
@@ -30,6 +30,12 @@ def members(*phases: str, **status: Any) -> list[Replica]:
     return [
         replica("w", n, phase, "" if phase in ("pending", "released") else "n1", **status) for n, phase in enumerate(phases)
     ]
+
+
+def message_of(workload: Workload, type_: str) -> str:
+    found = condition_of(workload.status.conditions, type_)
+    assert found is not None
+    return found.message
 
 
 def deeds(*things: Any) -> list[str]:
@@ -140,6 +146,16 @@ def test_a_job_fails_when_one_has_failed_too_often__the_rest_is_ended() -> None:
     claims = table.look(controller(table), KEY)
     assert short(claims) == ["remove w-1"]
     assert said(claims)["Failed"] == ("True", "RetriesExhausted")
+    assert message_of(table.observe(table.board.get(KEY), claims), "Failed") == "w-0 has failed 4 times, at last: exit 1"
+
+
+def test_why_a_job_has_failed_stays_said_when_its_replicas_are_gone() -> None:
+    table = job(1, done=[replica("w", 0, "released", result="exit 1", failures=1)], retries=0)
+    made = controller(table)
+    after = table.observe(table.board.get(KEY), table.look(made, KEY))
+    assert message_of(after, "Failed") == "w-0 has failed once, at last: exit 1"
+    table.write(replica("w", 0, "released", failures=1))
+    assert "Failed" not in said(table.look(made, KEY))
 
 
 def test_a_job_fails_when_its_deadline_has_passed() -> None:
@@ -305,6 +321,18 @@ def test_a_refusal_is_over_once_nothing_is_to_be_made_any_more() -> None:
     loop.heard(KEY, Deed(Spawn("t1", "w", 1, 0, 2)), Refused(Code.STALE_EPOCH, "another acts"))
     table.write(*members("pending", "pending"))
     assert said(table.look(loop, KEY))["Admitted"] == ("True", "Accepted")
+
+
+def test_a_rollout_says_what_a_new_replica_died_of__also_while_it_is_tried_again() -> None:
+    made, first = work("w", 1)
+    table = Table(made, first, replica("w", 0, "released", result="not started", reason="no such file", failures=1))
+    loop = controller(table)
+    made = table.observe(made, table.look(loop, KEY))
+    assert message_of(made, "Progressing") == "w-0: not started no such file"
+    table.write(replica("w", 0, "pending", failures=1))
+    assert "Progressing" not in said(table.look(loop, KEY))
+    table.write(replica("w", 0, "released", result="exit 3", failures=2))
+    assert message_of(table.observe(made, table.look(loop, KEY)), "Progressing") == "w-0: exit 3"
 
 
 def test_a_rollout_that_does_not_come_closer_for_its_deadline_says_so() -> None:

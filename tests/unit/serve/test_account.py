@@ -63,6 +63,18 @@ async def a_story(scope: Scope) -> None:
     await scope.commit(did("move start", "replica/t1/web-api-0", who="n1", role="agent"))
 
 
+def test_what_happened_before_a_long_quiet_time_is_told_still() -> None:
+    async def told() -> tuple[list[AccountItem], list[AccountItem]]:
+        scope = Scope()
+        await scope.commit(did("apply", "workload/t1/web", who="ann", role="operator"))
+        for _ in range(60):
+            await scope.commit()
+        return await scope.told(limit=3), await scope.told("workload/t1/web")
+
+    for found in asyncio.run(told()):
+        assert [(one.reason, one.at) for one in found] == [("Apply", "2026-01-01T00:00:01Z")]
+
+
 def test_what_happened__is_told_with_who_did_it_and_when_the_newest_last() -> None:
     async def told() -> list[AccountItem]:
         scope = Scope()
@@ -81,6 +93,19 @@ def test_what_happened__is_told_with_who_did_it_and_when_the_newest_last() -> No
     ]
     assert found[2].message == "waits: all are full (and 1 more like it)" and found[2].type == "Warning"
     assert found[5].at == "2026-01-01T00:00:05Z" and found[5].revision == 5
+
+
+def test_how_an_attempt_ended_is_told__as_a_warning_if_it_failed() -> None:
+    async def told() -> list[AccountItem]:
+        scope = Scope()
+        await scope.commit(msgspec.structs.replace(did("move crash", "replica/t1/web-0"), detail="exit 7"))
+        await scope.commit(msgspec.structs.replace(did("move finish", "replica/t1/web-1"), detail="ok"))
+        return await scope.told()
+
+    assert [(one.type, one.message) for one in asyncio.run(told())] == [
+        ("Warning", "crash accepted: exit 7"),
+        ("Normal", "finish accepted: ok"),
+    ]
 
 
 def test_what_happens_again__is_told_once_with_how_often_and_since_when() -> None:

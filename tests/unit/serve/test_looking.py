@@ -259,4 +259,5 @@ def test_of_many_batches_the_newest_are_read__and_none_twice(monkeypatch: pytest
 
 
 def batch_raw(number: int) -> tuple[str, bytes]:
-    return batch_key(number), encode_batch(Batch(1, 1, 1, 1, "", ()))
+    entry = Entry("one.1.a", "", "bind", "replica/t1/web-0", "scheduler-1", "scheduler", "", 0, 0, 0, 0, "", "", "")
+    return batch_key(number), encode_batch(Batch(1, 1, 1, 1, "", (entry,)))

@@ -157,6 +157,19 @@ async def test_a_patch_is_found_again_by_its_id(api: Api) -> None:
 
 
 @story
+async def test_another_patch_under_a_used_id_is_refused_and_not_said_to_be_done(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", "/v1/tenants", tenant("other"))
+    stands = (await api.get("/v1/status")).json
+    mine = {"Remit-Operation-Id": f"{stands['incarnation']}.{stands['window']}.q"}
+    await patch(api, "/v1/tenants/acme", {"spec": {"weight": 2}}, **mine)
+    for path, weight in (("/v1/tenants/acme", 3), ("/v1/tenants/other", 2)):
+        other = await patch(api, path, {"spec": {"weight": weight}}, **mine)
+        assert (other.status, other.json["code"]) == (409, "operation_mismatch")
+    assert (await patch(api, "/v1/tenants/acme", {"spec": {"weight": 2}}, **mine)).status == 200
+
+
+@story
 async def test_no_answer_shows_what_a_secret_holds(api: Api) -> None:
     """A21."""
     await api.must("POST", "/v1/tenants", tenant())

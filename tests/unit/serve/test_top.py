@@ -47,7 +47,11 @@ def run(name: str, index: int, **more: Any) -> RunState:
 def scope() -> tuple[Told, Said]:
     web = (replica("web", 0, "serving", "n1"), replica("web", 1, "running", "n1"), replica("web", 2))
     told = Told(ready("n2", "4"), ready("n1", "4"), tenant("t1"), *work("web", "1"), *web)
-    runs = run("web", 0, cpu_milli=700, memory_bytes=5, restarts=2), run("web", 1, cpu_milli=10, restarts=1), run("old", 7)
+    runs = (
+        run("web", 0, cpu_milli=700, memory_bytes=5, restarts=2),
+        run("web", 1, cpu_milli=10, restarts=1, said="refused"),
+        run("old", 7),
+    )
     return told, Said(NodeState("n1", "one", 900, 64, runs), heard={"n1": 1_500})
 
 
@@ -68,6 +72,7 @@ def test_replicas_that_run__beside_what_they_asked_for() -> None:
         ("web-0", 700, 2, 1_000, "serving"),
         ("web-1", 10, 1, 1_000, "running"),
     ]
+    assert [one.said for one in found] == ["", "refused"]
     assert found[0].age_ms == 1_500 and found[0].workload == "web" and found[0].node == "n1"
 
 
