@@ -179,9 +179,11 @@ def test_what_could_not_be_written_is_written_as_it_stands_when_it_can_be(tmp_pa
     run_virtually(scene())
 
 
+@pytest.mark.parametrize("number", [0, 1])
 def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    """Also one within an attempt that has been started before: of two words on a copy the later stands."""
     monkeypatch.setattr("remit.agent.journal.REWRITE_LINES", -10)
     machine, journal = Machine(), tmp_path / "journal"
 
@@ -194,7 +196,8 @@ def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
 
             async def __call__(self, work: Callable[[], T], /) -> T:
                 result = work()
-                if not held.is_set() and TWO in Journal(FileDisk(), journal).read():
+                found = Journal(FileDisk(), journal).read().get(TWO)
+                if not held.is_set() and found is not None and found.number == number:
                     held.set()
                     await world.clock.sleep_ms(1_000)
                 return result
@@ -202,11 +205,16 @@ def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
         async with keeping(machine, journal, world=with_part(world, offload=Held())) as talk:
             first = await talk.begin(ONE)
             assert first is not None
-            second = asyncio.create_task(talk.begin(TWO))
+            for before in range(number):
+                again = await talk.begin(TWO, number=before)
+                assert again is not None
+                machine.end(again.pid, Ended(code=1))
+                await talk.until_ended(TWO)
+            second = asyncio.create_task(talk.begin(TWO, number=number))
             await held.wait()
             machine.end(first.pid, Ended(code=0))
             await talk.until_ended(ONE)
-            assert TWO in Journal(FileDisk(), journal).read()
+            assert Journal(FileDisk(), journal).read()[TWO].number == number
             assert await second is not None
 
     run_virtually(scene())
