@@ -82,8 +82,8 @@ class Keeper:
         """When each that was asked to end is made to."""
         self._barred: dict[Copy, None] = {}
         """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
-        self._opening: dict[Copy, Begun] = {}
-        """What is being written down as begun, and is not known yet."""
+        self._promised: dict[Copy, Begun] = {}
+        """Starts that are being written down, and are begun right after. A journal that is written anew keeps them."""
         self._unwritten: dict[Copy, Begun] = {}
         """Of which copies the last could not be written. It is tried again at this instant, or with what is written before."""
         self._again_ms = 0
@@ -146,14 +146,12 @@ class Keeper:
 
     async def _begin(self, begin: Begin) -> Begun | None:
         copy = known_by(begin.order.env)
-        async with self._turn(copy):
-            return await self._begin_one(begin, copy)
-
-    def _turn(self, copy: Copy) -> asyncio.Lock:
-        """One at a time decides whether a copy is begun. A lock is kept while anybody may wait for it: two would let two in."""
-        if len(self._beginning) > BARRED_MAX:
-            self._beginning = {one: lock for one, lock in self._beginning.items() if lock.locked() or one in self._starts}
-        return self._beginning.setdefault(copy, asyncio.Lock())
+        try:
+            async with self._beginning.setdefault(copy, asyncio.Lock()):
+                return await self._begin_one(begin, copy)
+        finally:
+            if copy not in self._starts:
+                self._beginning.pop(copy, None)
 
     async def _begin_one(self, begin: Begin, copy: Copy) -> Begun | None:
         known = self._starts.get(copy)
@@ -161,21 +159,20 @@ class Keeper:
             return known
         kept = self._as_begun(begin, copy)
         if copy in self._barred:
-            now_ms = self._world.clock.now_ms()
-            return replace(kept, ended=Ended(), ended_ms=now_ms, failed="its end was told already", cure="nothing to do")
+            return _never(kept, "its end was told already", "ask no more")
         if self._quitting:
             return _never(kept, "its keeper is about to end", "ask the next one")
         if self._left_ms(kept) <= 0:
             return None
-        self._opening[copy] = kept
+        self._promised[copy] = kept
         try:
             await self._world.offload(lambda: self._journal.write([kept], durably=True))
+            self._tell(kept)
         except DiskError as error:
             # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
             return _never(kept, error.cause, error.cure)
         finally:
-            del self._opening[copy]
-        self._tell(kept)
+            del self._promised[copy]
         return await self._start(begin, kept)
 
     def _as_begun(self, begin: Begin, copy: Copy) -> Begun:
@@ -270,16 +267,15 @@ class Keeper:
         self._spawn(self._end(kept.running, grace_ms), f"end {kept.pid}")
 
     async def _bar(self, copy: Copy) -> Begun | None:
-        async with self._turn(copy):  # what is being begun comes first
+        async with self._beginning.setdefault(copy, asyncio.Lock()):  # what is being begun comes first
             kept = self._starts.get(copy)
             if kept is None or not kept.alive:
-                self._begin_no_more(copy)
+                self._barred[copy] = None
+                while len(self._barred) > BARRED_MAX:
+                    del self._barred[next(iter(self._barred))]
+        if kept is None:
+            self._beginning.pop(copy, None)
         return kept
-
-    def _begin_no_more(self, copy: Copy) -> None:
-        self._barred[copy] = None
-        while len(self._barred) > BARRED_MAX:
-            del self._barred[next(iter(self._barred))]
 
     async def _end(self, running: Running, grace_ms: int) -> None:
         """Until it is done: what may not be ended, or not now, is not forgotten for that."""
@@ -351,7 +347,7 @@ class Keeper:
         if kept is None or kept.alive:
             return
         del self._starts[copy]
-        self._begin_no_more(copy)  # one who asked for it and heard nothing may have asked twice
+        self._beginning.pop(copy, None)
         for reader in self._readers:
             reader.tell(copy, None)
         await self._write(forgotten(kept))
@@ -380,7 +376,7 @@ class Keeper:
             self._news.set()
             return
         if self._journal.grown(len(self._starts)):
-            live = [*self._starts.values(), *self._opening.values()]
+            live = [*self._starts.values(), *self._promised.values()]
             with suppress(DiskError):
                 await self._world.offload(lambda: self._journal.rewrite(live))
 
