@@ -26,7 +26,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
 SAID_ONLY: Final = (Code.OVERRIDE,)
 """Codes that no authority answers with: they are reasons of schedulers."""
 
-STANDING: Final[Mapping[str, int]] = {"agents-killed": 4, "preemption-churn": 2, "slow-starts": 2}
+STANDING: Final[Mapping[str, int]] = {"agents-killed": 4, "damaged": 2, "preemption-churn": 2, "slow-starts": 2}
 """Seeds that reach what is rare, where the first does not: it saves the search."""
 
 SEEKERS: Final = (
