@@ -146,12 +146,14 @@ class Keeper:
 
     async def _begin(self, begin: Begin) -> Begun | None:
         copy = known_by(begin.order.env)
-        try:
-            async with self._beginning.setdefault(copy, asyncio.Lock()):
-                return await self._begin_one(begin, copy)
-        finally:
-            if copy not in self._starts:
-                self._beginning.pop(copy, None)
+        async with self._turn(copy):
+            return await self._begin_one(begin, copy)
+
+    def _turn(self, copy: Copy) -> asyncio.Lock:
+        """One at a time decides whether a copy is begun. A lock is kept while anybody may wait for it: two would let two in."""
+        if len(self._beginning) > BARRED_MAX:
+            self._beginning = {one: lock for one, lock in self._beginning.items() if lock.locked() or one in self._starts}
+        return self._beginning.setdefault(copy, asyncio.Lock())
 
     async def _begin_one(self, begin: Begin, copy: Copy) -> Begun | None:
         known = self._starts.get(copy)
@@ -159,7 +161,8 @@ class Keeper:
             return known
         kept = self._as_begun(begin, copy)
         if copy in self._barred:
-            return _never(kept, "its end was told already", "ask no more")
+            now_ms = self._world.clock.now_ms()
+            return replace(kept, ended=Ended(), ended_ms=now_ms, failed="its end was told already", cure="nothing to do")
         if self._quitting:
             return _never(kept, "its keeper is about to end", "ask the next one")
         if self._left_ms(kept) <= 0:
@@ -267,15 +270,16 @@ class Keeper:
         self._spawn(self._end(kept.running, grace_ms), f"end {kept.pid}")
 
     async def _bar(self, copy: Copy) -> Begun | None:
-        async with self._beginning.setdefault(copy, asyncio.Lock()):  # what is being begun comes first
+        async with self._turn(copy):  # what is being begun comes first
             kept = self._starts.get(copy)
             if kept is None or not kept.alive:
-                self._barred[copy] = None
-                while len(self._barred) > BARRED_MAX:
-                    del self._barred[next(iter(self._barred))]
-        if kept is None:
-            self._beginning.pop(copy, None)
+                self._begin_no_more(copy)
         return kept
+
+    def _begin_no_more(self, copy: Copy) -> None:
+        self._barred[copy] = None
+        while len(self._barred) > BARRED_MAX:
+            del self._barred[next(iter(self._barred))]
 
     async def _end(self, running: Running, grace_ms: int) -> None:
         """Until it is done: what may not be ended, or not now, is not forgotten for that."""
@@ -347,7 +351,7 @@ class Keeper:
         if kept is None or kept.alive:
             return
         del self._starts[copy]
-        self._beginning.pop(copy, None)
+        self._begin_no_more(copy)  # one who asked for it and heard nothing may have asked twice
         for reader in self._readers:
             reader.tell(copy, None)
         await self._write(forgotten(kept))

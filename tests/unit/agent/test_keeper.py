@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from remit.agent.copies import Copy
 from remit.agent.journal import Journal
-from remit.agent.keeping import NEVER, Drop, Halt, Quit, Renewed, Table, Uses
+from remit.agent.keeping import NEVER, Bar, Drop, Halt, Quit, Renewed, Table, Uses
 from remit.world.disk import FileDisk
 from remit.world.promises import Clock, Ended, Running
 from tests.unit.agent.machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on
@@ -47,6 +47,60 @@ def test_a_start_is_begun_once_whoever_asks_and_however_often(tmp_path: Path) ->
     run_virtually(scene())
 
 
+def test_nothing_more_is_begun_of_a_copy_that_is_barred_but_what_runs_is_not_barred(tmp_path: Path) -> None:
+    """F37: a start that was asked for comes late, when its end was told already."""
+    machine = Machine()
+
+    async def scene() -> None:
+        async with keeping(machine, tmp_path / "journal") as talk:
+            assert (await talk.say(Bar(*ONE))).kept is None
+            late = await talk.begin(ONE)
+            assert late is not None and late.failed and not late.alive and not machine.runs
+            runs = await talk.begin(TWO)
+            assert runs is not None
+            assert (await talk.say(Bar(*TWO))).kept == runs
+            machine.end(runs.pid, Ended(code=1))
+            await talk.until_ended(TWO)
+            assert (await talk.begin(TWO, number=1)) is not None and len(machine.runs) == 1, "it was barred in vain"
+            machine.end(next(iter(machine.runs)), Ended(code=1))
+            ended = await talk.until_ended(TWO)
+            assert (await talk.say(Bar(*TWO))).kept == ended
+            again = await talk.begin(TWO, number=2)
+            assert again is not None and again.failed and not again.alive and not machine.runs
+
+    run_virtually(scene())
+
+
+def test_a_start_that_was_asked_for_twice_is_not_begun_after_it_was_forgotten(tmp_path: Path) -> None:
+    """F37: whoever asked first heard nothing for long, and the second asking comes when all is over."""
+    machine = Machine()
+
+    async def scene() -> None:
+        async with keeping(machine, tmp_path / "journal") as talk:
+            first = await talk.begin(ONE)
+            assert first is not None
+            machine.end(first.pid, Ended(code=0))
+            await talk.until_ended(ONE)
+            await talk.say(Drop(*ONE))
+            late = await talk.begin(ONE)
+            assert late is not None and late.failed and not late.alive and not machine.runs
+            assert not await talk.table()
+
+    run_virtually(scene())
+
+
+def test_a_bar_waits_for_the_start_that_is_under_way(tmp_path: Path) -> None:
+    """F37."""
+    machine = Machine()
+
+    async def scene() -> None:
+        async with keeping(machine, tmp_path / "journal") as talk:
+            begun, said = await asyncio.gather(talk.begin(ONE), talk.say(Bar(*ONE)))
+            assert begun is not None and said.kept == begun and said.kept.alive
+
+    run_virtually(scene())
+
+
 def test_what_was_not_surely_written_down_is_not_begun(tmp_path: Path) -> None:
     """F14."""
     machine = Machine()
@@ -61,6 +115,75 @@ def test_what_was_not_surely_written_down_is_not_begun(tmp_path: Path) -> None:
             assert not await talk.table()
 
     run_virtually(scene())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_writes_that_end_one_after_another_end_no_keeper(tmp_path: Path, turns: int) -> None:
+    """One that is told of news while a write is under way must not write again what is written by the time it comes to it."""
+    machine = Machine()
+
+    async def scene() -> None:
+        world = world_on(machine)
+        calls = 0
+
+        class Slow(InlineOffload):
+            async def __call__(self, work: Callable[[], T], /) -> T:
+                nonlocal calls
+                calls += 1
+                late = turns if calls % 2 else 0
+                await world.clock.sleep_ms(5)
+                for _ in range(late):
+                    await asyncio.sleep(0)
+                return work()
+
+        async with keeping(machine, tmp_path / "journal", world=with_part(world, offload=Slow())) as talk:
+            for number in range(3):
+                both = await asyncio.gather(talk.begin(ONE, number=number), talk.begin(TWO, number=number))
+                for kept in both:
+                    assert kept is not None
+                    machine.end(kept.pid, Ended(code=0))
+                await asyncio.gather(talk.until_ended(ONE), talk.until_ended(TWO))
+
+    run_virtually(scene())
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Also one within an attempt that has been started before: of two words on a copy the later stands."""
+    monkeypatch.setattr("remit.agent.journal.REWRITE_LINES", -10)
+    machine, journal = Machine(), tmp_path / "journal"
+
+    async def scene() -> None:
+        world = world_on(machine)
+        held = asyncio.Event()
+
+        class Held(InlineOffload):
+            """The work is done at once; of a start's promise the answer comes late."""
+
+            async def __call__(self, work: Callable[[], T], /) -> T:
+                result = work()
+                found = Journal(FileDisk(), journal).read().get(TWO)
+                if not held.is_set() and found is not None and found.number == number:
+                    held.set()
+                    await world.clock.sleep_ms(1_000)
+                return result
+
+        async with keeping(machine, journal, world=with_part(world, offload=Held())) as talk:
+            first = await talk.begin(ONE)
+            assert first is not None
+            for before in range(number):
+                again = await talk.begin(TWO, number=before)
+                assert again is not None
+                machine.end(again.pid, Ended(code=1))
+                await talk.until_ended(TWO)
+            second = asyncio.create_task(talk.begin(TWO, number=number))
+            await held.wait()
+            machine.end(first.pid, Ended(code=0))
+            await talk.until_ended(ONE)
+            assert Journal(FileDisk(), journal).read()[TWO].number == number
+            assert await second is not None
 
 
 class AtOnce:
@@ -99,36 +222,6 @@ def test_a_keeper_goes_on_whatever_is_being_written_when_it_looks_at_its_deadlin
             disk.until_ms = None
             assert (await talk.begin(TWO)) is not None
             assert list(Journal(FileDisk(), journal).read()) == [ONE, TWO]
-
-    run_virtually(scene())
-
-
-@pytest.mark.parametrize("turns", range(6))
-def test_writes_that_end_one_after_another_end_no_keeper(tmp_path: Path, turns: int) -> None:
-    """One that is told of news while a write is under way must not write again what is written by the time it comes to it."""
-    machine = Machine()
-
-    async def scene() -> None:
-        world = world_on(machine)
-        calls = 0
-
-        class Slow(InlineOffload):
-            async def __call__(self, work: Callable[[], T], /) -> T:
-                nonlocal calls
-                calls += 1
-                late = turns if calls % 2 else 0
-                await world.clock.sleep_ms(5)
-                for _ in range(late):
-                    await asyncio.sleep(0)
-                return work()
-
-        async with keeping(machine, tmp_path / "journal", world=with_part(world, offload=Slow())) as talk:
-            for number in range(3):
-                both = await asyncio.gather(talk.begin(ONE, number=number), talk.begin(TWO, number=number))
-                for kept in both:
-                    assert kept is not None
-                    machine.end(kept.pid, Ended(code=0))
-                await asyncio.gather(talk.until_ended(ONE), talk.until_ended(TWO))
 
     run_virtually(scene())
 
@@ -175,47 +268,6 @@ def test_what_could_not_be_written_is_written_as_it_stands_when_it_can_be(tmp_pa
             found = Journal(FileDisk(), journal).read()
             assert list(found) == [ONE]
             assert found[ONE].ended == Ended(code=3)
-
-    run_virtually(scene())
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """Also one within an attempt that has been started before: of two words on a copy the later stands."""
-    monkeypatch.setattr("remit.agent.journal.REWRITE_LINES", -10)
-    machine, journal = Machine(), tmp_path / "journal"
-
-    async def scene() -> None:
-        world = world_on(machine)
-        held = asyncio.Event()
-
-        class Held(InlineOffload):
-            """The work is done at once; of a start's promise the answer comes late."""
-
-            async def __call__(self, work: Callable[[], T], /) -> T:
-                result = work()
-                found = Journal(FileDisk(), journal).read().get(TWO)
-                if not held.is_set() and found is not None and found.number == number:
-                    held.set()
-                    await world.clock.sleep_ms(1_000)
-                return result
-
-        async with keeping(machine, journal, world=with_part(world, offload=Held())) as talk:
-            first = await talk.begin(ONE)
-            assert first is not None
-            for before in range(number):
-                again = await talk.begin(TWO, number=before)
-                assert again is not None
-                machine.end(again.pid, Ended(code=1))
-                await talk.until_ended(TWO)
-            second = asyncio.create_task(talk.begin(TWO, number=number))
-            await held.wait()
-            machine.end(first.pid, Ended(code=0))
-            await talk.until_ended(ONE)
-            assert Journal(FileDisk(), journal).read()[TWO].number == number
-            assert await second is not None
 
     run_virtually(scene())
 
