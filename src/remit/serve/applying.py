@@ -23,7 +23,7 @@ from remit.serve.desk import Desk
 from remit.serve.failures import Failure, refused, unanswered
 from remit.serve.reading import encoded
 from remit.serve.writing import given_id
-from remit.store.protocol import Row
+from remit.store.protocol import Compacted, Row
 
 ORDER: Final = (
     "Region", "NodePool", "Node", "PriorityClass", "Tenant", "Policy", "Config", "Secret", "Workload", "Allotment", "Override",
@@ -86,21 +86,33 @@ def _expect(row: Row | None) -> int:
 
 
 async def _check_unchanged(desk: Desk, standing: Sequence[Standing], revision: int) -> None:
-    """Does every object stand as it stood then? Each claim names what it expects as well, for what happens after this look."""
+    """Is every object declared as it was then? What controllers say of it since is nobody's change.
+
+    Each claim names what it expects as well, for what happens after this look.
+    """
     now = await desk.store.revision()
     if revision > now:
         detail = f"revision {revision} has not been yet; the store stands at {now}"
         raise Failure(400, "malformed", detail, field="ifUnchanged", cure="send the revision of a plan or a list")
     for thing, row in standing:
         name = key(thing)
-        if row is None:
-            page = await desk.store.range(name, limit=1, revision=revision)
-            changed = bool(page.rows) and page.rows[0].key == name
-        else:
-            changed = row.revision > revision
-        if changed:
+        if (row is None or row.revision > revision) and not await _is_as_it_was(desk, name, revision, row):
             detail = f"{name} has changed since revision {revision}; nothing was applied"
             raise Failure(412, "precondition", detail, cure="plan again, then apply at that plan's revision", revision=now)
+
+
+async def _is_as_it_was(desk: Desk, name: str, revision: int, now: Row | None) -> bool:
+    try:
+        rows = (await desk.store.range(name, limit=1, revision=revision)).rows
+    except Compacted:
+        return False  # that history is gone: it cannot be vouched for
+    if not rows or rows[0].key != name:
+        return now is None
+    if now is None:
+        return False
+    one, other = decode(now.value), decode(rows[0].value)
+    going = [isinstance(meta, Metadata) and meta.deleting for meta in (one.metadata, other.metadata)]
+    return one.metadata.uid == other.metadata.uid and going[0] == going[1] and written(one) == written(other)
 
 
 def in_order(things: Sequence[AnyObject]) -> list[int]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from remit.model.claims import Observe, Role
+from remit.model.fields import Condition
 from remit.model.manifests import read
 from remit.serve.applying import in_order
 from tests.unit.serve.asking import Api, node, story, tenant, workload
+from tests.unit.serve.test_evidence import acting, must
 
 
 def lines(*things: Any) -> bytes:
@@ -91,6 +94,17 @@ async def test_only_if_unchanged_since(api: Api) -> None:
     assert (gone.status, gone.json["code"]) == (412, "precondition")
     ahead = await api.ask("POST", "/v1/apply?ifUnchanged=99999", [tenant()])
     assert (ahead.status, ahead.json["field"]) == (400, "ifUnchanged")
+
+
+@story
+async def test_what_controllers_say_of_an_object_is_no_change_of_it(api: Api) -> None:
+    seen = (await api.must("POST", "/v1/apply", [tenant(), workload("web")]))["revision"]
+    said = Condition(type="Ready", status="False", reason="Creating", observed_generation=1)
+    await must(api, await acting(api, Role.WORKLOADS), Observe("Workload", "web", said, "acme"))
+    now = (await api.get("/v1/tenants/acme/workloads/web")).json
+    assert now["metadata"]["revision"] > seen and now["status"]["conditions"]
+    done = await api.must("POST", f"/v1/apply?ifUnchanged={seen}", [workload("web", replicas=2)])
+    assert [one["action"] for one in done["results"]] == ["replaced"]
 
 
 @story
