@@ -25,7 +25,7 @@ from remit.agent.keeping import Begun
 from remit.agent.orders import Assigned, Ordered
 from remit.agent.probing import Health
 from remit.agent.restarting import restart_after_ms
-from remit.agent.work import fence_ms
+from remit.agent.work import fence_ms, not_carried
 from remit.law.tempo import Tempo, lost_after_ms
 from remit.model.claims import Move
 from remit.model.kinds import NodeHealth, WorkloadSpec
@@ -192,6 +192,8 @@ class Mind:
             elif void:
                 if may_act:
                     yield self._say(copy, order, "crash", result=GONE, reason="it was not started in time")
+            elif may_act and (lacks := not_carried(generation.spec.template)):
+                yield self._say(copy, order, "crash", result=NOT_STARTED, reason=lacks)
             elif may_act:
                 yield Start(copy, order.replica, generation, 0)
         elif kept.ended is None:

@@ -51,6 +51,14 @@ def fence_ms(generation: GenerationSpec) -> int:
     return int(generation.spec.fence) if generation.spec.never_twice else 0
 
 
+def not_carried(template: Template) -> str:
+    """What it asks for and no agent can give it yet. Work that would start without what it needs is not started."""
+    for name, asked in (("artifacts", template.artifacts), ("secrets", template.secrets), ("configs", template.configs)):
+        if asked:
+            return f"template.{name} are not carried to nodes yet; leave them out, and use template.env or files of the machine"
+    return ""
+
+
 def order_for(place: Place, copy: Copy, replica: Replica, generation: GenerationSpec, ports: Mapping[str, int]) -> Order:
     template = generation.spec.template
     directory = place.directory(copy)

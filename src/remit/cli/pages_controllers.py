@@ -68,6 +68,8 @@ is kept with its result; one that did not is tried again after a pause that doub
 more often than `retries`, or the `deadline` has passed: then the job has failed, and what is left of it is ended. A job
 that is over is kept for `keep` ({keep} if nothing is said), and deleted.
 
+A job with a `schedule` is not run: nobody keeps schedules yet, and its condition `Admitted` says so.
+
 A daemon has one replica on each node that is for it, by the scheduler's own rules.
 
 A rollout retires old replicas that do nothing yet at once, and of those that are ready as many as can be spared: never

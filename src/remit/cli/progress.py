@@ -131,6 +131,9 @@ def _limit(
     waiting = [one for one in replicas if one.status.phase is P.PENDING]
     if waiting:
         return _waits(waiting, reasons)
+    admitted = condition_of(workload.status.conditions, "Admitted")
+    if admitted is not None and (admitted.status, admitted.observed_generation) == ("False", workload.metadata.generation):
+        return admitted.reason, admitted.message, False
     rolls = condition_of(workload.status.conditions, "Progressing")
     current = rolls is not None and rolls.observed_generation == workload.metadata.generation
     if rolls is not None and current and rolls.message and rolls.reason != ROLLED_OUT:

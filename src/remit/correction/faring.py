@@ -44,6 +44,7 @@ _WHY: Final = {
 }
 MESSAGE_MAX: Final = 300
 _PATIENT: Final = ("Admitted", "Scheduled", "Ready")
+_NO_SCHEDULES: Final = "nobody keeps schedules yet, so it is never run; leave spec.schedule out to run it now"
 _NO_PLACE: Final = "`remit explain` says why"
 
 
@@ -100,7 +101,9 @@ class Faring:
 
     def _admitted(self, workload: Workload, times: Times) -> Iterator[Wish]:
         refused = self._refused.get(workload.metadata.uid)
-        if refused is None:
+        if workload.spec.schedule:
+            yield from self._tell(workload, "Admitted", "NoSchedules", "", _NO_SCHEDULES, times)
+        elif refused is None:
             yield from self._tell(workload, "Admitted", "", "Accepted", "", times)
         else:
             yield from self._tell(workload, "Admitted", _camel(refused.code), "", refused.detail, times)

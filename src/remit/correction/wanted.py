@@ -156,6 +156,8 @@ class Census:
 def _job(workload: Workload, members: Sequence[Kept]) -> Wanted:
     """`completions` in all, at most `replicas` at once; without completions all replicas at once. What is done is kept."""
     spec = workload.spec
+    if spec.schedule and not members:
+        return Wanted()  # nobody keeps its times yet: it is not run at another one. See faring.py, which says so.
     wanted = spec.completions or spec.replicas
     over = _in_order(one for one in members if one.thing.status.phase is P.RELEASED)
     live = [one for one in members if one.thing.status.phase is not P.RELEASED]

@@ -14,7 +14,19 @@ from remit.agent.orders import Assigned, generation_name
 from remit.agent.probing import Health
 from remit.law.tempo import Tempo, lost_after_ms
 from remit.model.fields import Metadata, Stamp
-from remit.model.kinds import Node, NodeHealth, NodeSpec, NodeStatus, Probe, Probes, Restart, TcpProbe, Template, WorkloadSpec
+from remit.model.kinds import (
+    Mount,
+    Node,
+    NodeHealth,
+    NodeSpec,
+    NodeStatus,
+    Probe,
+    Probes,
+    Restart,
+    TcpProbe,
+    Template,
+    WorkloadSpec,
+)
 from remit.model.orders import OrderRow, Orders
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount, Duration
@@ -101,6 +113,15 @@ def test_what_is_bound_is_asked_to_start_and_only_then_started() -> None:
     assert bench.says() == ("start", "")
     bench.phase(Phase.STARTING)
     assert [type(deed) for deed in bench.look(NOW_MS + 50)] == [Start]
+
+
+@pytest.mark.parametrize("asked", [{"configs": (Mount(name="c"),)}, {"secrets": (Mount(name="s"),)}])
+def test_work_that_would_start_without_what_it_needs_is_not_started(asked: dict[str, Any]) -> None:
+    bench = Bench(Phase.STARTING, made=replace(template(), **asked), kind="service")
+    assert bench.says() == ("crash", "not started")
+    (said,) = bench.look()
+    assert isinstance(said, Say)
+    assert said.move.reason.startswith(f"template.{next(iter(asked))} are not carried to nodes yet")
 
 
 @pytest.mark.parametrize("phase", ON_NODE)

@@ -99,6 +99,12 @@ def test_a_rollout_that_is_held_up_says_by_what() -> None:
     assert progress(workload("service", before, replicas=1), replicas(P.SERVING)).limit == "", "that was of another generation"
 
 
+def test_what_is_not_admitted_says_why() -> None:
+    said = Condition(type="Admitted", status="False", reason="NoSchedules", message="nobody keeps them", observed_generation=2)
+    found = progress(workload("job", said, replicas=1), [])
+    assert (found.limit, found.detail) == ("NoSchedules", "nobody keeps them")
+
+
 def test_released_copies_count_for_nothing() -> None:
     found = progress(workload(replicas=1), replicas(P.SERVING, P.RELEASED))
     assert (found.arrived, found.stages, found.limit) == (1, {"serving": 1}, "")

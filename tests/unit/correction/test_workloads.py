@@ -140,6 +140,15 @@ def test_a_job_is_complete_when_enough_have_ended_well__kept_for_a_while_and_del
     assert short(table.look(made, KEY)) == ["delete Workload w"]
 
 
+def test_a_job_with_a_schedule_is_not_run_at_once__and_says_that_nobody_keeps_schedules() -> None:
+    table = job(1, schedule="0 3 * * *")
+    made = controller(table)
+    assert short(table.look(made, KEY)) == []
+    table.clock.at_ms += PATIENCE_MS
+    after = table.observe(table.board.get(KEY), table.look(made, KEY))
+    assert message_of(after, "Admitted").startswith("nobody keeps schedules yet")
+
+
 def test_a_job_fails_when_one_has_failed_too_often__the_rest_is_ended() -> None:
     done = [replica("w", 0, "released", result="exit 1", failures=4), replica("w", 1, "running", "n1")]
     table = job(2, done=done, retries=3)
