@@ -214,7 +214,8 @@ class Nodes(Controller):
         since_ms, called = self._masses.get(region, (times.now_ms, False))
         if silent and region not in self._masses:
             self._masses[region] = since_ms, False
-            yield self._tell(region, "MassSilence", "most of its nodes are silent at once: nothing there is given up meanwhile")
+            why = "most of its nodes are silent: nothing there is given up meanwhile; delete those that are gone for good"
+            yield self._tell(region, "MassSilence", why)
         elif not silent and self._masses.pop(region, None) is not None:
             yield self._tell(region, "MassSilenceOver", "most of its nodes are heard again", "Normal")
         elif silent and not called and times.now_ms - since_ms >= times.tempo.call_operator_ms:
