@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -40,7 +41,8 @@ class SocketProber:
         except TimeoutError:
             return Probed(ok=False, detail=f"no answer within {timeout_ms} ms")
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
+            # What asyncio says of a failed connection names only itself and the address again.
+            why = (os.strerror(error.errno) if error.errno else str(error)).lower()
             return Probed(ok=False, detail=f"port {port} cannot be reached ({why})")
 
 
