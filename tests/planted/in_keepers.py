@@ -91,7 +91,7 @@ def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Agent, "_is_sure", lambda self, *args: True)
 
 
-@bug(36, scenario="keepers-killed", expects=KEPT)
+@bug(36, scenario="unwell", expects=KEPT)
 def a_start_up_probe_is_asked_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     """An agent that comes back asks whether everything has started, also of what has been unwell since."""
     make = Health.__init__

@@ -238,7 +238,7 @@ def _transition(deed: Deed) -> str:
     return deed.claim.transition if isinstance(deed.claim, Move) else ""
 
 
-@bug(32, scenario="services", expects=("writes_cease", "what_is_ready_is_served"))
+@bug(32, scenario="services", expects=("writes_cease", "what_is_ready_is_served", "the_last_endpoint_is_not_withdrawn"))
 def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
     """What is published of one replica is withdrawn again at once, for ever."""
     look = Endpoints.reconcile

@@ -281,6 +281,75 @@ every = "20s"
 lasts = "3s"
 """
     + _BUSY,
+    "unheard": """
+summary = "what a scheduler asks does not arrive, or its answers do not, until the end; then all is well"
+duration = "100s"
+heal = "100s"
+[cluster]
+nodes = 6
+[load]
+per_minute = 40.0
+standing_max = 30
+kinds = ["job", "service"]
+deletes = 5
+operations = 0
+[[faults]]
+kind = "unanswered"
+every = "25s"
+lasts = "13s"
+[[faults]]
+kind = "unanswered"
+at = "86s"
+lasts = "13s"
+""",
+    "unwell": """
+summary = "services that fall ill after a while, and agents that are killed once"
+duration = "4m"
+heal = "0s"
+[cluster]
+nodes = 12
+agents = 2
+[load]
+per_minute = 40.0
+standing_max = 40
+size = 1
+kinds = ["service"]
+deletes = 0
+operations = 0
+[[faults]]
+kind = "kill-agent"
+at = "120s"
+lasts = "3s"
+[[faults]]
+kind = "kill-agent"
+at = "150s"
+lasts = "3s"
+""",
+    "deleted-unseen": """
+summary = "work is deleted while nobody takes it away, and schedulers see that late"
+duration = "3m"
+heal = "0s"
+[[faults]]
+kind = "events-late"
+every = "10s"
+lasts = "15s"
+size = 0.9
+[[faults]]
+kind = "stale-reads"
+every = "20s"
+lasts = "20s"
+size = 15.0
+[[faults]]
+kind = "kill-scheduler"
+every = "15s"
+lasts = "2s"
+[[faults]]
+kind = "kill-controllers"
+every = "12s"
+lasts = "12s"
+"""
+    + _BUSY
+    + "deletes = 55\n",
     "recovery": """
 summary = "nodes are cut off, events are lost, authorities die; then all is well, and work must move on"
 duration = "2m"
