@@ -208,6 +208,9 @@ def _said(declared: Workload) -> _Saying | None:
         return _Saying(failed.reason, failed.message, ended=True)
     if complete is not None and complete.status == "True":
         return _Saying("", "it is done", ended=True)
+    admitted = current.get("Admitted")
+    if admitted is not None and admitted.status == "False":
+        return _Saying(admitted.reason, admitted.message)
     if rolls is not None and rolls.reason != ROLLED_OUT and rolls.message:
         return _Saying("rollout", rolls.message)
     return None

@@ -89,6 +89,7 @@ def test_what_is_not_made_yet_and_what_is_under_way_is_said() -> None:
     [
         ("Complete", "True", "Done", "", "nothing: it is done"),
         ("Failed", "True", "RetriesExhausted", "w-0 has failed once", "RetriesExhausted: w-0 has failed once"),
+        ("Admitted", "False", "NoSchedules", "nobody keeps them", "NoSchedules: nobody keeps them"),
         ("Progressing", "True", "RollingOut", "w-1: exit 3", "rollout: w-1: exit 3"),
         ("Progressing", "True", "RolledOut", "", "nothing: it is where it should be"),
     ],
@@ -101,7 +102,7 @@ def test_what_its_controllers_say_of_it_is_said(type_: str, status: Any, reason:
     told = tell_workload(cluster.view(), declared, "t1", "gone", Records(at=AT), RULES)
     out = io.StringIO()
     show(Console(file=out, width=100, color_system=None), told, verbose=False, wall=WALL)
-    if type_ != "Progressing":
+    if type_ in ("Complete", "Failed"):
         assert told.missing == 0, "what has ended waits for nothing more"
     if reason != "RolledOut":
         assert f"limited by:   {words}" in out.getvalue()
