@@ -72,8 +72,11 @@ class Trial:
         for process in sim.cluster.processes.values():
             if not process.alive or process.unit.frozen:
                 found[process.name] = "frozen" if process.alive else "dead"
-            if process.machine.disk.full or process.machine.disk.failing:
-                found[f"disk of {process.machine.name}"] = True
+            machine = process.machine
+            if machine.disk.takes_nothing or machine.disk.unsettling or machine.slow_disk_ms:
+                found[f"disk of {machine.name}"] = True
+            if machine.slow_start_s:
+                found[f"starts on {machine.name}"] = machine.slow_start_s
         return found
 
     def marks(self) -> dict[str, Any]:
