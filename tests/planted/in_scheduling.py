@@ -84,7 +84,12 @@ def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "claimant", lambda draft, actor: None)
 
 
-@bug(5, 22, scenario="watch-gaps", expects=(*PHANTOMS, UNSEEN, "deletion_completes", "unknown_resolves", "desire_is_met"))
+@bug(
+    5,
+    22,
+    scenario="watch-gaps",
+    expects=(*PHANTOMS, UNSEEN, "deletion_completes", "unknown_resolves", "desire_is_met", "returned_nodes_are_ready"),
+)
 def a_scheduler_does_not_miss_what_it_missed(patch: pytest.MonkeyPatch) -> None:
     """Whoever follows the store does not check whether an event is lacking."""
     make = Follower.__init__

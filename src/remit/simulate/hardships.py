@@ -63,7 +63,7 @@ def slow_starts(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     machine.slow_start_s += by_s
 
     def heal() -> None:
-        machine.slow_start_s -= by_s
+        machine.slow_start_s = round(machine.slow_start_s - by_s, 6)
 
     return heal
 
@@ -98,11 +98,13 @@ def bad_journal(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault("silent-zone", "the nodes of one zone fall silent at once", 34, 35, swarms=False, where=Where.NODES)
 def silent_zone(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    """A node's zone follows from its number, and so does its agent: every third agent has the nodes of one zone."""
+    """A node's zone follows from its number, and so does its agent: of agents whose number divides by three every
+    third has the nodes of one zone.
+    """
     able = hand.processes("agent", one.where)
-    if len(able) % 3:
+    if not able:
         return None
-    first = lots.randrange(3)
+    first = int(lots.choice(able).name.rsplit("-", 1)[1]) % 3
     return cutting(
         hand,
         [

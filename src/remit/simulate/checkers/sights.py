@@ -85,7 +85,7 @@ class Sights:
             self.see(Sight.OVERDUE)
         if (health_of(old), health_of(new)) == ("suspect", "unknown"):
             epoch = max((entry.epoch for entry in step.accepted if entry.did == "mark"), default=0)
-            zone = epoch, str(new["spec"].get("zone", ""))
+            zone = epoch, str(new.get("spec", {}).get("zone", ""))
             self._silenced[zone] = self._silenced.get(zone, 0) + 1
             if self._silenced[zone] > 10:
                 self.see(Sight.PACED)
