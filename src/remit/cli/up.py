@@ -107,8 +107,21 @@ def up(
     named = tuple(name.strip() for name in regions.split(",") if name.strip())
     if not named:
         raise click.UsageError("--regions names none; leave it out, or write names such as eu-central,eu-west")
-    here = Installation((data or data_directory()).absolute(), listen, context, nodes, named, beat_ms, words)
+    root = (data or data_directory()).absolute()
+    if nodes:
+        _refuse_long(root)
+    here = Installation(root, listen, context, nodes, named, beat_ms, words)
     sys.exit(run_until_ended(lambda: _up(here), quick=True))
+
+
+def _refuse_long(root: Path) -> None:
+    """Said now, and not by an agent that ends again and again."""
+    from remit.agent.directory import SOCKET_BYTES_MAX, Directory
+
+    socket = Directory(root / AGENT).socket
+    if len(os.fsencode(socket)) > SOCKET_BYTES_MAX:
+        long = f"{escaped(str(socket))} has more than {SOCKET_BYTES_MAX} bytes, which no socket may"
+        raise click.ClickException(f"{long}\n  name a shorter directory with --data")
 
 
 async def _up(here: Installation) -> None:

@@ -133,7 +133,21 @@ def test_where_no_node_has_devices_bound_work_is_where_most_is_left(deviceless: 
 def test_the_shape_of_the_json_is_stable(data: Path) -> None:
     workload = as_json("explain", "workload/web", "--data", str(data))
     assert list(workload) == [
-        *("kind", "tenant", "name", "wanted", "stages", "missing", "since", "evidence", "groups", "limit", "there", "history")
+        *(
+            "kind",
+            "tenant",
+            "name",
+            "wanted",
+            "stages",
+            "missing",
+            "since",
+            "evidence",
+            "groups",
+            "limit",
+            "there",
+            "history",
+            "detail",
+        )
     ]
     waits = workload["groups"][0]["waits"]
     assert list(waits) == [

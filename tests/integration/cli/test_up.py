@@ -173,6 +173,12 @@ def test_regions_are_dealt_out_over_the_nodes(ups: Ups) -> None:
     assert {one["metadata"]["name"] for one in ups.items("regions")} == {"eu-central", "eu-west"}
 
 
+def test_a_directory_that_is_too_deep_for_a_socket_is_refused_at_once(ups: Ups) -> None:
+    done = ups.remit("up", "--data", str(ups.data / ("deep" * 30)))
+    assert done.returncode == 1
+    assert "shorter directory with --data" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
