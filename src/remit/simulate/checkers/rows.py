@@ -156,9 +156,8 @@ class Shape:
     """What replicas of one generation need, read once from its row."""
 
     __slots__ = (
-        "anti", "asks", "charge", "checked", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels", "lost_after_ms",
-        "resources", "sick_ms",
-        "tenant", "where", "workload",
+        "anti", "asks", "charge", "checked", "checked_first", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels",
+        "lost_after_ms", "resources", "sick_ms", "tenant", "where", "workload",
     )  # fmt: skip
 
     def __init__(self, key: str, content: Json, pace: float = 1.0) -> None:
@@ -183,6 +182,7 @@ class Shape:
         self.fence_ms = _duration(spec.get("fence"), 300_000)
         self.grace_ms = _duration(template.get("stopGrace"), 30_000)
         self.checked = bool(template.get("probes", {}).get("live"))
+        self.checked_first = bool(template.get("probes", {}).get("start"))
         words = [word.partition("=")[2] for word in template.get("command", ()) if word.startswith("sick=")]
         self.sick_ms = int(words[0]) if words else None
         """At what age its program stops to answer well; None: it does not."""

@@ -46,7 +46,7 @@ class Runs:
         self.past: list[Lived] = []
         self.waived: dict[str, int] = {}
         """How often a promise did not apply, by why: `eager` work may run twice, what was `restored` may have lost an order to
-        stop, what is `unwell` by its liveness probe is ended to be started again, and what was `unrecorded` by a disk that
+        stop, what a probe calls `unwell` is ended to be started again, and what was `unrecorded` by a disk that
         failed as it was started is found by no keeper that comes after.
         """
         self.unrecorded: set[tuple[str, int]] = set()
@@ -150,7 +150,7 @@ class Runs:
         sent_ms = self.renewals.get((process.scope, lease))
         if shape is None:
             yield key, f"{UNDECIDED} what its fence is stands in no row"
-        elif shape.checked and shape.sick_ms is not None and self.now_ms() - process.began_ms >= shape.sick_ms:
+        elif self._is_unwell(process, shape, phase_of(replica)):
             self._waive("unwell")
         elif (process.node, process.pid) in self.unrecorded:
             self._waive("unrecorded")
@@ -163,6 +163,11 @@ class Runs:
             yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, {passed}"
         else:
             self.sights.see(Sight.FENCED)
+
+    def _is_unwell(self, process: Process, shape: Shape, phase: str | None) -> bool:
+        """Does its program answer badly by now to a probe that may end it? That for the start is asked until it has started."""
+        asked = shape.checked or (shape.checked_first and phase == "starting")
+        return asked and shape.sick_ms is not None and self.now_ms() - process.began_ms >= shape.sick_ms
 
     # -- when something is said to have ended ------------------------------------------------------------------------
 
