@@ -7,6 +7,9 @@ MINUTES ?= 10
 BENCH ?= commit
 ARGS ?=
 
+# Without compiled modules every process begins by compiling all that it loads: an agent would be late to its first beat.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench soak docs clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
@@ -14,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "faults.md"
 ID = re.compile(r"\b[FA]\d\d\b")
 ROW = re.compile(r"^\| ([FASL]\d+) \|.*$")
+COMMENT = re.compile(r"#.*$", re.MULTILINE)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SHOWN = 3
 
 
@@ -23,11 +26,18 @@ def citations() -> dict[str, list[str]]:
     for path in sorted((ROOT / "src" / "remit" / "simulate" / "files").glob("*.toml")):
         for row in tomllib.loads(path.read_text()).get("covers", ()):
             found[f"F{row:02}"].add(path.relative_to(ROOT).as_posix())
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in sorted((ROOT / "tests").rglob("*.py")):
         if "tidy" not in path.parts:
-            for name in ID.findall(path.read_text()):
+            for name in ID.findall(said(path)):
                 found[name].add(path.relative_to(ROOT).as_posix())
     return {name: sorted(paths) for name, paths in found.items()}
+
+
+def said(path: Path) -> str:
+    """All docstrings and comments of a file: in its code an A10 is a graphics card."""
+    text = path.read_text()
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED)]
+    return "\n".join([*(ast.get_docstring(node) or "" for node in nodes), *COMMENT.findall(text)])
 
 
 def told() -> dict[str, str]:

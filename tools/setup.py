@@ -43,7 +43,7 @@ def install() -> bool:
     """uv where it can be had, for speed; pip, which can do the same, where it cannot."""
     pip = (PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", CONSTRAINTS)
     if (VENV / "bin" / "uv").exists() or run(*pip, "uv", quiet=True):
-        uv = (VENV / "bin" / "uv", "pip", "install", "--quiet", "--python", PYTHON, "-c", CONSTRAINTS)
+        uv = (VENV / "bin" / "uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", PYTHON, "-c", CONSTRAINTS)
         if run(*uv, "--build-constraints", CONSTRAINTS, "-e", ".", "--group", "dev"):
             return True
         print("setup: uv failed, trying pip", file=sys.stderr)

@@ -84,6 +84,8 @@ class Soak:
     totals: Totals = field(default_factory=Totals)
     broken: list[Done] = field(default_factory=list)
     chaos: dict[str, object] = field(default_factory=dict)
+    flood: str = ""
+    fuzz: dict[str, str] = field(default_factory=dict)
 
     def over(self) -> bool:
         return self.stopping or time.monotonic() >= self.deadline
@@ -247,6 +249,61 @@ def told_of_chaos(found: dict[str, object]) -> str:
 # ------------------------------------------------------------------------------------------------------- simulated hours
 
 
+FLOOD_COMMAND = [sys.executable, "-m", "remit.cli", "bench", "flood", "--json"]
+
+
+def run_flood(soak: Soak) -> None:
+    """One tenant's thousand creates a second: the others, and heartbeats, are answered within a second."""
+    soak.deadline = time.monotonic() + CHAOS_SETTLES_S
+    code, out, err = soak.child(FLOOD_COMMAND)
+    try:
+        found = json.loads(out.strip().splitlines()[-1])
+        soak.flood = "; ".join(f"{aim['name']}: {aim['value']:.3g} {aim['unit']}" for aim in found["aims"])
+    except (IndexError, ValueError, KeyError):
+        soak.flood = f"ended with {code}"
+        print(tail(out + err), file=sys.stderr)
+    soak.say(f"flood: {soak.flood}")
+    if code:
+        soak.counts["violations"] += 1
+        soak.replays.append(replay(FLOOD_COMMAND))
+
+
+FUZZED_BODIES = 20_000
+FUZZED_S_SHARE, FUZZED_S_MAX = 0.1, 120
+FUZZ_S_MAX = 900
+"""What 20,000 bodies may take on a slow day."""
+
+
+def fuzz_commands(soak: Soak, minutes: float) -> dict[str, list[str]]:
+    seed = random.Random(f"{soak.seed}/fuzz").randrange(SEED_MAX)
+    module, seconds = "tests.integration.attacks.fuzz_", min(FUZZED_S_MAX, minutes * 60 * FUZZED_S_SHARE)
+    return {
+        "bodies": [sys.executable, "-m", f"{module}bodies", "--bodies", str(FUZZED_BODIES), "--seed", str(seed)],
+        "decoders": [sys.executable, "-m", f"{module}decoders", "--seconds", f"{seconds:g}", "--seed", str(seed)],
+    }
+
+
+def run_fuzz(soak: Soak, minutes: float) -> None:
+    """Spoilt bodies to a real server, and spoilt bytes to every decoder; with a guide, if atheris is installed."""
+    for name, command in fuzz_commands(soak, minutes).items():
+        soak.deadline = time.monotonic() + FUZZ_S_MAX
+        code, out, err = soak.child(command)
+        try:
+            found = json.loads(out.strip().splitlines()[-1])
+            wrong, told = (
+                found.pop("wrong", ""),
+                ", ".join(f"{word} {value}" for word, value in found.items() if word != "data"),
+            )
+        except (IndexError, ValueError):
+            found, wrong, told = {}, tail(out + err), f"ended with {code}"
+        soak.fuzz[name] = told
+        soak.say(f"fuzzed {name}: {told}")
+        if code != 0:
+            soak.counts["violations"] += 1
+            soak.replays.append(replay(command))
+            soak.say(f"{wrong}\n{found.get('data', '')}")
+
+
 def tasks(soak: Soak) -> Iterator[Task]:
     chance = random.Random(f"{soak.seed}/simulation")
     soaked, listed = load(str(ROOT / SOAKED)), [load(name) for name in names()]
@@ -330,6 +387,8 @@ def summary(soak: Soak, asked: float) -> None:
         ("first seed", str(soak.seed)),
         *((f"{name} seeds", f"{len(seeds)}: {' '.join(map(str, seeds))}") for name, seeds in sorted(soak.seeds.items())),
         ("chaos", told_of_chaos(soak.chaos) if soak.chaos else "not asked for"),
+        ("flood", soak.flood or "not asked for"),
+        *((f"fuzzed {name}", told) for name, told in soak.fuzz.items()),
         ("kills", f"{counts['kills']:,}"),
         ("operations", f"{counts['operations']:,}"),
         ("property runs", f"{counts['property_runs']:,}"),
@@ -374,7 +433,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill writers, run state machines and simulate hours, all with fresh seeds.")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--lanes", type=float, default=LANES_SHARE, help="the share of the time that is the lanes', 0 to 1")
-    parser.add_argument("--chaos", type=float, help="minutes of kills on real processes (default: half, 5 at most); 0: none")
+    parser.add_argument(
+        "--chaos",
+        type=float,
+        help="minutes of kills on real processes, before flood and fuzz (default: half, 5 at most); 0: none",
+    )
     parser.add_argument("--seed", type=int, help="the first seed, from which all others follow (default: a fresh one)")
     options = parser.parse_args()
     if not 0 <= options.lanes <= 1:
@@ -389,6 +452,8 @@ def main() -> int:
         try:
             if chaos > 0:
                 run_chaos(soak, chaos * 60)
+                run_flood(soak)
+                run_fuzz(soak, options.minutes)
             end_s = time.monotonic() + options.minutes * 60
             soak.deadline = time.monotonic() + options.minutes * 60 * (1 - options.lanes)
             if options.lanes < 1:

@@ -6,10 +6,11 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from remit.agent.building import agent as agent
 from remit.agent.building import keeper as keeper
@@ -32,18 +33,29 @@ from remit.proposal.scheduler import LEASE, Rhythm, Scheduler
 from remit.proposal.scores import DEFAULT
 from remit.proposal.victims import Pace
 from remit.serve.door import Door
+from remit.serve.keyring import NAME as KEYS
+from remit.serve.keyring import Keyring
 from remit.serve.orders import OrderFeed
 from remit.store.chain import Place
 from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
 from remit.world.binding import Bound, Listen
+from remit.world.clock import stopwatch_ns
 from remit.world.offload import ThreadOffload
 from remit.world.production import production
 from remit.world.promises import Clock, World
+from remit.world.tls import Trust
+from remit.world.trail import FileTrail
 
 if TYPE_CHECKING:
     from remit.serve.app import Complain
     from remit.serve.desk import Desk
+    from remit.serve.metrics import Metrics
+    from remit.world.chronicle import Chronicle
+    from remit.world.tls_keys import Secured, TlsKeys
+
+
+AUDIT: Final = "audit"
 
 
 @asynccontextmanager
@@ -73,6 +85,7 @@ async def server(
     term_ms: int = 6_000,
     batch_max: BatchMax = BATCH_MAX,
     tempo: Tempo = Tempo(),
+    keys: Path | None = None,
 ) -> None:
     """One of a scope's servers, for ever: it answers at its name, passes on while another leads, and leads when nobody does."""
     one = serving(
@@ -85,6 +98,7 @@ async def server(
         term_ms=term_ms,
         batch_max=batch_max,
         tempo=tempo,
+        keys=keys,
     )
     async with world.link.serve(name, one.door):
         await one.run()
@@ -119,8 +133,11 @@ def serving(
     batch_max: BatchMax = BATCH_MAX,
     tempo: Tempo = Tempo(),
     place: Place | None = None,
+    keys: Path | None = None,
 ) -> Serving:
-    """One of a scope's servers, which nobody can ask yet. `place`: where opening the store has raised the epoch already."""
+    """One of a scope's servers, which nobody can ask yet. `place`: where opening the store has raised the epoch already.
+    `keys`: the file of those that seal secrets; without one they are sealed for as long as this server lives.
+    """
     others = {peer: Remote(world.link, peer) for peer in peers if peer != name}
     standby = Standby(
         store,
@@ -136,7 +153,8 @@ def serving(
     )
     board = Board(world.clock)
     follower = Follower(store, store, world, board, idle_ms=5 * beat_ms)
-    return Serving(standby, board, follower, Door(standby, store, OrderFeed(board, store, world.clock, tempo)), beat_ms)
+    door = Door(standby, store, OrderFeed(board, store, world.clock, tempo), Keyring(world.disk, world.ids, keys))
+    return Serving(standby, board, follower, door, beat_ms)
 
 
 class ApiServer(NamedTuple):
@@ -145,6 +163,12 @@ class ApiServer(NamedTuple):
     url: str
     serving: Serving
     desk: Desk
+    ca_file: Path | None = None
+    """Of whom clients are told to believe it is this one; None: nobody in particular, or there is no TLS."""
+
+    @property
+    def trust(self) -> Trust:
+        return Trust(str(self.ca_file or ""))
 
 
 @asynccontextmanager
@@ -158,8 +182,13 @@ async def served(
     token: str,
     tempo: Tempo = Tempo(),
     complain: Complain,
+    secured: Secured | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    log: Chronicle | None = None,
 ) -> AsyncIterator[ApiServer]:
     """A server on a SQLite store in `directory`, owned by this process, with its HTTP API, for as long as this lasts.
+
+    `token` is an admin's, made known here if it is not. Who did what is written down in `directory`/audit.
 
     The order at the end is the promise: nothing new is taken, what was taken is answered, and only then does the authority stop
     and the store close. So nothing that was acknowledged is lost, and nobody is left without an answer.
@@ -167,6 +196,8 @@ async def served(
     # Only who serves over HTTP pays for loading what speaks it.
     from remit.serve.app import Application
     from remit.serve.desk import Desk
+    from remit.serve.measuring import of_store
+    from remit.serve.providing import provide
     from remit.serve.table import ROUTES
     from remit.world.http import http_listening
 
@@ -174,40 +205,85 @@ async def served(
         judging, looking = ThreadOffload("judge"), ThreadOffload("look")
         open_.push_async_callback(judging.close)
         open_.push_async_callback(looking.close)
-        store = await SqliteStore.open(directory, offload=world.offload, holder=name, incarnation=world.ids.incarnation())
+        store = await SqliteStore.open(
+            directory, offload=world.offload, holder=name, incarnation=world.ids.incarnation(), stopwatch_ns=stopwatch_ns
+        )
         open_.push_async_callback(store.close)
-        with closing(Bound(listen)) as bound:
-            one = serving(store, world, scope=scope, name=name, beat_ms=tempo.beat_ms, tempo=tempo, place=store.place)
-            desk = Desk(
-                one.standby,
-                store,
-                one.board,
-                one.door,
-                world,
-                token=token,
-                judging=judging,
-                looking=looking,
-                filters=installed_filters(),
-                scores=(*DEFAULT, *installed_scores()),
-                tempo=tempo,
+        trail = FileTrail(directory / AUDIT, AUDIT)
+        open_.callback(trail.close)
+        with closing(Bound(listen, secure=secured is not None)) as bound:
+            tls = await _tls_keys(directory, world, secured, listen)
+            keys = directory / KEYS
+            one = serving(
+                store, world, scope=scope, name=name, beat_ms=tempo.beat_ms, tempo=tempo, place=store.place, keys=keys
             )
+            await world.offload(lambda: one.door.keyring.seals)  # a file of keys that cannot be used is told before anything
+            desk = Desk(
+                one.standby, store, one.board, one.door, world,
+                judging=judging, looking=looking, filters=installed_filters(), scores=(*DEFAULT, *installed_scores()),
+                tempo=tempo, trail=trail, tls=tls, log=log,
+            )  # fmt: skip
+            desk.metrics.add(of_store(store))
             settle_process()
-            with one_failure():
-                async with asyncio.TaskGroup() as group:
-                    running = group.create_task(one.run(), name="server")
-                    settling = group.create_task(_settle_when_loaded(one, world.clock), name="settling")
-                    app = Application(ROUTES, desk, complain)
-                    async with http_listening(app, bound, closing=desk.closing.set):
-                        yield ApiServer(bound.url, one, desk)
-                    settling.cancel()
-                    running.cancel()
+            app = Application(ROUTES, desk, complain)
+            secure = None if tls is None else lambda: tls.context
+            async with (
+                _running(one, desk, _renewing(tls, world, tell)),
+                http_listening(app, bound, closing=desk.closing.set, secure=secure, turned=desk.turned_away),
+            ):
+                await provide(desk, token, "admin", subject="admin")
+                yield ApiServer(bound.url, one, desk, None if tls is None else tls.ca_file)
 
 
-async def _settle_when_loaded(one: Serving, clock: Clock) -> None:
+@asynccontextmanager
+async def _running(one: Serving, desk: Desk, renewing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """What a server does whether it is asked or not, for as long as this lasts."""
+    with one_failure():
+        async with asyncio.TaskGroup() as group:
+            running = (one.run(), _settle_when_loaded(one, desk.clock, desk.log), _settle_audit(desk), renewing)
+            tasks = [group.create_task(each) for each in running]
+            yield
+            for task in tasks:
+                task.cancel()
+    desk.audit.unfold(all_=True)
+    desk.audit.settle()
+
+
+async def _renewing(tls: TlsKeys | None, world: World, tell: Callable[[str], None]) -> None:
+    if tls is not None:
+        await tls.renewing(world.clock, world.offload, tell)
+
+
+async def _tls_keys(directory: Path, world: World, secured: Secured | None, listen: Listen) -> TlsKeys | None:
+    """Only who speaks TLS pays for loading what makes certificates."""
+    if secured is None:
+        return None
+    from remit.world.tls_keys import TlsKeys
+
+    return await world.offload(partial(TlsKeys, directory / "tls", world.disk, secured, listen.host))
+
+
+async def _settle_when_loaded(one: Serving, clock: Clock, log: Chronicle | None) -> None:
     """Once more: by then the books and the board are there, and they are what is large."""
     while one.standby.leading is None or not one.board.sober:
         await clock.sleep_ms(one.beat_ms)
     settle_process()
+    if log is not None:
+        from remit.serve.doubts import doubts
+
+        waits = doubts(one.board)
+        if waits:
+            log.warning("this scope was restored from a backup, and waits until its nodes and peers report", **waits)
+
+
+async def _settle_audit(desk: Desk) -> None:
+    """For ever: what was written down is forced to the disk, beside the event loop."""
+    from remit.serve.auditing import SETTLE_MS
+
+    while True:
+        await desk.clock.sleep_ms(SETTLE_MS)
+        desk.audit.unfold()
+        await desk.judging(desk.audit.settle)
 
 
 def scheduler(
@@ -224,6 +300,7 @@ def scheduler(
     view: View | None = None,
     filters: Sequence[Filter] = (),
     tell: Tell = untold,
+    stopwatch_ns: Callable[[], int] | None = None,
 ) -> Scheduler:
     """One of a scope's schedulers, with these filters and those of whatever packages are installed. The caller runs it."""
     return Scheduler(
@@ -240,6 +317,7 @@ def scheduler(
         failed=failed,
         view=view,
         tell=tell,
+        stopwatch_ns=stopwatch_ns,
     )
 
 
@@ -268,32 +346,54 @@ def part_name(sort: str) -> str:
 
 
 @asynccontextmanager
-async def component_world(servers: Sequence[str], token: str) -> AsyncIterator[Connected]:
+async def component_world(servers: Sequence[str], token: str, trust: Trust = Trust()) -> AsyncIterator[Connected]:
     """The real world, in which a scope's servers are reached over HTTP."""
     world = production()
     try:
-        async with connect(servers, token, world) as connected:
+        async with connect(servers, token, world, trust=trust) as connected:
             yield connected
     finally:
         await world.offload.close()
 
 
 async def run_scheduler(
-    connected: Connected, *, name: str, beat_ms: int, failed: Callable[[NoAnswer], None] | None = None
+    connected: Connected,
+    *,
+    name: str,
+    beat_ms: int,
+    failed: Callable[[NoAnswer], None] | None = None,
+    metrics: Metrics | None = None,
 ) -> None:
-    """A scheduler over HTTP, for ever."""
+    """A scheduler over HTTP, for ever. What it counts is told by `metrics`."""
     tempo, rows = Tempo(beat_ms), connected.rows
     client = connected.client_for(Actor(name, Role.SCHEDULER))
     rhythm = Rhythm(lease_ms=tempo.lease_ms, idle_ms=5 * beat_ms)
-    await scheduler(rows, rows, client, connected.world, name=name, rhythm=rhythm, failed=failed).run()
+    settle_process()
+    one = scheduler(rows, rows, client, connected.world, name=name, rhythm=rhythm, failed=failed, stopwatch_ns=stopwatch_ns)
+    if metrics is not None:
+        from remit.serve.measuring import of_scheduler
+
+        metrics.add(of_scheduler(one))
+    await one.run()
 
 
 async def run_controllers(
-    connected: Connected, *, name: str, beat_ms: int, failed: Callable[[NoAnswer], None] | None = None
+    connected: Connected,
+    *,
+    name: str,
+    beat_ms: int,
+    failed: Callable[[NoAnswer], None] | None = None,
+    metrics: Metrics | None = None,
 ) -> None:
-    """All controllers over HTTP, for ever."""
+    """All controllers over HTTP, for ever. What they count is told by `metrics`."""
     rows, cadence = connected.rows, Cadence(beat_ms)
-    await controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed).run()
+    settle_process()
+    crew = controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed)
+    if metrics is not None:
+        from remit.serve.measuring import of_controllers
+
+        metrics.add(of_controllers(crew))
+    await crew.run()
 
 
 SWITCH_S: Final = 0.000_2

@@ -18,7 +18,14 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 from remit.client.http import HttpLink
+from remit.client.rows import RowsFrom
+from remit.law.bearers import agent_of
+from remit.law.tempo import Tempo
+from remit.model.identity import Principal
 from remit.serve.app import Application
+from remit.serve.auditing import Audit, MemoryTrail
+from remit.serve.counting import Requests
+from remit.serve.identities import unknown
 from remit.serve.programs import ROUTES as PROGRAMS
 from remit.simulate.loop import SimLoop
 from remit.simulate.network import Network
@@ -26,9 +33,11 @@ from remit.simulate.processes import Machine, Process
 from remit.simulate.runners import Program as Behaviour
 from remit.world import http
 from remit.world.binding import Bound, Listen
+from remit.world.certificates import made_key, request_for
 from remit.world.cgroups_found import mounted
 from remit.world.chance import SeededChance
 from remit.world.clock import BootClock
+from remit.world.disk import FileDisk
 from remit.world.ids import RandomIds
 from remit.world.link import SocketLink
 from remit.world.machine import KernelPorts, ThisHost
@@ -36,6 +45,9 @@ from remit.world.probes import SocketProber
 from remit.world.production import production
 from remit.world.promises import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, Service, World
 from remit.world.runner import ProcessRunner
+from remit.world.tls import Secure, Trust
+from remit.world.tls import answering as tls_answering
+from remit.world.tls_keys import Secured, TlsKeys
 from tests.contracts.http_service import answering
 
 NAMES: Final = ("a", "b")
@@ -60,6 +72,7 @@ class Program(Enum):
     RUNS = "runs for ever, and is killed by the request to end (signal 15)"
     IGNORES = "runs for ever, and ignores the request to end once it has run for half a second"
     TAKES_64_MIB = "takes that much memory, and then runs for ever"
+    ECHOES = "writes what it is fed, and ends with code 0 at the end of that"
     MISSING = "is not there"
 
 
@@ -109,6 +122,12 @@ class HostTwin(RunnerTwin, Protocol):
         ...
 
 
+class CarrierTwin(WorldTwin, Protocol):
+    def offer(self, world: World, path: Path, content: bytes) -> str:
+        """The source at which this can be fetched, below a directory that is lent."""
+        ...
+
+
 class Production:
     """The real machine; processes speak over Unix sockets."""
 
@@ -146,6 +165,11 @@ class Production:
     def prober(self) -> Prober:
         return SocketProber(BootClock())
 
+    def offer(self, world: World, path: Path, content: bytes) -> str:
+        world.disk.make_directory(path.parent)
+        world.disk.write_atomically(path, content)
+        return f"file:{path}"
+
     def answering(self, port: int) -> Order:
         return Order((sys.executable, "-c", ANSWERER, str(port)))
 
@@ -155,6 +179,7 @@ class Production:
             Program.EXITS_3: "exit 3",
             Program.RUNS: "while :; do sleep 0.1; done",
             Program.IGNORES: "trap '' TERM; while :; do sleep 0.1; done",
+            Program.ECHOES: "exec cat",
         }
         if program is Program.MISSING:
             return Order(("/no/such/program",))
@@ -169,6 +194,25 @@ class OverTcp(Production):
     def __init__(self, place: Path, /) -> None:
         super().__init__(place)
         self._addresses = {name: f"tcp:127.0.0.1:{_free_port()}" for name in NAMES}
+
+
+class OverTls(OverTcp):
+    """The same over TLS, with a certificate at either end."""
+
+    def __init__(self, place: Path, /) -> None:
+        super().__init__(place)
+        self._addresses = {name: text.replace("tcp:", "tls:") for name, text in self._addresses.items()}
+        keys, key = _keys(place), made_key()
+        (place / "agent.pem").write_bytes(key + keys.authority.agent(request_for(key), agent_of(NAMES)).answering)
+        context = tls_answering(place / "agent.pem", place / "agent.pem", keys.ca, required=True)
+        self._secure = Secure(lambda bearer: bool(bearer.role), lambda: keys.calling, lambda: context)
+
+    def link(self, name: str) -> Link:
+        return SocketLink(self._addresses, self._secure)
+
+
+def _keys(place: Path) -> TlsKeys:
+    return TlsKeys(place / "tls", FileDisk(), Secured(), "127.0.0.1")
 
 
 class OverHttp(OverTcp):
@@ -198,9 +242,10 @@ class OverHttp(OverTcp):
 class _Http(HttpLink):
     _TOKEN: Final = "a-token"
 
-    def __init__(self, ports: dict[str, int]) -> None:
-        super().__init__({name: f"http://127.0.0.1:{port}" for name, port in ports.items()}, self._TOKEN)
-        self._ports = ports
+    def __init__(self, ports: dict[str, int], keys: TlsKeys | None = None) -> None:
+        scheme, trust = ("http", Trust()) if keys is None else ("https", Trust(str(keys.ca_file)))
+        super().__init__({name: f"{scheme}://127.0.0.1:{port}" for name, port in ports.items()}, self._TOKEN, trust=trust)
+        self._ports, self._keys = ports, keys
 
     def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
         return answering(self._ports[at], service, token=self._TOKEN)
@@ -217,27 +262,51 @@ class OverServe(OverHttp):
             http.DRAIN_S = drain_s  # type: ignore[misc]
 
     def link(self, name: str) -> Link:
-        link = _Serve(self._ports)
+        link = _Serve(self._ports, self._keys)
         self._made.append(link)
         return link
+
+    @property
+    def _keys(self) -> TlsKeys | None:
+        return None
+
+
+class OverHttps(OverServe):
+    """The same, over TLS."""
+
+    def __init__(self, place: Path, /) -> None:
+        super().__init__(place)
+        self._ring = _keys(place)
+
+    @property
+    def _keys(self) -> TlsKeys | None:
+        return self._ring
 
 
 class _Serve(_Http):
     @asynccontextmanager
     async def serve(self, at: str, service: Service, /) -> AsyncGenerator[None, None]:
         """Its desk has what these two routes use, and no more."""
-        bound = Bound(Listen(port=self._ports[at]))
+        keys = self._keys
+        bound = Bound(Listen(port=self._ports[at]), secure=keys is not None)
         try:
             desk: Any = SimpleNamespace(
-                token=self._TOKEN,
                 clock=BootClock(),
+                requests=Requests(),
+                access=None,
+                identities=_Identities(self._TOKEN),
+                audit=Audit(MemoryTrail(), BootClock()),
                 world=SimpleNamespace(ids=RandomIds()),
                 door=_Door(service),
                 watching=nullcontext,
                 closing=asyncio.Event(),
+                hosts=(),
+                tls=None,
+                tempo=Tempo(),
             )
             app = Application(PROGRAMS, desk, lambda asked, error: None)
-            async with http.http_listening(app, bound, closing=desk.closing.set):
+            secure = None if keys is None else lambda: keys.context
+            async with http.http_listening(app, bound, closing=desk.closing.set, secure=secure):
                 yield
         finally:
             bound.close()
@@ -245,10 +314,30 @@ class _Serve(_Http):
 
 class _Door:
     def __init__(self, service: Service) -> None:
-        self.request, self.stream = service.request, service.stream
+        self._service = service
+        self.stream = service.stream
 
-    def streamed(self, body: bytes) -> None:
-        """Everything can be read here."""
+    async def request(self, body: bytes, principal: Principal, judged: object, /) -> bytes:
+        return await self._service.request(body)
+
+    def streamed(self, body: bytes) -> RowsFrom:
+        """Everything can be read here, as rows: who may be told those may be told all."""
+        return RowsFrom()
+
+
+class _Identities:
+    """One component, with one token, which stays good."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def principal(self, authorization: str) -> Principal:
+        if authorization != f"Bearer {self._token}":
+            raise unknown("the token is not right")
+        return Principal("component", "component", "scheduler")
+
+    async def lapse(self, principal: Principal) -> None:
+        await asyncio.Event().wait()
 
 
 def remove_groups(parent: str) -> None:
@@ -318,6 +407,10 @@ class Simulated:
     def prober(self) -> Prober:
         return self._process("prober").world.prober
 
+    def offer(self, world: World, path: Path, content: bytes) -> str:
+        self._machine.depot.files[f"file:{path}"] = content
+        return f"file:{path}"
+
     def answering(self, port: int) -> Order:
         return Order(Behaviour(None, listen=port, ready=100).argv())
 
@@ -328,6 +421,7 @@ class Simulated:
             Program.RUNS: Behaviour(None, 0, 10),
             Program.IGNORES: Behaviour(None, 0, None),
             Program.TAKES_64_MIB: Behaviour(None, memory=64 << 20, ready=100),
+            Program.ECHOES: Behaviour(None, 0, echo=1),
         }
         return Order(("missing",)) if program is Program.MISSING else Order(plays[program].argv())
 
@@ -355,6 +449,7 @@ class _Unrecorded:
 
 
 WORLDS: list[type[WorldTwin]] = [Production, Simulated]
-LINKS: list[type[LinkTwin]] = [Production, OverTcp, OverHttp, OverServe, Simulated]
+LINKS: list[type[LinkTwin]] = [Production, OverTcp, OverTls, OverHttp, OverServe, OverHttps, Simulated]
 RUNNERS: list[type[RunnerTwin]] = [Production, Simulated]
 HOSTS: list[type[HostTwin]] = [Production, Simulated]
+CARRIERS: list[type[CarrierTwin]] = [Production, Simulated]

@@ -7,8 +7,11 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from remit.commitment import authority, outcomes
+from remit.model.kinds import Tenant
+from remit.model.policies import TenantLimits
 from remit.simulate.actors import people, policies
 from remit.simulate.runners import Program
 from remit.simulate.scenarios import Scenario, load, parse
@@ -606,6 +609,22 @@ every = "50s"
 per_minute = 15.0
 standing_max = 8
 """,
+    "admitted": """
+summary = "tenants at their limits, and policies that allow less than is asked for"
+duration = "90s"
+heal = "60s"
+[cluster]
+nodes = 6
+agents = 3
+beat = "1s"
+[load]
+per_minute = 120
+standing_max = 30
+quota = 10000
+kinds = ["urgent", "urgent", "job", "service"]
+operations = 0
+deletes = 10
+""",
 }
 
 
@@ -618,6 +637,15 @@ def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
     if name == "late-renewals":
         # Nothing ends when it is asked to: what is past its deadline runs until it is killed.
         patch.setattr(people, "Program", lambda runs_ms, code, stop_ms: Program(runs_ms, code, None))
+    if name == "admitted":
+        # Tenants may have little, and policies allow nobody to be urgent for as long as they take places away.
+        tenant = people.People._tenant
+
+        def limited(self: people.People, name: str, percent: int) -> Tenant:
+            made = tenant(self, name, percent)
+            return replace(made, spec=replace(made.spec, limits=TenantLimits(workloads=4, replicas=12)))
+
+        patch.setattr(people.People, "_tenant", limited)
     if name == "lapsed-grants":
         # Policies would lapse first, and then nothing is placed at all.
         patch.setattr(policies, "TTL_BEATS", 3_600)

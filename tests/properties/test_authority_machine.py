@@ -56,21 +56,9 @@ from remit.model.claims import (
     Verdict,
 )
 from remit.model.fields import Condition, Metadata
-from remit.model.kinds import (
-    Affinity,
-    DeviceAsk,
-    NodeHealth,
-    Placement,
-    Policy,
-    PolicyAllow,
-    PolicyMatch,
-    PolicyRule,
-    PolicySpec,
-    Spread,
-    Toleration,
-    Workload,
-)
+from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicySpec, Spread, Toleration, Workload
 from remit.model.objects import AnyObject
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
 from remit.simulate.checkers.lifecycle import HOLDING, ON_NODE, RUNS

@@ -7,7 +7,7 @@ top of the one that is under way. Heads carry a digest of every row since the be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -26,6 +26,13 @@ from tests.unit.commitment.desk import T1
 
 EACH = 3
 SORTS = st.sets(st.integers(0, 11), min_size=3, max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_lane() -> Iterator[None]:
+    """Whoever asks: what is decided on top of what is told by the order of asks here, and lanes have tests of their own."""
+    with mock.patch("remit.commitment.queueing.lane_of", lambda operations: ""):
+        yield
 
 
 class Twins(AuthorityMachine):

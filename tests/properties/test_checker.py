@@ -14,8 +14,9 @@ from remit.law import ledgers
 from remit.law.lifecycle import OWNER, TABLE
 from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve, Role
 from remit.model.fields import Metadata
-from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
+from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
+from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from remit.simulate.checkers.letters import across

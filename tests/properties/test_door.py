@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, assume, event, given
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from remit.commitment.rulings import DETAIL_MAX
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused
 from remit.model.judging import judge, written
@@ -85,8 +86,13 @@ def test_a_bad_file_is_refused_at_the_door_by_path_and_cure(name: str) -> None:
         try:
             before = await scope.dump()
             (verdict,) = await scope.ask(OPERATOR, Apply(thing))
-            assert isinstance(verdict, Refused) and verdict.code is Code.INVALID
-            assert sorted(verdict.detail.split(" | ")) == sorted(problems(DOCUMENTS[name]))
+            assert isinstance(verdict, Refused) and verdict.code is (Code.RESERVED if "reserved" in name else Code.INVALID)
+            said, expected = verdict.detail.split(" | "), sorted(problems(DOCUMENTS[name]))
+            if len(verdict.detail) > DETAIL_MAX:  # a refusal is no page: the last that is said is cut, and some are not said
+                assert any(one.startswith(said[-1].removesuffix("…")) for one in expected)
+                assert len(said) > 3 and set(said[:-1]) <= set(expected)
+            else:
+                assert sorted(said) == expected
             assert await scope.dump() == before
         finally:
             await scope.close()

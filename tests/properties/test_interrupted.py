@@ -41,7 +41,8 @@ from remit.model.claims import (
     operation_id,
 )
 from remit.model.fields import Metadata
-from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec, Region
+from remit.model.kinds import Policy, PolicySpec, Region
+from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount
 from remit.store.protocol import StoreError

@@ -12,17 +12,8 @@ from remit.law import likeness
 from remit.law.asks import make_ask
 from remit.law.fit import Ask, static_answer, static_misfit
 from remit.law.likeness import Asks
-from remit.model.kinds import (
-    Affinity,
-    Placement,
-    PolicyAllow,
-    PolicyMatch,
-    PolicyRule,
-    PolicySpec,
-    Spread,
-    Template,
-    WorkloadSpec,
-)
+from remit.model.kinds import Affinity, Placement, PolicySpec, Spread, Template, WorkloadSpec
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from tests.properties.cached import LOOKED_UP, compared
 from tests.unit.law.draws import scenes

@@ -70,8 +70,6 @@ from remit.model.kinds import (
     NodeStatus,
     Placement,
     Policy,
-    PolicyAllow,
-    PolicyRule,
     PolicySpec,
     Rollout,
     Spread,
@@ -82,6 +80,7 @@ from remit.model.kinds import (
     WorkloadSpec,
 )
 from remit.model.objects import AnyObject, key
+from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import (
     DecisionSpec,
     EventSpec,

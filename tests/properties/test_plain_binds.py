@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from remit.commitment import placing
 from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Mark, Refused
 from remit.model.fields import Metadata
-from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyRule, PolicySpec
+from remit.model.kinds import NodeHealth, Policy, PolicySpec
+from remit.model.policies import PolicyAllow, PolicyRule
 from tests.properties.cached import stale
 from tests.properties.machines import OPERATOR, Scope, node, story
 from tests.properties.test_authority_machine import APART, DEEDS, books, summed

@@ -18,7 +18,8 @@ from remit.law.columns import over
 from remit.law.fit import RULES, carried, mask, misfits
 from remit.model.claims import Apply, Delete, Spawn
 from remit.model.fields import Metadata
-from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec, Workload
+from remit.model.kinds import Policy, PolicySpec, Workload
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.observation.checking import differences, recount
 from remit.observation.view import PARTS, View
 from remit.simulate.checkers.rows import of_kind, phase_of

@@ -7,7 +7,7 @@ Losing the servers changes nothing that runs: looking goes on by what was last k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -16,17 +16,23 @@ from typing import Any, Final
 from remit.agent.checking import Patient, ask_what_is_due
 from remit.agent.continuity import Continuity
 from remit.agent.copies import Copy
-from remit.agent.core import Act, End, Leave, Say, Start
-from remit.agent.hosting import Awaited, Hosted, Site
+from remit.agent.core import Act, End, Leave, Prepare, Say, Start
+from remit.agent.hosting import ALL, Awaited, Hosted, Site
 from remit.agent.keeping import NEVER, Begun, Keeping, Table
 from remit.agent.orders import Assigned
+from remit.agent.preparing import Making, Preparer
+from remit.agent.sessions import Beside
 from remit.agent.standing import Standing
-from remit.agent.work import Place, fence_ms, order_for
+from remit.agent.together import Together
+from remit.agent.volumes import hold_scratch
+from remit.agent.work import NOTHING, Place, Prepared, fence_ms, needs_preparing, order_for
 from remit.client.client import Client, NoAnswer
 from remit.law.tempo import Tempo
 from remit.model.claims import Accepted, Actor, Verdict
 from remit.model.orders import Orders
-from remit.world.promises import DiskError, LinkError, World, WorldError
+from remit.model.records import GenerationSpec, Replica
+from remit.model.tallies import LONG_SECONDS, Buckets, Counts
+from remit.world.promises import DiskError, LinkError, NotStarted, World, WorldError
 
 AGAIN_MS: Final = 5_000
 """What was asked of the keeper and has not come about is asked again."""
@@ -48,8 +54,11 @@ Feed = Callable[[Sequence[str]], AsyncGenerator[Orders, None]]
 """The orders of these nodes, from whichever server tells them; it ends when that one is gone."""
 
 
-def _unsaid(_: str) -> None:
+def _unsaid(_: str, **fields: object) -> None:
     return
+
+
+STARTS: Final = ("begun", "late", "failed")
 
 
 class Agent:
@@ -67,32 +76,37 @@ class Agent:
         *,
         name: str,
         tempo: Tempo,
+        preparer: Preparer | None = None,
         epochs: Path | None = None,
         revive: Callable[[], Awaitable[None]] | None = None,
         failed: Callable[[NoAnswer], None] | None = None,
-        tell: Callable[[str], None] = _unsaid,
+        tell: Callable[..., None] = _unsaid,
+        note: Callable[..., None] = _unsaid,
     ) -> None:
         self._world, self._client, self._feed, self._keeping = world, client, feed, keeping
-        self._tempo, self._revive, self._told = tempo, revive, tell
+        self._tempo, self._revive, self._told, self._note = tempo, revive, tell, note
         self._sites = {one.node.metadata.name: Site(one.place, tempo, one.node) for one in hosted}
         self._like = hosted[0].place
+        self._preparer = preparer or Preparer(world, ())
         self.orders = Assigned(world.clock)
         self._standing = Standing(
             world, client, keeping, self.orders, self._sites, Continuity(world, epochs),
             name=name, tempo=tempo, touch=self._touch, tell=tell, failed=failed,
         )  # fmt: skip
+        self._together = Together(world.offload)
         self._wake = asyncio.Event()
         self._tabled = asyncio.Event()
         self._asking: dict[str, None] = {}
         self._awaited = Awaited()
-        self._due_ms: dict[str, int] = {}
-        """When each node is looked at next."""
         self._not_before_ms: dict[str, int] = {}
         self._failures: dict[str, int] = {}
         self._under_way: dict[tuple[str, Copy], int] = {}
         """What was asked of the keeper: when."""
         self._chance = world.chance.stream(f"agent {name}")
         self._group: asyncio.TaskGroup | None = None
+        self.starts = Counts(STARTS)
+        self.fetches = Buckets(LONG_SECONDS)
+        """How long it took to fetch what work needs, once an attempt."""
 
     def actor(self, node: str) -> Actor | None:
         """As whom it speaks for a node, while it holds that one's lease."""
@@ -107,6 +121,27 @@ class Agent:
                 return [site.place.logs], ordered or (kept is not None and kept.alive)
         return [site.place.logs for site in self._sites.values()], False
 
+    def beside(self, copy: Copy) -> Beside | None:
+        """What runs of a copy, and how it was started. None: it does not run here, or is not wanted any more. Raises
+        `NotStarted` while that cannot be told.
+        """
+        for site in self._sites.values():
+            kept, order = site.kept.get(copy), self.orders.get(copy.key)
+            if kept is None or not kept.alive or not kept.pid or order is None or not site.mind.ordered(self.orders, copy):
+                continue
+            generation = self.orders.spec_of(order.replica)
+            if generation is not None:
+                prepared = self._prepared(site, copy, order.replica, generation)
+                if prepared is None:
+                    raise NotStarted("what it was started with is being looked up again", "ask again in a moment")
+                like = order_for(site.place, copy, order.replica, generation, kept.ports, prepared)
+                return Beside(site.name, kept.running, like)
+        return None
+
+    @property
+    def hosts(self) -> int:
+        return sum(site.tenure is not None for site in self._sites.values())
+
     def running(self) -> int:
         """How many copies run here, as far as is known."""
         return sum(kept.alive for site in self._sites.values() for kept in site.kept.values())
@@ -120,7 +155,9 @@ class Agent:
             group.create_task(self._follow_orders(), name="orders")
             group.create_task(self._standing.hold(), name="leases")
             group.create_task(self._standing.beat(), name="beats")
+            group.create_task(self._standing.measure(), name="uses")
             group.create_task(self._standing.pass_on(), name="renewals")
+            group.create_task(hold_scratch(self._world, self._keeping, self.orders, self._sites, self._tempo), name="scratch")
             await self._act()
 
     async def _until_tabled(self) -> None:
@@ -163,13 +200,13 @@ class Agent:
         for key, node in self.orders.take(orders).items():
             self._not_before_ms.pop(key, None)
             self._failures.pop(key, None)
-            self._touch(node)
+            self._touch(node, key)
         for node in (*orders.nodes, *orders.nodes_gone) if not orders.whole else tuple(self._sites):
             self._touch(node)
         if orders.whole:
             self.orders.let_go()
-        for node in self._awaited.pop_reached(self.orders.revision):
-            self._touch(node)
+        for key, node in self._awaited.pop_reached(self.orders.revision).items():
+            self._touch(node, key)
 
     async def _follow_keeper(self) -> None:
         while True:
@@ -191,7 +228,7 @@ class Agent:
         for gone in table.gone:
             for site in self._sites.values():
                 if site.kept.pop(Copy(*gone), None) is not None:
-                    self._touch(site.name)
+                    self._touch(site.name, gone[0])
         self._tabled.set()
 
     def _keep(self, kept: Begun) -> None:
@@ -203,7 +240,7 @@ class Agent:
         known = site.kept.get(kept.copy)
         if known is None or kept.stage >= known.stage:
             site.kept[kept.copy] = kept
-            self._touch(site.name)
+            self._touch(site.name, kept.key)
 
     async def _clear_rooms(self) -> None:
         """Directories of work that the keeper does not know any more: whoever should have removed them was killed before."""
@@ -213,6 +250,7 @@ class Agent:
                 for name in await self._world.offload(partial(self._world.disk.list, work)):
                     if name not in known:
                         await self._world.offload(partial(self._world.disk.remove_tree, work / name))
+        self._preparer.forget_all_but(known)
 
     # -- acting ----------------------------------------------------------------------------------------------------------
 
@@ -223,42 +261,53 @@ class Agent:
             self._wake.clear()
             now_ms = clock.now_ms()
             says: list[tuple[Actor, Say]] = []
-            for name in [name for name, due_ms in self._due_ms.items() if due_ms <= now_ms]:
-                self._look(self._sites[name], now_ms, says)
+            for site in tuple(self._sites.values()):
+                if (due_ms := site.due_ms()) is not None and due_ms <= now_ms:
+                    self._look(site, now_ms, says)
             for first in range(0, len(says), CLAIMS_MAX):
                 self._spawn(self._say(says[first : first + CLAIMS_MAX]), "say")
-            until_ms = min(self._due_ms.values(), default=now_ms + self._tempo.beat_ms)
+            dues_ms = [due_ms for site in self._sites.values() if (due_ms := site.due_ms()) is not None]
+            until_ms = min(dues_ms, default=now_ms + self._tempo.beat_ms)
             with suppress(TimeoutError):
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
                     await self._wake.wait()
 
     def _look(self, site: Site, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
-        sweep_ms = SWEEP_BEATS * self._tempo.beat_ms
-        self._due_ms[site.name] = now_ms + sweep_ms - self._chance.uniform_ms(sweep_ms // 4)
-        for deed in site.mind.look(now_ms, self.orders, site.kept, may_act=site.may_act(now_ms)):
+        keys = site.take_due(now_ms)
+        if keys is None:
+            sweep_ms = SWEEP_BEATS * self._tempo.beat_ms
+            site.touch(ALL, now_ms + sweep_ms - self._chance.uniform_ms(sweep_ms // 4))
+        for deed in site.mind.look(now_ms, self.orders, site.kept, may_act=site.may_act(now_ms), keys=keys):
             self._perform(site, deed, now_ms, says)
-        if site.mind.wake_ms is not None:
-            self._touch(site.name, site.mind.wake_ms)
-        self._probe(site)
+        for key, at_ms in site.mind.wakes.items():
+            site.touch(key, at_ms)
+        if site.mind.making:
+            self._abandon_what_nobody_wants(site)
+        self._probe(site, keys)
 
-    def _touch(self, name: str, at_ms: int | None = None) -> None:
-        """There is news of this node, or will be then."""
-        if name in self._sites:
-            self._due_ms[name] = min(self._world.clock.now_ms() if at_ms is None else at_ms, self._due_ms.get(name, 1 << 62))
+    def _touch(self, name: str, key: str = ALL, at_ms: int | None = None) -> None:
+        """There is news of a replica of this node, or of the node itself; or will be then."""
+        site = self._sites.get(name)
+        if site is not None:
+            site.touch(key, self._world.clock.now_ms() if at_ms is None else at_ms)
             self._wake.set()
 
-    def _probe(self, site: Site) -> None:
+    def _probe(self, site: Site, keys: Collection[str] | None) -> None:
         """Ask what runs how it is."""
         for copy, kept in site.kept.items():
+            if keys is not None and copy.key not in keys:
+                continue
             order = self.orders.get(copy.key)
             if not kept.alive or not kept.pid or order is None or not site.mind.ordered(self.orders, copy):
                 continue
             generation = self.orders.spec_of(order.replica)
-            if generation is not None:
-                patient = Patient(site.place, kept, order.replica, generation, site.mind.course(copy))
-                due_ms = ask_what_is_due(self._world, patient, self._spawn, lambda: self._touch(site.name))
+            prepared = NOTHING if generation is None else self._prepared(site, copy, order.replica, generation)
+            if generation is not None and prepared is not None:
+                patient = Patient(site.place, kept, order.replica, generation, site.mind.course(copy), prepared)
+                tell = partial(self._touch, site.name, copy.key)
+                due_ms = ask_what_is_due(self._world, patient, self._spawn, tell)
                 if due_ms is not None:
-                    self._touch(site.name, due_ms)
+                    self._touch(site.name, copy.key, due_ms)
 
     def _perform(self, site: Site, deed: Act, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
         match deed:
@@ -268,6 +317,8 @@ class Agent:
                 if site.tenure is not None and self._may_say(site, copy.key, now_ms) and self._is_sure(site, deed, now_ms):
                     self._asking[copy.key] = None
                     says.append((site.tenure.actor, deed))
+            case Prepare():
+                self._prepare(site, deed)
             case Start(copy):
                 self._once("start", site.name, copy, now_ms, lambda: self._start(site, deed))
             case End(copy, grace_ms, why):
@@ -281,7 +332,7 @@ class Agent:
             return False
         at_ms = self._not_before_ms.get(key, 0)
         if at_ms > now_ms:
-            self._touch(site.name, at_ms)
+            self._touch(site.name, key, at_ms)
         return at_ms <= now_ms
 
     def _is_sure(self, site: Site, say: Say, now_ms: int) -> bool:
@@ -304,11 +355,12 @@ class Agent:
         try:
             verdicts = await self._standing.ask([say.move for _, say in says], [actor for actor, _ in says])
             for index, (actor, say) in enumerate(says):
+                self._note(say.move.transition, reason=say.move.reason, **_named(_node_of(actor), say.copy))
                 self._heard(say.copy.key, _node_of(actor), None if verdicts is None else verdicts[index])
         finally:
             for actor, say in says:
                 self._asking.pop(say.copy.key, None)
-                self._touch(_node_of(actor))
+                self._touch(_node_of(actor), say.copy.key)
 
     def _heard(self, key: str, node: str, verdict: Verdict | None) -> None:
         if isinstance(verdict, Accepted):
@@ -325,7 +377,7 @@ class Agent:
         """Ask for it, and not again while that is under way, or has just been."""
         asked_ms = self._under_way.get((what, copy))
         if asked_ms is not None and now_ms < asked_ms + AGAIN_MS:
-            self._touch(node, asked_ms + AGAIN_MS)
+            self._touch(node, copy.key, asked_ms + AGAIN_MS)
             return
         if len(self._under_way) > UNDER_WAY_MAX:
             late_ms = now_ms - 2 * AGAIN_MS
@@ -340,44 +392,85 @@ class Agent:
                 self._under_way.pop((what, copy), None)
         except WorldError as error:
             self._under_way[what, copy] = self._world.clock.now_ms()
-            self._told(f"{what} {copy.key}: {error}")
-        self._touch(node)
+            if what == "start":
+                self.starts.add("failed")
+            self._told(f"{what} {copy.key}: {error}", **_named(node, copy))
+        self._touch(node, copy.key)
 
     async def _start(self, site: Site, start: Start) -> None:
         template = start.generation.spec.template
         known = site.kept.get(start.copy)
         wanted = {port.name: port.port for port in template.ports}
         ports = known.ports if known is not None else await self._ports(wanted)
-        order = order_for(site.place, start.copy, start.replica, start.generation, ports)
-        await self._world.offload(lambda: self._make_room(site.place, start.copy))
-        fence = fence_ms(start.generation)
+        making = site.mind.making.get(start.copy)
+        prepared = making.prepared if making is not None and making.prepared is not None else NOTHING
+        order = order_for(site.place, start.copy, start.replica, start.generation, ports, prepared)
+        fence, rooms = fence_ms(start.generation), (site.place.logs, site.place.directory(start.copy))
         kept = await self._keeping.begin(
-            order, number=start.number, fence_ms=fence, grace_ms=self._tempo.kill_grace_ms, ports=ports
+            order, number=start.number, fence_ms=fence, grace_ms=self._tempo.kill_grace_ms, ports=ports, rooms=rooms
         )
         if kept is not None and kept.number == NEVER:
             raise DiskError(kept.failed, kept.cure)
         self._under_way.pop(("end", start.copy), None)
+        self.starts.add("begun" if kept is not None else "late")
+        self._note("work is begun", number=start.number, late=kept is None, **_named(site.name, start.copy))
         if kept is not None:
             self._keep(kept)
         else:  # past its deadline, or its renewal is still on its way to the keeper
             await self._pause(self._tempo.beat_ms // 4)
 
+    def _prepare(self, site: Site, deed: Prepare) -> Making:
+        making = site.mind.making[deed.copy] = Making(deed.number)
+        kept = site.kept.get(deed.copy)
+        runs = kept is not None and kept.alive
+
+        async def prepare() -> None:
+            began_ms = self._world.clock.now_ms()
+            await self._preparer.prepare(site.place, deed.copy, deed.replica, deed.generation, making, runs=runs)
+            if deed.generation.spec.template.artifacts or deed.generation.spec.template.rootfs:
+                self.fetches.add((self._world.clock.now_ms() - began_ms) / 1000)
+            self._touch(site.name)
+
+        making.task = self._task(prepare(), f"prepare {deed.copy.key}")
+        return making
+
+    def _prepared(self, site: Site, copy: Copy, replica: Replica, generation: GenerationSpec) -> Prepared | None:
+        """What was prepared for one that runs. An agent that finds it running prepares it again, for what runs beside it."""
+        if not needs_preparing(generation.spec.template):
+            return NOTHING
+        making = site.mind.making.get(copy)
+        if making is None:
+            making = self._prepare(site, Prepare(copy, replica, generation, site.kept[copy].number))
+        return (making.prepared or NOTHING) if making.is_over else None
+
+    def _abandon_what_nobody_wants(self, site: Site) -> None:
+        mind = site.mind
+        for copy in [copy for copy in mind.making if copy not in site.kept and not mind.wanted(self.orders, copy)]:
+            task = mind.making.pop(copy).task
+            self._spawn(self._abandon(site.place, copy, task), f"abandon {copy.key}")
+
+    async def _abandon(self, place: Place, copy: Copy, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        await self._preparer.abandon(place, copy)
+
     async def _ports(self, wanted: dict[str, int]) -> dict[str, int]:
         free = iter(await self._world.ports.free(sum(port == 0 for port in wanted.values())))
         return {name: port or next(free) for name, port in wanted.items()}
 
-    def _make_room(self, place: Place, copy: Copy) -> None:
-        self._world.disk.make_directory(place.logs, durably=False)
-        self._world.disk.make_directory(place.directory(copy), durably=False)
-
     async def _leave(self, site: Site, copy: Copy) -> None:
         await self._keeping.drop(copy)
         site.kept.pop(copy, None)
+        making = site.mind.making.pop(copy, None)
+        if making is not None and making.task is not None:
+            making.task.cancel()
+        self._preparer.forget(copy)
         for known in (self._not_before_ms, self._failures):
             known.pop(copy.key, None)
         self._under_way.pop(("end", copy), None)
         with suppress(DiskError):
-            await self._world.offload(lambda: self._world.disk.remove_tree(site.place.directory(copy)))
+            await self._together(lambda: self._world.disk.remove_tree(site.place.directory(copy)))
 
     # -- small things ----------------------------------------------------------------------------------------------------
 
@@ -385,9 +478,17 @@ class Agent:
         await self._world.clock.sleep_ms(ms // 2 + self._chance.uniform_ms(max(1, ms // 2)))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        _ = self._task(work, name)
+
+    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._group is None:
             raise RuntimeError("an agent that does not run does nothing")
-        self._group.create_task(work, name=name)
+        return self._group.create_task(work, name=name)
+
+
+def _named(node: str, copy: Copy) -> dict[str, object]:
+    """What a line of the log is found by."""
+    return {"node": node, "replica": copy.key, "attempt": copy.attempt, "uid": copy.uid}
 
 
 def _node_of(actor: Actor) -> str:

@@ -8,14 +8,14 @@ from typing import Any, Final, NamedTuple
 from remit.agent.core import Course
 from remit.agent.keeping import Begun
 from remit.agent.probing import Health, Which
-from remit.agent.work import Place, order_for
+from remit.agent.work import NOTHING, Place, Prepared, order_for
 from remit.model.kinds import HttpProbe, Probe, TcpProbe
 from remit.model.records import GenerationSpec, Phase, Replica
 from remit.world.promises import NotStarted, Probed, World
 
 HOST: Final = "127.0.0.1"
 
-Spawn = Callable[[Coroutine[Any, Any, None], str], None]
+Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 
 
 class Patient(NamedTuple):
@@ -26,6 +26,7 @@ class Patient(NamedTuple):
     replica: Replica
     generation: GenerationSpec
     course: Course
+    prepared: Prepared = NOTHING
 
 
 def ask_what_is_due(world: World, patient: Patient, spawn: Spawn, tell: Callable[[], None]) -> int | None:
@@ -79,7 +80,7 @@ def _port(patient: Patient, probe: HttpProbe | TcpProbe) -> int | None:
 async def _run(world: World, patient: Patient, command: tuple[str, ...], timeout_ms: int) -> Probed:
     """A command in the work's own place and environment, for so long at most."""
     kept = patient.kept
-    like = order_for(patient.place, kept.copy, patient.replica, patient.generation, kept.ports)
+    like = order_for(patient.place, kept.copy, patient.replica, patient.generation, kept.ports, patient.prepared)
     order = like._replace(argv=command, stdout=None, stderr=None, group="", limits=type(like.limits)(), with_parent=True)
     try:
         running = await world.runner.start(order)

@@ -20,6 +20,9 @@ NOT_STARTED: Final = "not started"
 UNWELL: Final = "unwell"
 """A probe failed too often, so it was ended."""
 
+SCRATCH_FULL: Final = "scratch full"
+"""It kept more in a scratch volume than its size allows, so it was ended."""
+
 STREAMS: Final = ("out", "err")
 
 _COPY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\.[0-9]{1,10}")

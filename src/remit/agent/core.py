@@ -16,16 +16,16 @@ Three rules carry the safety argument; the rest is service:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from remit.agent.copies import GONE, NOT_STARTED, OK, OOM, TIMEOUT, UNWELL, Copy, copy_of, result_of
+from remit.agent.copies import GONE, NOT_STARTED, OK, OOM, SCRATCH_FULL, TIMEOUT, UNWELL, Copy, copy_of, result_of
 from remit.agent.keeping import Begun
 from remit.agent.orders import Assigned, Ordered
+from remit.agent.preparing import Making
 from remit.agent.probing import Health
 from remit.agent.restarting import restart_after_ms
-from remit.agent.work import fence_ms, not_carried
+from remit.agent.work import NOTHING, fence_ms, needs_preparing, reads
 from remit.law.tempo import Tempo, lost_after_ms
 from remit.model.claims import Move
 from remit.model.kinds import NodeHealth, WorkloadSpec
@@ -54,6 +54,15 @@ class Start(NamedTuple):
     number: int
 
 
+class Prepare(NamedTuple):
+    """Gather what it needs for its `number`th start: it is started once that is there (preparing.py)."""
+
+    copy: Copy
+    replica: Replica
+    generation: GenerationSpec
+    number: int
+
+
 class End(NamedTuple):
     """Let the keeper end it, and all that came of it; `why` is then the result that is told in place of how it ended."""
 
@@ -68,7 +77,7 @@ class Leave(NamedTuple):
     copy: Copy
 
 
-Act = Say | Start | End | Leave
+Act = Say | Prepare | Start | End | Leave
 
 
 class Course:
@@ -90,8 +99,10 @@ class Mind:
     def __init__(self, node: str, tempo: Tempo) -> None:
         self.node, self.tempo = node, tempo
         self.courses: dict[Copy, Course] = {}
-        self.wake_ms: int | None = None
-        """When time alone makes a difference next: a look then may do more."""
+        self.wakes: dict[str, int] = {}
+        """When time alone makes a difference next to whom of those last looked at, by key: a look then may do more."""
+        self.making: dict[Copy, Making] = {}
+        """What is being prepared, or was: whoever performs the deeds keeps it up to date."""
         self._renewals: deque[int] = deque(maxlen=RENEWALS_KEPT)
         self._strange_since_ms: int | None = None
         self._held_from = self._seen = 0
@@ -119,24 +130,41 @@ class Mind:
         status = found.replica.status
         return status.node == self.node and status.phase not in _OVER
 
+    def wanted(self, orders: Assigned, copy: Copy) -> bool:
+        """Is it to run, or may it be again?"""
+        found = orders.get(copy.key)
+        leaving = found is not None and found.replica.status.phase in (Phase.DRAINING, Phase.STOPPING)
+        return not leaving and self.ordered(orders, copy)
+
     # -- a look ----------------------------------------------------------------------------------------------------------
 
-    def look(self, now_ms: int, orders: Assigned, kept: Mapping[Copy, Begun], *, may_act: bool) -> list[Act]:
-        """`kept` is what the keeper's table has of this node; `may_act`: its lease is held. Until the orders are known nothing
-        is done: what runs here may have one.
+    def look(
+        self,
+        now_ms: int,
+        orders: Assigned,
+        kept: Mapping[Copy, Begun],
+        *,
+        may_act: bool,
+        keys: Collection[str] | None = None,
+    ) -> list[Act]:
+        """`kept` is what the keeper's table has of this node; `may_act`: its lease is held; `keys`: only at these, where there
+        was news of no other. Until the orders are known nothing is done: what runs here may have one.
         """
-        self.wake_ms, self._seen = None, orders.revision
+        self._seen = orders.revision
+        self.wakes.clear()
         if not orders.known:
             return []
-        deeds: list[Act] = []
-        for copy, one in kept.items():
-            if not self.ordered(orders, copy):
-                deeds.append(End(copy, self.tempo.kill_grace_ms) if one.alive else Leave(copy))
-        for key, order in orders.on(self.node):
+        deeds: list[Act] = [
+            End(copy, self.tempo.kill_grace_ms) if one.alive else Leave(copy)
+            for copy, one in kept.items()
+            if (keys is None or copy.key in keys) and not self.ordered(orders, copy)
+        ]
+        for key, order in orders.on(self.node, keys):
             copy = copy_of(key, order.replica)
             deeds += self._next(now_ms, orders, copy, order, kept.get(copy), may_act)
-        for copy in [copy for copy in self.courses if copy not in kept and not self.ordered(orders, copy)]:
-            del self.courses[copy]
+        if keys is None:
+            for copy in [copy for copy in self.courses if copy not in kept and not self.ordered(orders, copy)]:
+                del self.courses[copy]
         return deeds
 
     def _next(
@@ -154,7 +182,7 @@ class Mind:
             case Phase.STOPPING if kept is not None and kept.alive:
                 grace_ms = self.tempo.kill_grace_ms if generation is None else int(generation.spec.template.stop_grace)
                 yield End(copy, grace_ms)
-            case Phase.STOPPING if kept is None and self._may_run_elsewhere(now_ms, generation):
+            case Phase.STOPPING if kept is None and self._may_run_elsewhere(now_ms, copy, generation):
                 pass
             case Phase.STOPPING if may_act:
                 ended = Ended(code=0) if kept is None or kept.ended is None else kept.ended
@@ -167,14 +195,14 @@ class Mind:
         found = orders.node(self.node)
         return found is not None and found[0].status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
-    def _may_run_elsewhere(self, now_ms: int, generation: GenerationSpec | None) -> bool:
+    def _may_run_elsewhere(self, now_ms: int, copy: Copy, generation: GenerationSpec | None) -> bool:
         """Its keeper knows nothing of it. But may that of another, who held this node before, be running it still?"""
         fence = 0 if generation is None else fence_ms(generation)
         if self._strange_since_ms is None or not fence:
             return False
         until_ms = self._strange_since_ms + lost_after_ms(fence, self.tempo)
         if now_ms < until_ms:
-            self._wake_at(until_ms)
+            self._wake_at(copy.key, until_ms)
         return now_ms < until_ms
 
     # -- what runs, or is to ---------------------------------------------------------------------------------------------
@@ -185,21 +213,30 @@ class Mind:
         phase = order.replica.status.phase
         if kept is None:
             void = phase is Phase.STARTING and self._void(now_ms, copy, generation)
-            if (void or phase is not Phase.STARTING) and self._may_run_elsewhere(now_ms, generation):
+            if (void or phase is not Phase.STARTING) and self._may_run_elsewhere(now_ms, copy, generation):
                 return
             if phase is not Phase.STARTING:
                 yield from self._over(copy, order, generation.spec, kept, Ended(), may_act)  # it ran: nobody knows of it now
             elif void:
                 if may_act:
                     yield self._say(copy, order, "crash", result=GONE, reason="it was not started in time")
-            elif may_act and (lacks := not_carried(generation.spec.template)):
-                yield self._say(copy, order, "crash", result=NOT_STARTED, reason=lacks)
             elif may_act:
-                yield Start(copy, order.replica, generation, 0)
+                yield from self._begin(copy, order, generation, 0, may_act)
         elif kept.ended is None:
             yield from self._while_it_runs(now_ms, copy, order, generation.spec, kept, may_act)
         else:
             yield from self._when_it_ended(now_ms, copy, order, generation, kept, kept.ended, may_act)
+
+    def _begin(self, copy: Copy, order: Ordered, generation: GenerationSpec, number: int, may_act: bool) -> Iterator[Act]:
+        """Once all that it needs is there. What cannot be had is an end of this attempt: the next may be placed elsewhere."""
+        making = self.making.get(copy) if needs_preparing(generation.spec.template) else _NOTHING_TO_MAKE
+        if making is None or (making.is_over and making.number < number and reads(generation.spec.template)):
+            # What it reads may have changed since: each start has it as it is by then.
+            yield Prepare(copy, order.replica, generation, number)
+        elif making.prepared is not None:
+            yield Start(copy, order.replica, generation, number)
+        elif making.failed and may_act:
+            yield self._say(copy, order, "crash", result=NOT_STARTED, reason=making.failed)
 
     def _void(self, now_ms: int, copy: Copy, generation: GenerationSpec) -> bool:
         """Was there a silence, since its `start` was asked for, after which the scope may have given it up?"""
@@ -210,7 +247,14 @@ class Mind:
         return asked_ms is None or self._silent_since(asked_ms, now_ms, fence)
 
     def _silent_since(self, since_ms: int, now_ms: int, fence: int) -> bool:
-        return any(b > since_ms and b - a >= fence for a, b in pairwise([*self._renewals, now_ms]))
+        later_ms = now_ms
+        for at_ms in reversed(self._renewals):
+            if later_ms <= since_ms:
+                return False
+            if later_ms - at_ms >= fence:
+                return True
+            later_ms = at_ms
+        return False
 
     def _while_it_runs(
         self, now_ms: int, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Begun, may_act: bool
@@ -222,7 +266,7 @@ class Mind:
             yield End(copy, grace_ms, TIMEOUT)
             return
         if spec.timeout:
-            self._wake_at(until_ms)
+            self._wake_at(copy.key, until_ms)
         health = course.health if course.health is not None and course.health.of == kept.number else None
         if health is not None and health.is_dead:
             yield End(copy, grace_ms, UNWELL)
@@ -246,7 +290,7 @@ class Mind:
         when = again.when or ("never" if spec.type == "job" else "always")
         pause_ms, fence = None, fence_ms(generation)
         given_up = bool(fence) and self._silent_since(kept.since_ms, now_ms, fence)
-        if kept.why != TIMEOUT and not kept.fenced and not kept.failed and not given_up:
+        if kept.why not in (TIMEOUT, SCRATCH_FULL) and not kept.fenced and not kept.failed and not given_up:
             pause_ms = restart_after_ms(
                 when, failed=_result(kept, ended) != OK, restarts=kept.number, ran_ms=kept.ended_ms - kept.since_ms,
                 backoff_ms=int(again.backoff), backoff_max_ms=int(again.backoff_max), limit=again.limit,
@@ -257,11 +301,11 @@ class Mind:
             if may_act:
                 yield self._say(copy, order, "unready", reason=f"it ended ({_result(kept, ended)}) and is started again")
         elif fence and self._seen < self._held_from:
-            self._wake_at(now_ms + self.tempo.beat_ms)
+            self._wake_at(copy.key, now_ms + self.tempo.beat_ms)
         elif now_ms >= kept.ended_ms + pause_ms:
-            yield Start(copy, order.replica, generation, kept.number + 1)
+            yield from self._begin(copy, order, generation, kept.number + 1, may_act)
         else:
-            self._wake_at(kept.ended_ms + pause_ms)
+            self._wake_at(copy.key, kept.ended_ms + pause_ms)
 
     def _over(
         self, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Begun | None, ended: Ended, may_act: bool
@@ -289,13 +333,15 @@ class Mind:
             return "nobody answered its agent for longer than its fence"
         if result == OOM:
             return f"it used all the memory that it may take; ask for more than {_memory(spec)} in template.resources"
+        if result == SCRATCH_FULL:
+            return "it kept more in a scratch volume than its size; keep less there, or raise the size in template.volumes"
         if result == TIMEOUT:
             return f"it ran for longer than its timeout of {spec.timeout}"
         health = self.course(copy).health
         return health.said if result == UNWELL and health is not None else ""
 
-    def _wake_at(self, at_ms: int) -> None:
-        self.wake_ms = at_ms if self.wake_ms is None else min(at_ms, self.wake_ms)
+    def _wake_at(self, key: str, at_ms: int) -> None:
+        self.wakes[key] = min(at_ms, self.wakes.get(key, at_ms))
 
     def _say(
         self,
@@ -308,6 +354,10 @@ class Mind:
         ports: Mapping[str, int] | None = None,
     ) -> Say:
         return Say(copy, Move(copy.key, order.revision, transition, copy.attempt, result, reason[:500], dict(ports or {})))
+
+
+_NOTHING_TO_MAKE: Final = Making()
+_NOTHING_TO_MAKE.prepared = NOTHING
 
 
 def _result(kept: Begun | None, ended: Ended) -> str:

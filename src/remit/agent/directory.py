@@ -3,8 +3,10 @@
     run/      for the two processes alone: locks, the keeper's socket and journal, which leases were held, their own logs
     logs/     what work says, a directory a node
     work/     a directory a copy: where it begins, and with a sandbox the only place that it can change
+    cache/    files from elsewhere, by digest and tenant; and roots that were unpacked of them
 
-Work that runs as a user of its own must reach its directory, so one may pass through the root and `work`; no more is open.
+Work that runs as a user of its own must reach its directory, so one may pass through the root, `work`
+and the roots in `cache`; no more is open.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ KEEPER: Final = "keeper"
 
 SOCKET_BYTES_MAX: Final = 107
 """The longest path of a Unix socket."""
+
+FILES: Final = "files"
+TREES: Final = "trees"
+"""What is in the cache: files as they came, and roots unpacked."""
 
 PRIVATE, PASSABLE = 0o700, 0o711
 
@@ -38,6 +44,15 @@ class Directory(NamedTuple):
     @property
     def work(self) -> Path:
         return self.root / "work"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def vault(self) -> Path:
+        """What work reads and no disk should keep, on a machine that has no memory for it (world/vault.py)."""
+        return self.root / "vault"
 
     @property
     def socket(self) -> Path:
@@ -96,6 +111,8 @@ class Directory(NamedTuple):
         """All of it. Raises OSError; and ValueError for a path that is too long, with the cure."""
         if len(str(self.socket).encode()) > SOCKET_BYTES_MAX:
             raise ValueError(f"{self.socket} has more than {SOCKET_BYTES_MAX} bytes, which no socket may; use a shorter --data")
-        for place, mode in ((self.root, PASSABLE), (self.run, PRIVATE), (self.logs, PRIVATE), (self.work, PASSABLE)):
+        private = (self.run, self.logs, self.cache / FILES)
+        passable = (self.root, self.work, self.cache, self.cache / TREES)
+        for place, mode in (*((one, PASSABLE) for one in passable), *((one, PRIVATE) for one in private)):
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(mode)

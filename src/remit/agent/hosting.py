@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from remit.agent.copies import Copy
 from remit.agent.core import Mind
@@ -12,6 +12,9 @@ from remit.client.tenure import Tenure
 from remit.law.tempo import Tempo
 from remit.model.claims import Role
 from remit.model.kinds import Node
+
+ALL: Final = ""
+"""Stands for the keys of all replicas of a node."""
 
 
 class Hosted(NamedTuple):
@@ -31,6 +34,24 @@ class Site:
         self.tenure: Tenure | None = None
         self.kept: dict[Copy, Begun] = {}
         self.settled = ""
+        self._due_ms = {ALL: 0}
+        """When there is something to see of a replica, by its key; `ALL`: of all of them."""
+
+    def touch(self, key: str, at_ms: int) -> None:
+        self._due_ms[key] = min(at_ms, self._due_ms.get(key, at_ms))
+
+    def due_ms(self) -> int | None:
+        return min(self._due_ms.values(), default=None)
+
+    def take_due(self, now_ms: int) -> dict[str, None] | None:
+        """At whom to look now; None: at everybody. That serves whoever was to be looked at later, too."""
+        if self._due_ms.get(ALL, now_ms + 1) <= now_ms:
+            self._due_ms.clear()
+            return None
+        keys = [key for key, at_ms in self._due_ms.items() if at_ms <= now_ms]
+        for key in keys:
+            del self._due_ms[key]
+        return dict.fromkeys(keys)
 
     def may_act(self, now_ms: int) -> bool:
         return self.tenure is not None and self.tenure.may_act(now_ms)
@@ -48,11 +69,12 @@ class Awaited:
     def is_ahead(self, key: str, revision: int) -> bool:
         return self._at.get(key, (0, ""))[0] > revision
 
-    def pop_reached(self, revision: int) -> list[str]:
+    def pop_reached(self, revision: int) -> dict[str, str]:
+        """Which, and on which nodes they are."""
         reached = {key: node for key, (at, node) in self._at.items() if at <= revision}
         for key in reached:
             del self._at[key]
-        return list(dict.fromkeys(reached.values()))
+        return reached
 
     def clear(self) -> None:
         """Another store tells from now on: its revisions are no later or earlier than those before."""

@@ -7,14 +7,16 @@ starts is written anew.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from remit.agent.copies import Copy
 from remit.agent.keeping import NEVER, Begun
-from remit.world.promises import Disk, Missing
+from remit.world.promises import Disk, DiskError, Missing, Offload
 
 REWRITE_LINES: Final = 10_000
 """A longer file is written anew once most of what it tells is forgotten."""
@@ -51,7 +53,7 @@ class Journal:
                 found[kept.copy] = kept
         return found
 
-    def write(self, entries: list[Begun], *, durably: bool) -> None:
+    def write(self, entries: Sequence[Begun], *, durably: bool) -> None:
         self._lines += len(entries)
         lines = b"".join(_encoder.encode(one) + b"\n" for one in entries)
         torn, self._torn = self._torn, True
@@ -66,6 +68,70 @@ class Journal:
         self._lines = len(entries)
 
 
+class Scribe:
+    """Writes in groups: whoever comes while one group is being written is in the next, with one write and one force for all."""
+
+    def __init__(self, journal: Journal, offload: Offload) -> None:
+        self._journal, self._offload = journal, offload
+        self._turn = asyncio.Lock()
+        self._waiting: list[_Line] = []
+
+    async def write(self, entries: Sequence[Begun], *, durably: bool, first: Callable[[], None] | None = None) -> None:
+        """Returns once they are written, and `first` was done before. Raises `DiskError`: then they may be written or not."""
+        line = _Line(entries, durably, first, asyncio.get_running_loop().create_future())
+        self._waiting.append(line)
+        if len(self._waiting) == 1:  # the first of a group writes for all of it
+            await self._write_group()
+        await line.written
+
+    async def _write_group(self) -> None:
+        group: list[_Line] = []
+        try:
+            async with self._turn:
+                await asyncio.sleep(0)  # whoever asks in the same moment is in it, too
+                group, self._waiting = self._waiting, []
+                failures = await self._offload(lambda: self._written(group))
+        except BaseException:
+            if not group:
+                group, self._waiting = self._waiting, []
+            for line in group:
+                line.written.cancel()
+            raise
+        for line, error in zip(group, failures, strict=True):
+            if line.written.done():  # nobody waits for it any more
+                continue
+            if error is None:
+                line.written.set_result(None)
+            else:
+                line.written.set_exception(error)
+
+    def _written(self, group: Sequence[_Line]) -> list[DiskError | None]:
+        """What has failed for each."""
+        failures = [line.prepared() for line in group]
+        lines = [line for line, error in zip(group, failures, strict=True) if error is None]
+        try:
+            entries = [entry for line in lines for entry in line.entries]
+            self._journal.write(entries, durably=any(line.durably for line in lines))
+        except DiskError as error:
+            return [earlier or error for earlier in failures]
+        return failures
+
+
+class _Line(NamedTuple):
+    entries: Sequence[Begun]
+    durably: bool
+    first: Callable[[], None] | None
+    written: asyncio.Future[None]
+
+    def prepared(self) -> DiskError | None:
+        try:
+            if self.first is not None:
+                self.first()
+        except DiskError as error:
+            return error
+        return None
+
+
 def forgotten(kept: Begun) -> Begun:
     """What is written when a copy is forgotten."""
     return msgspec.structs.replace(kept, number=NEVER, ports={}, failed="", cure="")
@@ -75,5 +141,5 @@ def _read_line(line: bytes) -> Begun | None:
     """None for a line that was cut off by a crash: what it would have told was not relied on yet."""
     try:
         return _lines.decode(line) if line else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):  # no JSON, no text, or brackets without end
         return None

@@ -12,7 +12,7 @@ is (journal.py), so a copy that was begun is never begun again, whoever asks. Wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from remit.agent.copies import Copy, is_copy_name, known_by
-from remit.agent.journal import Journal, forgotten
+from remit.agent.journal import Journal, Scribe, forgotten
 from remit.agent.keeping import NEVER, Answer, Bar, Begin, Begun, Drop, Halt, Quit, Renewed, Table, Use, Uses, encode, read_word
 from remit.agent.saying import Sayings
 from remit.world.promises import DiskError, Ended, NotStarted, Running, World, WorldError
@@ -75,6 +75,7 @@ class Keeper:
     ) -> None:
         self._world, self._sayings, self._rooms, self._say = world, sayings, rooms, tell
         self._journal = Journal(world.disk, journal)
+        self._scribe = Scribe(self._journal, world.offload)
         self._starts: dict[Copy, Begun] = {}
         self._renewed_ms: dict[str, int] = {}
         self._beginning: dict[Copy, asyncio.Lock] = {}
@@ -169,7 +170,7 @@ class Keeper:
             return None
         self._promised[copy] = kept
         try:
-            await self._world.offload(lambda: self._journal.write([kept], durably=True))
+            await self._scribe.write([kept], durably=True, first=partial(self._make_rooms, begin.rooms))
             self._tell(kept)
         except DiskError as error:
             # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
@@ -177,6 +178,10 @@ class Keeper:
         finally:
             del self._promised[copy]
         return await self._start(begin, kept)
+
+    def _make_rooms(self, rooms: Sequence[Path]) -> None:
+        for room in rooms:
+            self._world.disk.make_directory(room, durably=False)
 
     def _as_begun(self, begin: Begin, copy: Copy) -> Begun:
         env = begin.order.env
@@ -205,9 +210,10 @@ class Keeper:
             await self._note(kept)
             return kept
         kept = replace(kept, pid=running.pid, began=running.began, group=running.group)
-        await self._note(kept)
+        self._tell(kept)
         self._watch(kept)
         self._news.set()
+        await self._write(kept)  # whoever was answered may rely on it: the next keeper finds this process
         return kept
 
     async def _find_again(self, kept: Begun) -> None:
@@ -373,7 +379,7 @@ class Keeper:
         if not entries:
             return
         try:
-            await self._world.offload(lambda: self._journal.write(entries, durably=False))
+            await self._scribe.write(entries, durably=False)
         except DiskError:
             self._unwritten |= {one.copy: one for one in entries}
             self._again_ms = self._world.clock.now_ms() + LOOK_MS

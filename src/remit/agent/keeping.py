@@ -79,13 +79,16 @@ class Use(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True, tag="begin"):
-    """Start a copy, unless that start was begun before, or its deadline has passed."""
+    """Start a copy, unless that start was begun before, or its deadline has passed. `rooms` are directories that it needs, and
+    that are made if they are not there.
+    """
 
     order: Order
     number: int
     fence_ms: int
     grace_ms: int
     ports: dict[str, int]
+    rooms: tuple[Path, ...] = ()
 
 
 class Halt(Struct, frozen=True, tag="halt"):
@@ -180,8 +183,10 @@ class Keeping:
     def __init__(self, link: Link, keeper: str, clock: Clock) -> None:
         self._link, self._keeper, self._clock = link, keeper, clock
 
-    async def begin(self, order: Order, *, number: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int]) -> Begun | None:
-        return (await self._say(Begin(order, number, fence_ms, grace_ms, dict(ports)))).kept
+    async def begin(
+        self, order: Order, *, number: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int], rooms: Sequence[Path] = ()
+    ) -> Begun | None:
+        return (await self._say(Begin(order, number, fence_ms, grace_ms, dict(ports), tuple(rooms)))).kept
 
     async def halt(self, copy: Copy, grace_ms: int, why: str = "") -> None:
         await self._say(Halt(*copy, grace_ms, why))

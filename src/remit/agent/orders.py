@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from remit.model.kinds import Node
@@ -43,8 +43,10 @@ class Assigned:
     def get(self, key: str) -> Ordered | None:
         return self._replicas.get(key)
 
-    def on(self, node: str) -> Iterator[tuple[str, Ordered]]:
-        return ((key, self._replicas[key]) for key in tuple(self._by_node.get(node, ())))
+    def on(self, node: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Ordered]]:
+        """All of a node, or those of `keys` that are there."""
+        here = self._by_node.get(node, {})
+        return ((key, self._replicas[key]) for key in (tuple(here) if keys is None else keys) if key in here)
 
     def spec_of(self, replica: Replica) -> GenerationSpec | None:
         meta, spec = replica.metadata, replica.spec

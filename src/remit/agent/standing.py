@@ -129,7 +129,6 @@ class Standing:
         """For ever, at a fixed rate."""
         while True:
             began_ms = self._world.clock.now_ms()
-            await self._measure(began_ms)
             beats = [beat for site in self._own() if (beat := self._state(site)) is not None]
             if beats:
                 await self._say_how_it_is(beats)
@@ -149,8 +148,11 @@ class Standing:
             if site.tenure is None or site.tenure.actor != beat.actor:
                 continue
             if mine:
+                could_act = site.may_act(self._world.clock.now_ms())
                 site.tenure.renewed(sent_ms)
                 renewed[site.name] = sent_ms
+                if not could_act:  # what was seen meanwhile, and could not be said, is looked at again
+                    self._touch(site.name)
             else:
                 site.tenure.end()
         self._renewed(renewed)
@@ -163,6 +165,12 @@ class Standing:
         if site.settled != incarnation and all(site.mind.ordered(self._orders, kept.copy) for kept in alive):
             site.settled = incarnation
         runs = tuple(self._run(site, kept) for kept in alive)
+        if site.mind.making:
+            runs += tuple(
+                RunState(*copy, said=one.said[:SAID_MAX])
+                for copy, one in site.mind.making.items()
+                if not one.is_over and not ((kept := site.kept.get(copy)) is not None and kept.alive)
+            )
         cpu, memory = sum(run.cpu_milli for run in runs), sum(run.memory_bytes for run in runs)
         settled = incarnation if site.settled == incarnation else ""
         return Beat(site.tenure.actor, NodeState(site.name, settled, cpu, memory, runs))
@@ -172,6 +180,12 @@ class Standing:
         course = site.mind.courses.get(kept.copy)
         said = course.health.said[:SAID_MAX] if course is not None and course.health is not None else ""
         return RunState(kept.key, kept.uid, kept.attempt, kept.pid, kept.number, cpu_milli, memory, said)
+
+    async def measure(self) -> None:
+        """For ever, what work uses. In its own time, so that a keeper that is stopped holds up no beat."""
+        while True:
+            await self._measure(self._world.clock.now_ms())
+            await self._world.clock.sleep_ms(self._tempo.beat_ms)
 
     async def _measure(self, now_ms: int) -> None:
         if self.keeper_answers and self._meter.due(now_ms, self._tempo) and any(site.kept for site in self._sites.values()):

@@ -14,10 +14,12 @@ from typing import Final, NamedTuple
 from remit.agent.copies import Copy
 from remit.model.kinds import Template
 from remit.model.records import GenerationSpec, Replica
-from remit.world.promises import Limits, Order
+from remit.world.promises import Limits, Mounted, Order
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PIDS_MAX: Final = 4_096
+HOME: Final = Path("/work")
+"""Where work with a root of its own finds its directory."""
 RESERVED: Final = "REMIT_"
 """Variables of these names are the agent's to set."""
 
@@ -35,6 +37,8 @@ class Place(NamedTuple):
     sandbox: bool
     """Is a sandbox to be had? What says `default` gets one then."""
     path: str = PATH
+    hidden: tuple[Path, ...] = ()
+    """Of which a sandbox shows nothing but the copy's own."""
 
     def stdout(self, copy: Copy) -> Path:
         return self.logs / f"{copy.file_name}.out"
@@ -51,31 +55,66 @@ def fence_ms(generation: GenerationSpec) -> int:
     return int(generation.spec.fence) if generation.spec.never_twice else 0
 
 
-def not_carried(template: Template) -> str:
-    """What it asks for and no agent can give it yet. Work that would start without what it needs is not started."""
-    for name, asked in (("artifacts", template.artifacts), ("secrets", template.secrets), ("configs", template.configs)):
-        if asked:
-            return f"template.{name} are not carried to nodes yet; leave them out, and use template.env or files of the machine"
-    return ""
+def needs_preparing(template: Template) -> bool:
+    """Must anything be there before it starts? What asks for nothing pays nothing."""
+    return bool(template.artifacts or template.volumes or template.rootfs or reads(template))
 
 
-def order_for(place: Place, copy: Copy, replica: Replica, generation: GenerationSpec, ports: Mapping[str, int]) -> Order:
+def reads(template: Template) -> bool:
+    """Has it secrets or configs?"""
+    return bool(template.secrets or template.configs)
+
+
+def is_sandboxed(template: Template, place: Place) -> bool:
+    wants = template.sandbox == "bwrap" or template.rootfs is not None
+    return wants or (template.sandbox == "default" and place.sandbox)
+
+
+class Prepared(NamedTuple):
+    """What an order has to say of what was prepared for it (preparing.py): variables, what is mounted where, and its root.
+    `hidden`: variables that are secret: no word of the command stands for them, since whoever lists processes would see it.
+    """
+
+    env: Mapping[str, str] = {}
+    mounts: tuple[Mounted, ...] = ()
+    root: Path | None = None
+    hidden: Mapping[str, str] = {}
+
+    def joined(self, other: Prepared) -> Prepared:
+        hidden = {**self.hidden, **other.hidden} if other.hidden else self.hidden
+        return Prepared({**self.env, **other.env}, (*self.mounts, *other.mounts), other.root or self.root, hidden)
+
+
+NOTHING: Final = Prepared()
+
+
+def order_for(
+    place: Place,
+    copy: Copy,
+    replica: Replica,
+    generation: GenerationSpec,
+    ports: Mapping[str, int],
+    prepared: Prepared = NOTHING,
+) -> Order:
     template = generation.spec.template
     directory = place.directory(copy)
-    env = _environment(place, copy, replica, generation, ports, directory)
-    sandboxed = template.sandbox == "bwrap" or (template.sandbox == "default" and place.sandbox)
+    home = directory if prepared.root is None else HOME
+    env = {**prepared.env, **_environment(place, copy, replica, generation, ports, home)}
     return Order(
         argv=tuple(expanded(word, env) for word in template.command),
-        env=env,
-        directory=Path(template.working_directory) if template.working_directory else directory,
+        env={**prepared.hidden, **env} if prepared.hidden else env,
+        directory=home / template.working_directory,
         user=template.user,
         stdout=place.stdout(copy),
         stderr=place.stderr(copy),
         limits=_limits(template),
         group=copy.file_name,
-        sandbox="bwrap" if sandboxed else "none",
+        sandbox="bwrap" if is_sandboxed(template, place) else "none",
         writable=(directory,),
+        root=prepared.root,
+        mounts=prepared.mounts if prepared.root is None else (Mounted(directory, HOME, writable=True), *prepared.mounts),
         with_parent=fence_ms(generation) > 0,
+        hidden=place.hidden,
     )
 
 

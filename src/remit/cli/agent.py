@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from remit.agent.joining import Credentials
 from remit.cli.agent_nodes import Declared, nodes_of
 from remit.cli.keeper import PROCESS
+from remit.cli.lending import Lending, lending_options
 from remit.cli.main import examples
-from remit.cli.running import Complaints, asking_options, beat_option, run_until_ended, server_and_token
+from remit.cli.running import (
+    Complaints,
+    Logging,
+    asking_options,
+    beat_option,
+    log_options,
+    metrics_option,
+    run_until_ended,
+    server_and_token,
+)
 from remit.model.problems import escaped
+from remit.world.tls import Trust
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
@@ -23,14 +36,19 @@ if TYPE_CHECKING:
     from remit.client.client import Client
     from remit.client.connecting import Connected
     from remit.client.endpoint import Status
+    from remit.world.binding import Listen
+    from remit.world.chronicle import Form, Level
+    from remit.world.link import SocketLink
     from remit.world.promises import Order, World
 
 LOGS: Final = "logs"
 PORT_TRIES: Final = 5
 AGAIN_MS: Final = 1_000
 ANSWER_MS: Final = 3_000
+NOBODY: Final = 401
 END_GRACE_MS: Final = 10_000
-SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER")
+CALLBACK_NONCES: Final = 3
+SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", "REMIT_CA_FILE")
 """Of its own environment; a keeper, and what that starts, has no use for them."""
 
 
@@ -68,13 +86,19 @@ SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER")
     show_default=True,
     help="For work that does not say.",
 )
+@lending_options
+@click.option("--join", "join_token", default="", metavar="TOKEN|FILE", help="Become an agent of the scope, once.")
+@click.option("--ca-digest", default="", metavar="sha256:...", help="With --join: by which the server's authority is known.")
 @click.option("--end-work", is_flag=True, help="When it is ended, end all work with it, and the keeper.")
 @click.option("--log-bounds", default="", hidden=True, help="How much of what work says is kept.")
+@metrics_option
+@log_options
 @click.pass_context
 def agent(
     ctx: click.Context,
     servers: tuple[str, ...],
     token_file: Path | None,
+    ca_file: Path | None,
     beat_ms: int,
     data: Path,
     name: str,
@@ -89,8 +113,14 @@ def agent(
     devices: tuple[str, ...],
     address: str,
     sandbox: str,
+    join_token: str,
+    ca_digest: str,
     end_work: bool,
     log_bounds: str,
+    metrics: Listen | None,
+    log_format: Form | None,
+    log_level: Level,
+    lending: Lending,
 ) -> None:
     """Run the work of this machine, until ended.
 
@@ -99,14 +129,22 @@ def agent(
     """
     from remit.agent.saying import log_bounds as read_bounds
 
-    urls, token = server_and_token(servers, token_file)
+    joined = Credentials(data.absolute() / "run" / "joined")
+    join_token = _join_token(join_token, known=joined.known)
+    if join_token or (joined.known and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE):
+        urls, token, trust = _named(servers), "", Trust(str(ca_file or ""))
+    else:
+        urls, token, trust = server_and_token(servers, token_file, ca_file)
+        joined = joined._replace(place=Path("/nonexistent"))
     declared = Declared(name, nodes, regions or ("local",), zones, pool, labels, taints, cpu, memory, devices, address)
     try:
         bounds = read_bounds(log_bounds).written()
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--log-bounds") from error
     said = ctx.get_parameter_source("beat_ms") is click.core.ParameterSource.COMMANDLINE
-    asked = _Asked(urls, token, data.absolute(), declared, beat_ms if said else 0, sandbox, end_work, bounds)
+    asked = _Asked(urls, token, trust, data.absolute(), declared, beat_ms if said else 0, sandbox, end_work, bounds, lending)
+    asked.joined, asked.join_token, asked.ca_digest = joined, join_token, ca_digest
+    asked.metrics, asked.logging = metrics, Logging(log_format, log_level)
     try:
         sys.exit(run_until_ended(lambda: _run(asked)))
     except* click.ClickException as group:
@@ -120,22 +158,30 @@ class _Asked:
         self,
         urls: tuple[str, ...],
         token: str,
+        trust: Trust,
         data: Path,
         declared: Declared,
         beat_ms: int,
         sandbox: str,
         end_work: bool,
         bounds: str,
+        lending: Lending,
     ) -> None:
+        self.trust = trust
         self.urls, self.token, self.data, self.declared = urls, token, data, declared
         self.beat_ms, self.sandbox, self.end_work, self.bounds = beat_ms, sandbox, end_work, bounds
+        self.metrics: Listen | None = None
+        self.joined = Credentials(Path("/nonexistent"))
+        self.join_token = self.ca_digest = ""
+        self.logging = Logging()
+        self.lending = lending
 
 
 async def _run(asked: _Asked) -> None:
     from remit.agent.directory import Directory
     from remit.client.connecting import connect
     from remit.world.production import production
-    from remit.world.promises import Busy, DiskError
+    from remit.world.promises import Busy, DiskError, WorldError
 
     directory = Directory(asked.data)
     try:
@@ -157,8 +203,9 @@ async def _run(asked: _Asked) -> None:
                 raise click.ClickException(escaped(str(error))) from error
             directory.tell_pid(world.disk, directory.agent_pid, os.getpid())
             try:
-                connected = connect(asked.urls, asked.token, world)
-            except ValueError as error:
+                await _join(asked, world, Complaints(asked.logging.of("agent", world.clock)))
+                connected = connect(asked.urls, asked.token, world, trust=asked.trust)
+            except (ValueError, WorldError) as error:
                 raise click.ClickException(escaped(str(error))) from error
             async with connected:
                 await _host(asked, directory, connected)
@@ -166,16 +213,100 @@ async def _run(asked: _Asked) -> None:
         await world.offload.close()
 
 
+def _named(servers: tuple[str, ...]) -> tuple[str, ...]:
+    from remit.cli.contexts import server_url
+
+    if not servers:
+        raise click.UsageError("say with --server URL where the server is")
+    return tuple(map(server_url, servers))
+
+
+async def _join(asked: _Asked, world: World, complain: Complaints) -> None:
+    """Become who it is, if it has not yet, or is not any more; then be that one. The join token is not needed again."""
+    from remit.agent.joining import Place, join
+
+    if asked.join_token and not (asked.joined.known and await _is_known(asked, world)):
+        equipment = await world.offload(world.host.equipment)
+        nodes = tuple(asked.declared.names(equipment))
+        await join(asked.joined, Place(asked.urls, asked.join_token, nodes, asked.trust, asked.ca_digest), world, complain)
+        click.echo(f"agent: joined as {', '.join(nodes[:3])}; who it is stands in {escaped(str(asked.joined.place))}")
+    if asked.joined.known:
+        asked.token = asked.joined.token
+        asked.trust = asked.joined.trust if asked.joined.secure else asked.trust
+
+
+async def _is_known(asked: _Asked, world: World) -> bool:
+    """False: a server says that it is not, so it may join again, if its join token lets it. Silence says nothing."""
+    from remit.agent.joining import NotJoined
+    from remit.agent.renewing import renew
+    from remit.world.promises import WorldError
+
+    try:
+        async with world.clock.timeout_ms(ANSWER_MS):
+            await renew(asked.joined, asked.urls, world)
+    except NotJoined as error:
+        return error.status != NOBODY
+    except (WorldError, TimeoutError):
+        return True
+    return True
+
+
+def _join_token(said: str, *, known: bool) -> str:
+    """As it was written, or from the file that was named, which may be gone once it has joined."""
+    from remit.model.identity import TOKEN_PREFIX
+
+    if not said or said.startswith(TOKEN_PREFIX):
+        return said
+    try:
+        found = Path(said).read_text().strip()
+    except (OSError, ValueError) as error:
+        if known:
+            return ""
+        wrong = f"it is neither a token, which begins with {TOKEN_PREFIX}, nor a file that can be read ({escaped(str(error))})"
+        raise click.BadParameter(wrong, param_hint="--join") from error
+    if not found.startswith(TOKEN_PREFIX) or not found.isascii() or not found.isprintable():
+        raise click.BadParameter(f"{escaped(said)} has no token in it; write the whole one", param_hint="--join")
+    return found
+
+
+@asynccontextmanager
+async def _renewing(asked: _Asked, connected: Connected, complain: Complaints) -> AsyncIterator[None]:
+    from remit.agent.renewing import renewing
+
+    if not asked.joined.known:
+        yield
+        return
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(
+            renewing(asked.joined, asked.urls, connected.world, connected.link.show, complain), name="renewing"
+        )
+        yield
+        task.cancel()
+
+
+def _link(asked: _Asked, port: int) -> SocketLink:
+    """Where servers ask it: over TLS as soon as it has a certificate, and then nobody but servers."""
+    from remit.world.link import SocketLink
+
+    host = f"[{asked.declared.address}]" if ":" in asked.declared.address else asked.declared.address
+    try:
+        if asked.joined.secure:
+            return SocketLink({LOGS: f"tls:{host}:{port}"}, asked.joined.listening())
+        return SocketLink({LOGS: f"tcp:{host}:{port}"})
+    except ValueError as error:
+        raise click.BadParameter(escaped(str(error)), param_hint="--address") from error
+
+
 async def _host(asked: _Asked, directory: Directory, connected: Connected) -> None:
     """Everything but the directory's lock: declare, run, and say so."""
     from remit.agent.building import agent as build
-    from remit.agent.building import logs
+    from remit.agent.building import answering
     from remit.agent.reviving import Reviver
     from remit.law.tempo import Tempo
     from remit.model.claims import Actor, Role
 
     world = connected.world
-    complain = Complaints("agent", world.clock.now_ms)
+    complain = Complaints(asked.logging.of("agent", world.clock))
     equipment = await world.offload(world.host.equipment)
     confinement = world.runner.confinement()
     sandbox = confinement.sandbox if asked.sandbox == "auto" else asked.sandbox == "bwrap"
@@ -185,30 +316,43 @@ async def _host(asked: _Asked, directory: Directory, connected: Connected) -> No
     nodes = nodes_of(asked.declared, equipment, port)
     name = f"{asked.declared.called(equipment)}-{_identity(directory, world)}"
     client = connected.client_for(Actor(name, Role.AGENT))
+    callback = "".join(world.ids.nonce() for _ in range(CALLBACK_NONCES))
     status = await _status(client, complain, world)
     if asked.beat_ms and asked.beat_ms != status.beat_ms:
         raise click.ClickException(f"this scope beats every {status.beat_ms} ms, not {asked.beat_ms}; start it without --beat")
     one = build(
         world, client, connected.names, directory, nodes,
         name=name, scope=status.scope, tempo=Tempo(status.beat_ms), sandbox=sandbox, tell=complain, failed=complain,
+        callback=callback,
+        note=complain.log.debug,
+        lends=asked.lending.lends(),
         revive=Reviver(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
     )  # fmt: skip
-    from remit.world.link import SocketLink
-
-    host = f"[{asked.declared.address}]" if ":" in asked.declared.address else asked.declared.address
-    try:
-        link = SocketLink({LOGS: f"tcp:{host}:{port}"})
-    except ValueError as error:
-        raise click.BadParameter(escaped(str(error)), param_hint="--address") from error
     from remit.cli.agent_nodes import announced
 
-    async with link.serve(LOGS, logs(world, one, asked.token)):
+    heard = _link(asked, port).serve(LOGS, answering(world, one, callback))
+    async with heard, _counting(asked, one, complain), _renewing(asked, connected, complain):
         click.echo(announced(nodes, confinement, sandbox=sandbox, servers=connected.names))
         try:
             await one.run()
         except asyncio.CancelledError:
             await _leave(asked, directory, one, world)
             raise
+
+
+@asynccontextmanager
+async def _counting(asked: _Asked, one: Agent, complain: Complaints) -> AsyncIterator[None]:
+    """Tell what is counted, if that was asked for: else nothing is loaded for it, for an agent must be back soon."""
+    if asked.metrics is None:
+        yield
+        return
+    from remit.serve.exposing import exposed
+    from remit.serve.measuring import of_agent, of_log
+    from remit.serve.metrics import Metrics
+
+    async with exposed(Metrics(of_agent(one), of_log(complain.log)), asked.metrics) as where:
+        click.echo(f"agent: what it counts is at {where}")
+        yield
 
 
 async def _status(client: Client, complain: Complaints, world: World) -> Status:

@@ -40,14 +40,16 @@ class Declared(NamedTuple):
         """A machine's name may have letters that no node's has; one that was given is taken as it is."""
         return self.name or _UNFIT.sub("-", found.hostname.lower()).strip("-")[:50].rstrip("-") or "node"
 
+    def names(self, found: Equipment) -> list[str]:
+        name = self.called(found)
+        return [name] if self.nodes == 1 else [f"{name}-{n}" for n in range(1, self.nodes + 1)]
+
 
 def nodes_of(declared: Declared, found: Equipment, port: int) -> list[Node]:
     """All of them, judged as manifests are. Raises what click shows: the option, what is wrong with it, and the cure."""
     from remit.model.judging import judge
 
-    name = declared.called(found)
-    names = [name] if declared.nodes == 1 else [f"{name}-{n}" for n in range(1, declared.nodes + 1)]
-    nodes = [_node(declared, found, one, index, port) for index, one in enumerate(names)]
+    nodes = [_node(declared, found, one, index, port) for index, one in enumerate(declared.names(found))]
     for node in nodes:
         for problem in judge(node):
             raise click.UsageError(escaped(str(problem)))

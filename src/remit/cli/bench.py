@@ -142,9 +142,13 @@ def bench() -> None:
       remit bench commit --quick          a look in a few seconds
       remit bench commit --json           one line for programs; exit 1 if an aim is missed
       remit bench place --quick           how fast the scheduler's kernel finds places
+      remit bench flood --quick           does one tenant's flood leave the others alone?
       remit bench packing --trace DIR     how much of a GPU cluster is put to use
       remit bench schedule --quick        from a full queue to the last durable bind
+      remit bench end-to-end --quick      from a request over HTTP to the durable bind, at 5,000 nodes
+      remit bench api --quick             what requests, watches and heartbeats cost a server
       remit bench simulate --quick        how much simulated time a minute buys
+      remit bench run --quick             real jobs a second, and how soon one starts
     """
 
 
@@ -225,6 +229,85 @@ def schedule(quick: bool, as_json: bool, data: Path | None) -> None:
       remit bench schedule --json --data /var/tmp       on another disk
     """
     from remit.cli.bench_schedule import measure
+
+    finish(measure(quick, data), as_json)
+
+
+@bench.command("end-to-end")
+@click.option("--nodes", type=click.IntRange(1, 10_000), default=5_000, show_default=True, help="Hollow nodes with leases.")
+@click.option("--jobs", type=click.IntRange(100, 100_000), default=10_000, show_default=True, help="Jobs in each of the runs.")
+@click.option("--quick", is_flag=True, help="At most 2,000 jobs a run; good enough for a look.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+@click.option("--data", type=DIRECTORY, default=None, help="An existing directory to write in; a real disk.")
+def end_to_end(nodes: int, jobs: int, quick: bool, as_json: bool, data: Path | None) -> None:
+    """Over HTTP, from the first request to the last durable bind; server, scheduler, controllers and agents are processes.
+
+    \b
+    Jobs with one request each and in batches; and how long one waits at 200 jobs a second. Next to a plain echo and the raw
+    store in the same run.
+
+    \b
+    Examples:
+      remit bench end-to-end --quick
+      remit bench end-to-end --nodes 5000 --jobs 10000 --json
+    """
+    from remit.cli.bench_end_to_end import measure
+
+    finish(measure(quick, nodes, jobs, data), as_json)
+
+
+@bench.command("api")
+@click.option("--quick", is_flag=True, help="Shorter looks; good enough for a look.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+@click.option("--data", type=DIRECTORY, default=None, help="An existing directory to write in; a real disk.")
+def api(quick: bool, as_json: bool, data: Path | None) -> None:
+    """Requests a second and CPU time for each; what 500 watchers cost, and the heartbeats of 5,000 agents.
+
+    \b
+    Examples:
+      remit bench api --quick
+      remit bench api --json
+    """
+    from remit.cli.bench_api import measure
+
+    finish(measure(quick, data), as_json)
+
+
+@bench.command("flood")
+@click.option("--quick", is_flag=True, help="A shorter flood; good enough for a look.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+@click.option("--data", type=DIRECTORY, default=None, help="An existing directory to write in; a real disk.")
+@click.option("--rate", type=click.IntRange(1, 20_000), default=1_000, show_default=True, help="Creates a second of the flood.")
+def flood(quick: bool, as_json: bool, data: Path | None, rate: int) -> None:
+    """One tenant creates a thousand objects a second: how long do others wait, and the heartbeats of 50 agents?
+
+    \b
+    Before the flood, during it, and after it. Who floods is told to come back later (429), and costs the server little.
+
+    \b
+    Examples:
+      remit bench flood --quick
+      remit bench flood --rate 5000 --json
+    """
+    from remit.cli.bench_flood import measure
+
+    finish(measure(quick, data, rate), as_json)
+
+
+@bench.command("run")
+@click.option("--quick", is_flag=True, help="Fewer jobs; good enough for a look.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
+@click.option("--data", type=DIRECTORY, default=None, help="An existing directory to write in; a real disk.")
+def run(quick: bool, as_json: bool, data: Path | None) -> None:
+    """Real jobs, submitted over HTTP and run as processes on 20 nodes: how many a second, and how soon one starts on an idle
+    scope, step by step; with and without a sandbox, next to starting the same program from Python alone.
+
+    \b
+    Examples:
+      remit bench run --quick
+      remit bench run --json --data /var/tmp            on another disk
+    """
+    from remit.cli.bench_run import measure
 
     finish(measure(quick, data), as_json)
 

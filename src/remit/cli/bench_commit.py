@@ -46,9 +46,6 @@ from remit.model.kinds import (
     NodeSpec,
     Placement,
     Policy,
-    PolicyAllow,
-    PolicyMatch,
-    PolicyRule,
     PolicySpec,
     Template,
     Tenant,
@@ -57,6 +54,7 @@ from remit.model.kinds import (
     WorkloadSpec,
 )
 from remit.model.objects import AnyObject
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import WHOLE, Amount, Duration
 from remit.store.protocol import HEAD, Commit, Committed, Conflict, Guard
 from remit.store.sqlite import SqliteStore

@@ -62,6 +62,7 @@ NEEDS_NOTHING_ELSE = "Node, Tenant, Policy, PriorityClass or NodePool"
 @click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
 @click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
 @click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
+@click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's.")
 @click.option("--count", type=click.IntRange(1, COUNT_MAX), help="Look for no more than so many, and exit with 1 if fewer fit.")
 @click.option(
     "-o",
@@ -78,6 +79,7 @@ def capacity(
     context: str,
     server: str,
     token_file: str,
+    ca_file: str,
     count: int | None,
     output: str,
 ) -> None:
@@ -89,7 +91,7 @@ def capacity(
     if data is not None and cluster is not None:
         raise click.UsageError("name a scope with --data DIR, or a file with --cluster FILE, and not both")
     if data is None and cluster is None:
-        found = _ask(Flags(context, server, token_file), _workload(manifest), count)
+        found = _ask(Flags(context, server, token_file, ca_file=ca_file), _workload(manifest), count)
     elif context or server:
         raise click.UsageError("ask a server, or look into --data or --cluster, and not both")
     else:
@@ -175,11 +177,12 @@ def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[View, list[
 
 def _print(found: Capacity, output: str) -> None:
     from remit.cli.told import console, until_nobody_reads
+    from remit.cli.written import spelt
     from remit.model.objects import encode
 
     with until_nobody_reads():
         if output == "json":
-            sys.stdout.write(encode(found).decode() + "\n")
+            sys.stdout.write(spelt(encode(found).decode()) + "\n")
         else:
             _show(console(), found)
 

@@ -35,7 +35,7 @@ def context() -> None:
     """Servers by name, and which of them is meant when no other is named.
 
     They are kept in ~/.config/remit/config.yaml, or in the file that REMIT_CONFIG names. A flag comes before the environment
-    (REMIT_SERVER, REMIT_TOKEN, REMIT_TOKEN_FILE, REMIT_TENANT, REMIT_CONTEXT), and that before the file.
+    (REMIT_SERVER, REMIT_TOKEN, REMIT_TOKEN_FILE, REMIT_CA_FILE, REMIT_TENANT, REMIT_CONTEXT), and that before the file.
     """
 
 
@@ -79,26 +79,34 @@ def _token_words(one: Context) -> str:
 
 @context.command(
     epilog=examples(
-        "remit context set prod --server https://remit.example:7420 --token-file /etc/remit/token",
+        "remit context set prod --server https://remit.example:7420 --token-file token --ca-file ca.pem",
         "remit context set prod --tenant risk        change one thing of a context that is there",
+        "remit context set ann --like prod --token-file ann.token --tenant risk     the same server, as somebody else",
     )
 )
 @click.argument("name")
 @click.option("--server", default="", metavar="URL", help="Where it is, such as http://127.0.0.1:7420.")
+@click.option("--like", default="", metavar="NAME", help="The server, and its authority, of another context; not its token.")
 @click.option("--token-file", default="", metavar="FILE", help="The file with the token; it is read at each use.")
+@click.option("--ca-file", default="", metavar="FILE", help="The certificate of its authority, if the system knows it not.")
 @click.option("-t", "-n", "--tenant", default="", help="Whose things are meant if nobody says.")
 @click.option("--use", is_flag=True, help="Use it from now on. The first one is used anyway.")
-def set(name: str, server: str, token_file: str, tenant: str, use: bool) -> None:
+def set(name: str, server: str, like: str, token_file: str, ca_file: str, tenant: str, use: bool) -> None:
     """Make a context, or change what is named of one."""
     _check_name(name)
     path = place()
     known = load(path)
     before = known.get(name)
+    if like:
+        other = known.named(like)
+        server, ca_file = server or other.server, ca_file or other.ca_file
     if before is None and not server:
-        raise click.UsageError(f"there is no context {escaped(name)} yet; name its server with --server URL")
+        raise click.UsageError(f"there is no context {escaped(name)} yet; name its server with --server URL, or --like NAME")
     if token_file:
         read_token(token_file, "--token-file")
         token_file = str(Path(token_file).expanduser().absolute())
+    if ca_file:
+        ca_file = str(Path(ca_file).expanduser().absolute())
     base = before or Context(name, "")
     if server and before is not None and server_url(server) != server_url(before.server) and not token_file:
         base = Context(name, "", tenant=before.tenant)  # a token goes to the server that it was given for
@@ -108,6 +116,7 @@ def set(name: str, server: str, token_file: str, tenant: str, use: bool) -> None
         token="" if token_file else base.token,
         token_file=token_file or base.token_file,
         tenant=tenant or base.tenant,
+        ca_file=ca_file or base.ca_file,
     )
     save(path, with_context(known, made, use=use or not known.current))
     click.echo(f"context {name} {'set' if before is None else 'changed'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -13,6 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
+
+if TYPE_CHECKING:
+    from remit.world.tls import Trust
 
 TENANT: Final = "default"
 TOKEN_BYTES_MAX: Final = 4_096
@@ -27,13 +30,14 @@ class Unconfigured(click.ClickException):
 
 
 class Context(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """A server that is known by a name. The token stands here, or in a file of its own."""
+    """A server that is known by a name. The token stands here, or in a file of its own. `ca_file`: who has signed for it."""
 
     name: str
     server: str
     token: str = ""
     token_file: str = ""
     tenant: str = ""
+    ca_file: str = ""
 
 
 class Contexts(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -61,20 +65,33 @@ class Flags(NamedTuple):
     server: str = ""
     token_file: str = ""
     tenant: str = ""
+    ca_file: str = ""
 
     def reach(self, environ: Mapping[str, str] = os.environ) -> Reach:
         return resolve(
-            context=self.context, server=self.server, token_file=self.token_file, tenant=self.tenant, environ=environ
+            context=self.context,
+            server=self.server,
+            token_file=self.token_file,
+            tenant=self.tenant,
+            ca_file=self.ca_file,
+            environ=environ,
         )
 
 
 class Reach(NamedTuple):
-    """Where to ask, with which token, and whose things are meant if nobody says."""
+    """Where to ask, with which token, and whose things are meant if nobody says. `ca_file` is empty if the system knows."""
 
     server: str
     token: str
     tenant: str
     context: str = ""
+    ca_file: str = ""
+
+    @property
+    def trust(self) -> Trust:
+        from remit.world.tls import Trust
+
+        return Trust(self.ca_file)
 
 
 # -- the file ------------------------------------------------------------------------------------------------------------------
@@ -140,10 +157,12 @@ def with_context(contexts: Contexts, made: Context, *, use: bool) -> Contexts:
     return Contexts(tuple(kept), made.name if use else contexts.current)
 
 
-def remember(name: str, server: str, token_file: Path | str, tenant: str = "", *, path: Path | None = None) -> Path:
+def remember(
+    name: str, server: str, token_file: Path | str, tenant: str = "", *, ca_file: str = "", path: Path | None = None
+) -> Path:
     """Keep a server under a name and make it the one that is meant when nobody says. Answers which file says so now."""
     path = path or place()
-    made = Context(name, server, token_file=str(Path(token_file).absolute()), tenant=tenant)
+    made = Context(name, server, token_file=str(Path(token_file).absolute()), tenant=tenant, ca_file=ca_file)
     save(path, with_context(load(path), made, use=True))
     return path
 
@@ -157,6 +176,7 @@ def resolve(
     server: str = "",
     token_file: str = "",
     tenant: str = "",
+    ca_file: str = "",
     environ: Mapping[str, str] = os.environ,
 ) -> Reach:
     """Flags, then the environment, then the file. A context that is named by a flag comes before REMIT_SERVER.
@@ -179,7 +199,22 @@ def resolve(
     if not token:
         raise Unconfigured(f"there is no token for {escaped(url)}\n  name its file with --token-file, or set REMIT_TOKEN")
     whose = tenant or environ.get("REMIT_TENANT", "") or (found.tenant if found else "") or TENANT
-    return Reach(url, token, whose, mine.name if mine else "")
+    believed = ca_file or env.get("REMIT_CA_FILE", "") or (mine.ca_file if mine else "")
+    return Reach(url, token, whose, mine.name if mine else "", _certificates(believed))
+
+
+def _certificates(name: str) -> str:
+    """Looked for now: a file that is not there is told by its name, and not as a server that nobody can believe."""
+    if not name:
+        return ""
+    try:
+        path = Path(name).expanduser()
+        path.open("rb").close()
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        cure = "give the certificate of the server's authority, tls/ca.pem of its directory, with --ca-file"
+        raise Unconfigured(f"the file of certificates cannot be read: {escaped(name)}: {escaped(why)}\n  {cure}") from error
+    return str(path)
 
 
 def _token(token_file: str, environ: Mapping[str, str], context: Context | None) -> str:

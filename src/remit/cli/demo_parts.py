@@ -12,7 +12,9 @@ from typing import Final
 from remit.agent.directory import Directory
 from remit.cli.demo_endpoint import DemoFailed
 from remit.cli.places import AGENT, SERVER, TOKEN, URL
+from remit.cli.token_files import issued_in
 from remit.client.api import Api
+from remit.world.ids import RandomIds
 from remit.world.leaving import ask_to_go
 from remit.world.promises import Clock
 
@@ -80,7 +82,10 @@ class Parts:
         self._listen = self.url.removeprefix("http://")
 
     async def start_agent(self) -> None:
-        asks = ["--server", self.url, "--token-file", str(self.token_file)]
+        file = self._root / f"{self._machine}.token"
+        async with self.api() as api:
+            await issued_in(file, api, RandomIds(), "agent", nodes=[self._machine])
+        asks = ["--server", self.url, "--token-file", str(file)]
         self._agent = await self._start("agent", [*asks, "--name", self._machine, "--data", str(self._machine_data)])
 
     async def _start(self, name: str, words: list[str]) -> Process:

@@ -48,7 +48,7 @@ def down(data: Path | None) -> None:
 
 async def _down(root: Path) -> list[str]:
     from remit.store.owner import owner_of
-    from remit.world.leaving import ask_to_go
+    from remit.world.leaving import ask_to_go, watched
     from remit.world.production import production
 
     world = production()
@@ -56,10 +56,11 @@ async def _down(root: Path) -> list[str]:
         lines = []
         pid = owner_of(root / SERVER)
         if pid is not None:
-            if not _asked(lambda: ask_to_go(pid)):
-                who = f"process {pid} owns {escaped(str(root))}"
-                raise click.ClickException(f"{who} and cannot be reached; is it in another container?")
-            await _until(world, lambda: owner_of(root / SERVER) is None, f"process {pid} does not end")
+            with watched(pid) as is_there:
+                if not _asked(lambda: ask_to_go(pid)):
+                    who = f"process {pid} owns {escaped(str(root))}"
+                    raise click.ClickException(f"{who} and cannot be reached; is it in another container?")
+                await _until(world, lambda: owner_of(root / SERVER) is None and not is_there(), f"process {pid} does not end")
             lines.append(f"the control plane (process {pid}) has ended")
         return [*lines, *await end_agent(root / AGENT, world)]
     finally:
@@ -70,31 +71,47 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
     """The agent of a directory; and its keeper with all that it runs, also what a keeper that was killed has left behind.
     Answers what has ended, in words.
     """
+    from remit.agent.building import vault
     from remit.agent.directory import Directory
     from remit.agent.reviving import is_held
     from remit.cli.keeper import end_keeper, has_left_work
-    from remit.world.leaving import ask_to_go
+    from remit.world.leaving import ask_to_go, watched
 
     directory, lines = Directory(root), list[str]()
     if not directory.run.exists():
         return lines
     if is_held(world.disk, directory.agent_lock):
         pid = _agent_pid(directory)
-        _asked(lambda: ask_to_go(pid))
-        await _until(world, lambda: not is_held(world.disk, directory.agent_lock), f"the agent (process {pid}) does not end")
+        with watched(pid) as is_there:
+            _asked(lambda: ask_to_go(pid))
+            await _until(
+                world,
+                lambda: not is_held(world.disk, directory.agent_lock) and not is_there(),
+                f"the agent (process {pid}) does not end",
+            )
         lines.append(f"the agent (process {pid}) has ended")
-    if with_work and (is_held(world.disk, directory.keeper_lock) or has_left_work(directory, world.disk)):
-        lines.append(await _patiently(world, lambda: end_keeper(root, GRACE_MS)))
+    keeps = is_held(world.disk, directory.keeper_lock)
+    if with_work and (keeps or has_left_work(directory, world.disk)):
+        with watched(_pid_in(directory.keeper_pid) if keeps else None) as is_there:
+            lines.append(await _patiently(world, lambda: end_keeper(root, GRACE_MS)))
+            await _until(world, lambda: not is_there(), "the keeper does not end")
+    if with_work:
+        await world.offload(vault(directory).destroy)
     return lines
 
 
 def _agent_pid(directory: Directory) -> int:
+    pid = _pid_in(directory.agent_pid)
+    if pid is None:
+        raise click.ClickException(f"an agent runs on {escaped(str(directory.root))}, and does not say which; end it")
+    return pid
+
+
+def _pid_in(file: Path) -> int | None:
     try:
-        return int(directory.agent_pid.read_text())
-    except (OSError, ValueError) as error:
-        raise click.ClickException(
-            f"an agent runs on {escaped(str(directory.root))}, and does not say which; end it"
-        ) from error
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _asked(ask: Callable[[], bool]) -> bool:

@@ -60,7 +60,7 @@ def account_path(asked: Asked, thing: Meant) -> str:
 async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool, output: str) -> None:
     from remit.cli.columns import Sheet
     from remit.cli.told import console
-    from remit.cli.written import json_text
+    from remit.cli.written import json_text, spelt
     from remit.model.objects import encode
     from remit.world.clock import BootClock
 
@@ -79,7 +79,7 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
         fresh = [item for item in found if known.get(_key(item)) != item.count]
         known = {**known, **{_key(item): item.count for item in found}}
         if output == "json":
-            sys.stdout.writelines(encode(item).decode() + "\n" for item in fresh)
+            sys.stdout.writelines(spelt(encode(item).decode()) + "\n" for item in fresh)
         elif fresh:
             sheet.show(row(item, clock.wall(), about=about) for item in fresh)
         sys.stdout.flush()

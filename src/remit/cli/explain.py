@@ -43,6 +43,7 @@ SHORT = {
 @click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
 @click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
 @click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
+@click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's.")
 @click.option("--node", default="", metavar="NODE", help="Say for this node why it could not stand there.")
 @click.option(
     "-o",
@@ -60,6 +61,7 @@ def explain(
     context: str,
     server: str,
     token_file: str,
+    ca_file: str,
     node: str,
     output: str,
     verbose: bool,
@@ -71,7 +73,7 @@ def explain(
     """
     kind, tenant, name = _meant(what, tenant)
     if data is None:
-        _ask(Flags(context, server, token_file, tenant), kind, name, node, output, verbose)
+        _ask(Flags(context, server, token_file, tenant, ca_file), kind, name, node, output, verbose)
     elif context or server:
         raise click.UsageError("--data names a directory to look into; leave out the server, or --data")
     else:
@@ -190,10 +192,11 @@ def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
 def _print(told: ReplicaTold | WorkloadTold, output: str, verbose: bool, wall: str) -> None:
     from remit.cli.explain_shown import show
     from remit.cli.told import console, until_nobody_reads
+    from remit.cli.written import spelt
     from remit.model.objects import encode
 
     with until_nobody_reads():
         if output == "json":
-            sys.stdout.write(encode(told).decode() + "\n")
+            sys.stdout.write(spelt(encode(told).decode()) + "\n")
         else:
             show(console(), told, verbose=verbose, wall=wall)

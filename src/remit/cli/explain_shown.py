@@ -24,6 +24,7 @@ from remit.cli.explain_words import (
 from remit.law.lifecycle import WAITS
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code
+from remit.model.problems import escaped
 from remit.model.quantity import format_duration
 from remit.model.records import Candidate, Phase
 from remit.proposal.backlog import RETRY_MS_MAX
@@ -59,7 +60,7 @@ def line(console: Console, lead: str, text: str | Text, style: str = "") -> None
     """`text`, wrapped and hung behind `lead`."""
     first = Text(f"{lead}:" if lead else "", style="bold")
     first.pad_right(max(1, INDENT - first.cell_len))
-    made = text if isinstance(text, Text) else Text(text, style=style)
+    made = text if isinstance(text, Text) else Text(escaped(text), style=style)
     for number, part in enumerate(made.wrap(console, max(20, console.width - INDENT))):
         part.rstrip()
         console.print(Text.assemble(Text(" " * INDENT) if number else first, part), soft_wrap=True)
@@ -118,6 +119,8 @@ def _replica(console: Console, told: ReplicaTold, verbose: bool, wall: str) -> N
     line(console, "stands", Text.assemble((f"{told.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
     if told.phase in WAITS:
         line(console, "", _phase_words(Phase(told.phase)))
+    if told.said:
+        line(console, "meanwhile", told.said)
     if told.result or told.reason:
         line(console, "because", " ".join(part for part in (told.result, told.reason) if part))
     if told.victims:

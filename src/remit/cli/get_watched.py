@@ -17,7 +17,7 @@ from remit.cli.listed import AGE, Around, columns_of, endpoint_columns, endpoint
 from remit.cli.progress import progress
 from remit.cli.spoken import ENDPOINTS, Meant, is_owned
 from remit.cli.told import console
-from remit.cli.written import plain
+from remit.cli.written import plain, spelt
 from remit.client.api import Changed, Deleted, Synced
 from remit.model.answers import WatchLine
 from remit.model.kinds import Workload
@@ -221,7 +221,7 @@ def _text(cell: str | Cell) -> str:
 
 
 def _line(line: WatchLine) -> None:
-    sys.stdout.write(encode(line).decode() + "\n")
+    sys.stdout.write(spelt(encode(line).decode()) + "\n")
     sys.stdout.flush()
 
 

@@ -34,6 +34,17 @@ class Lines:
         return [last] if last else []
 
 
+class Tame:
+    """Pieces of bytes in, text out that a terminal may be given: as `harmless`, but lines go on."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
+
+    def feed(self, piece: bytes, *, last: bool = False) -> str:
+        lines = self._decoder.decode(piece, last).replace("\r\n", "\n").split("\n")
+        return "\n".join("\t".join(escaped(part) for part in _COLOUR.sub("", line).split("\t")) for line in lines)
+
+
 def harmless(line: str) -> str:
     """For a terminal: a title, a cursor or a clipboard is nobody's business but its owner's."""
     bare = _COLOUR.sub("", line.removesuffix("\r"))

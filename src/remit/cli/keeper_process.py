@@ -19,9 +19,13 @@ for _unneeded in ("ssl", "typing_extensions"):  # loaded by others where they ar
 import asyncio  # noqa: E402
 import gc  # noqa: E402
 
+import msgspec  # noqa: E402
+
 from remit.agent.building import keeper  # noqa: E402
 from remit.agent.directory import KEEPER, Directory  # noqa: E402
 from remit.agent.saying import LogBounds, log_bounds  # noqa: E402
+from remit.model.problems import escaped  # noqa: E402
+from remit.world.clock import BootClock  # noqa: E402
 from remit.world.production import production  # noqa: E402
 from remit.world.promises import Busy, WorldError  # noqa: E402
 from remit.world.spawning import need_many_files  # noqa: E402
@@ -43,7 +47,9 @@ async def keep(directory: Directory, bounds: LogBounds) -> None:
 
 
 def tell(words: str) -> None:
-    print(f"keeper: {words}", file=sys.stderr, flush=True)
+    """As the other parts log, but without loading what they log with: a keeper is small, and there are many."""
+    line = {"time": BootClock().wall(), "level": "warning", "part": "keeper", "event": escaped(words)}
+    print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
 
 
 def main() -> int:

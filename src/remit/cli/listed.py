@@ -9,21 +9,10 @@ from typing import Any, Final, NamedTuple
 from remit.cli.columns import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
 from remit.cli.progress import Progress, Why, condition_of, stage_words, why_waits
 from remit.model.answers import EndpointItem, NodeTop, ReplicaTop
+from remit.model.data import Config, Secret
 from remit.model.fields import Metadata
-from remit.model.kinds import (
-    Allotment,
-    Config,
-    Node,
-    NodeHealth,
-    NodePool,
-    Override,
-    Policy,
-    PriorityClass,
-    Region,
-    Secret,
-    Tenant,
-    Workload,
-)
+from remit.model.identity import AUDIENCES, Token
+from remit.model.kinds import Allotment, Node, NodeHealth, NodePool, Override, Policy, PriorityClass, Region, Tenant, Workload
 from remit.model.objects import DECLARED, AnyObject
 from remit.model.records import (
     Decision,
@@ -211,7 +200,10 @@ def _policy(thing: Policy, around: Around) -> Cells:
 
 
 def _data(thing: Secret | Config, around: Around) -> Cells:
-    return str(len(thing.spec.data)), _few(thing.spec.data)
+    sizes = (
+        thing.status.sizes if isinstance(thing, Secret) else {key: len(text.encode()) for key, text in thing.spec.data.items()}
+    )
+    return str(len(thing.spec.data)), _few(f"{key} ({sizes.get(key, 0)} B)" for key in thing.spec.data)
 
 
 def _allotment(thing: Allotment, around: Around) -> Cells:
@@ -227,6 +219,13 @@ def _override(thing: Override, around: Around) -> Cells:
         for name in getattr(scope, f"{word}s")
     ]
     return spec.effect, _few(named), str(spec.ttl), spec.author, spec.reason
+
+
+def _token(thing: Token, around: Around) -> Cells:
+    spec = thing.spec
+    over = "revoked" if spec.revoked else "used" if spec.spent else "ran out" if spec.expires <= around.wall else ""
+    ends = Cell(over, BAD) if over else spec.expires
+    return spec.role, spec.subject or NONE, spec.tenant or NONE, _few(list(spec.nodes)), AUDIENCES[spec.role], ends
 
 
 def _generation(thing: Generation, around: Around) -> Cells:
@@ -274,6 +273,10 @@ def _few(names: Any) -> str:
 
 C = Column
 LAYOUTS: Final[Mapping[str, Layout]] = {
+    "Token": Layout(
+        (C("ROLE"), C("SUBJECT", fluid=True), C("TENANT"), C("NODES"), C("AUDIENCE", wide=True), C("ENDS")),
+        _token,
+    ),
     "Workload": Layout(
         (C("TYPE", least=7), C("READY", right=True), C("STAGES", fluid=True, least=24), C("LIMITED BY", fluid=True, least=30),
          C("PRIORITY", wide=True), C("GENERATION", wide=True, right=True)),

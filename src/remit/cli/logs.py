@@ -89,7 +89,7 @@ async def _logs(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wi
     from remit.cli.finding import find, tenant_of
 
     if thing is None:
-        thing = await _guessed(api, asked, what)
+        thing = await guessed(api, asked, what)
     found = await find(api, asked, thing)
     tenant = tenant_of(asked, thing)
     if thing.kind == "Replica":
@@ -99,7 +99,7 @@ async def _logs(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wi
     return await _Reader(api, tenant, many, prefix=True).read_all(thing.name)
 
 
-async def _guessed(api: Api, asked: Asked, name: str) -> Meant:
+async def guessed(api: Api, asked: Asked, name: str) -> Meant:
     """A bare name is a workload's, or else a replica's."""
     from remit.cli.finding import NOT_FOUND
     from remit.client.api import ApiError

@@ -10,6 +10,7 @@ from msgspec import inspect
 
 from remit.cli.pages_commands import SOURCE, commands_page
 from remit.cli.pages_controllers import controllers
+from remit.cli.pages_metrics import metrics
 from remit.cli.pages_words import code, codes, duration, page, table
 from remit.commitment import balance
 from remit.commitment.decide import rulings, tag
@@ -334,6 +335,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "cli.md": command_line,
     "controllers.md": controllers,
     "lifecycle.md": lifecycle,
+    "metrics.md": metrics,
     "refusals.md": refusals,
     "filters.md": filters,
     "invariants.md": invariants,

@@ -183,7 +183,7 @@ def _row(controller: type[Controller]) -> tuple[str, ...]:
 
 def _times(cadence: Cadence) -> Iterator[tuple[str, str]]:
     pauses = cadence.pauses
-    yield "a change on the board", f"at once; changes within {duration(cadence.gather_ms)} are one look"
+    yield "a change on the board", f"at once; changes within {duration(cadence.gather_ms)} after a look are one look"
     yield "everything, whatever was heard", f"every {duration(cadence.sweep_ms)}, less up to a quarter"
     yield "what is not to be acted on", f"a board older than {duration(FRESH_MS)}"
     yield (

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from remit.cli.main import examples
-from remit.cli.running import Complaints, asking_options, beat_option, run_until_ended, server_and_token
+from remit.cli.running import (
+    Complaints,
+    Logging,
+    asking_options,
+    beat_option,
+    log_options,
+    metrics_option,
+    run_until_ended,
+    server_and_token,
+)
+from remit.model.problems import escaped
+from remit.world.promises import WorldError
+
+if TYPE_CHECKING:
+    from remit.world.binding import Listen
+    from remit.world.chronicle import Form, Level
 
 name_option = click.option("--name", default="", help="What it is called in records.  [default: its sort and process number]")
 
@@ -24,14 +40,16 @@ name_option = click.option("--name", default="", help="What it is called in reco
 @asking_options
 @beat_option
 @name_option
-def scheduler(servers: tuple[str, ...], token_file: Path | None, beat_ms: int, name: str) -> None:
+@metrics_option
+@log_options
+def scheduler(servers: tuple[str, ...], token_file: Path | None, **how: Any) -> None:
     """Place waiting work on nodes, until ended.
 
     Of several schedulers of a scope one acts, and the others are ready to take over.
     """
     from remit.assembly import run_scheduler
 
-    _run("scheduler", run_scheduler, servers, token_file, beat_ms, name)
+    _run("scheduler", run_scheduler, servers, token_file, **how)
 
 
 @click.command(
@@ -43,14 +61,16 @@ def scheduler(servers: tuple[str, ...], token_file: Path | None, beat_ms: int, n
 @asking_options
 @beat_option
 @name_option
-def controllers(servers: tuple[str, ...], token_file: Path | None, beat_ms: int, name: str) -> None:
+@metrics_option
+@log_options
+def controllers(servers: tuple[str, ...], token_file: Path | None, **how: Any) -> None:
     """Make what is there what was asked for, until ended: workloads, nodes, repair, endpoints, rollouts.
 
     Of several copies one acts in each role, and the others are ready to take over.
     """
     from remit.assembly import run_controllers
 
-    _run("controllers", run_controllers, servers, token_file, beat_ms, name)
+    _run("controllers", run_controllers, servers, token_file, **how)
 
 
 def _run(
@@ -58,16 +78,36 @@ def _run(
     part: Callable[..., Awaitable[Any]],
     servers: tuple[str, ...],
     token_file: Path | None,
+    *,
+    ca_file: Path | None,
     beat_ms: int,
     name: str,
+    metrics: Listen | None,
+    log_format: Form | None,
+    log_level: Level,
 ) -> None:
-    urls, token = server_and_token(servers, token_file)
+    urls, token, trust = server_and_token(servers, token_file, ca_file)
 
     async def main() -> None:
         from remit.assembly import component_world, part_name
 
-        async with component_world(urls, token) as connected:
-            complain = Complaints(sort, connected.world.clock.now_ms)
-            await part(connected, name=name or part_name(sort), beat_ms=beat_ms, failed=complain)
+        async with component_world(urls, token, trust) as connected:
+            complain = Complaints(Logging(log_format, log_level).of(sort, connected.world.clock))
+            run = partial(part, connected, name=name or part_name(sort), beat_ms=beat_ms, failed=complain)
+            if metrics is None:
+                await run()
+                return
+            # Only who tells what it counts pays for loading what tells it.
+            from remit.serve.exposing import exposed
+            from remit.serve.measuring import of_log
+            from remit.serve.metrics import Metrics
 
-    sys.exit(run_until_ended(main))
+            counted = Metrics(of_log(complain.log))
+            async with exposed(counted, metrics) as where:
+                click.echo(f"remit {sort}: what it counts is at {where}")
+                await run(metrics=counted)
+
+    try:
+        sys.exit(run_until_ended(main, quick=True))
+    except WorldError as error:
+        raise click.ClickException(escaped(str(error))) from error

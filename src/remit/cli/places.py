@@ -12,6 +12,7 @@ TOKEN: Final = "token"  # noqa: S105 - the name of the file
 SERVER: Final = "server"
 AGENT: Final = "agent"
 URL: Final = "url"
+TOKENS: Final = "tokens"
 AGENT_ASKS: Final = "agent-asks"
 
 

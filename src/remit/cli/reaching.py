@@ -54,23 +54,32 @@ class Asked(NamedTuple):
         return "" if self.everyone else self.reach.tenant
 
 
-def asks_server(*, everyone: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The flags of every command that asks a server; what they come to is the command's first argument."""
+def asks_server(*, everyone: bool = False, t_taken: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The flags of every command that asks a server; what they come to is the command's first argument. `t_taken`: -t means
+    something else there.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(
-            *words: Any, context: str, server: str, token_file: str, tenant: str, all_tenants: bool = False, **options: Any
+            *words: Any,
+            context: str,
+            server: str,
+            token_file: str,
+            ca_file: str,
+            tenant: str,
+            all_tenants: bool = False,
+            **options: Any,
         ) -> Any:
             if tenant and all_tenants:
                 raise click.UsageError("--tenant names one, and --all-tenants means every one; write one of the two")
-            reach = Flags(context, server, token_file, tenant).reach()
+            reach = Flags(context, server, token_file, tenant, ca_file).reach()
             return command(Asked(reach, all_tenants, bool(tenant)), *words, **options)
 
         made: Any = run
         if everyone:
             made = click.option("-A", "--all-tenants", is_flag=True, help="Of every tenant.")(made)
-        for option in reversed(_OPTIONS):
+        for option in reversed((_tenant("-n") if t_taken else _tenant("-t", "-n"), *_OPTIONS)):
             made = option(made)
         decorated: Callable[..., None] = made
         return decorated
@@ -78,11 +87,15 @@ def asks_server(*, everyone: bool = False) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
+def _tenant(*letters: str) -> Callable[[Any], Any]:
+    return click.option(*letters, "--tenant", default="", metavar="TENANT", help="Whose; else REMIT_TENANT, or the context's.")
+
+
 _OPTIONS: Final = (
-    click.option("-t", "-n", "--tenant", default="", metavar="TENANT", help="Whose; else REMIT_TENANT, or the context's."),
     click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`."),
     click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's."),
     click.option("--token-file", default="", metavar="FILE", help="The file with the token for it."),
+    click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's."),
 )
 
 
@@ -92,7 +105,8 @@ def ask(asked: Asked, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
 
     async def within() -> T:
         await _reached(asked.reach)
-        async with Api(asked.reach.server, asked.reach.token, tenant=asked.reach.tenant) as api:
+        reach = asked.reach
+        async with Api(reach.server, reach.token, tenant=reach.tenant, trust=reach.trust) as api:
             return await deed(api)
 
     try:
@@ -116,12 +130,18 @@ async def _alone(work: Coroutine[Any, Any, T]) -> T:
 
 async def _reached(reach: Reach) -> None:
     """Is anybody there? A program asks again for a while; a person would rather know at once."""
-    from remit.client.wire import Wire
+    from remit.client.wire import Untrusted, Wire
     from remit.world.promises import LinkError
+    from remit.world.tls import Unusable
 
-    wire = Wire(reach.token)
+    try:
+        wire = Wire(reach.token, reach.trust)
+    except Unusable as error:
+        raise Failure(escaped(error.cause), escaped(error.cure)) from error
     try:
         await wire.call("GET", f"{reach.server}/healthz")
+    except Untrusted as error:
+        raise Failure(escaped(error.cause), escaped(error.cure)) from error
     except LinkError as error:
         named = f"context {reach.context}" if reach.context else "--server"
         cure = f"start it with `remit up`, or name another server: that was {named}"

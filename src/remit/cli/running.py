@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal  # noqa: TID251 - the program's own end
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -15,12 +16,15 @@ from remit.model.quantity import parse_duration
 
 if TYPE_CHECKING:
     from remit.world.binding import Listen
+    from remit.world.chronicle import Chronicle, Form, Level
+    from remit.world.promises import Clock
+    from remit.world.tls import Trust
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 BEAT: Final = "2s"
-QUIET_MS: Final = 10_000
-"""The same complaint is not written again for so long."""
+SORT_MAX: Final = 40
+"""Complaints that begin with the same so many signs are of one sort."""
 
 
 _ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -80,7 +84,13 @@ def beat_option(command: F) -> F:
 
 
 def asking_options(command: F) -> F:
-    """For whoever asks a server: where it is, and as whom."""
+    """For whoever asks a server: where it is, who signs for it, and as whom."""
+    command = click.option(
+        "--ca-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="REMIT_CA_FILE",
+        help="Who signs for an https:// server, if the system does not know.  [env: REMIT_CA_FILE]",
+    )(command)
     command = click.option(
         "--token-file",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -97,19 +107,67 @@ def asking_options(command: F) -> F:
     )(command)
 
 
+def log_options(command: F) -> F:
+    """How a part tells of itself, on stderr."""
+    command = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        envvar="REMIT_LOG_LEVEL",
+        help="From which level on lines are logged; debug: every request and decision.",
+    )(command)
+    return click.option(
+        "--log-format",
+        type=click.Choice(["json", "text"]),
+        envvar="REMIT_LOG_FORMAT",
+        help="How lines are logged.  [default: text on a terminal, else json]",
+    )(command)
+
+
+def metrics_option(command: F) -> F:
+    return click.option(
+        "--metrics",
+        type=ListenType(),
+        help="Where what it counts is told to Prometheus, on this machine only.  [default: nowhere]",
+    )(command)
+
+
+class Logging(NamedTuple):
+    """What was asked for."""
+
+    form: Form | None = None
+    level: Level = "info"
+
+    def of(self, part: str, clock: Clock) -> Chronicle:
+        from remit.world.chronicle import Chronicle
+
+        form: Form = self.form or ("text" if sys.stderr.isatty() else "json")
+        return Chronicle(part, wall=clock.wall, now_ms=clock.now_ms, form=form, level=self.level)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """For another part, that is to tell of itself as this one does."""
+        return (*(("--log-format", self.form) if self.form else ()), "--log-level", self.level)
+
+
 class Complaints:
-    """What goes wrong, a line each on stderr, and the same not again and again."""
+    """What goes wrong, a line each, and the same not again and again."""
 
-    def __init__(self, name: str, now_ms: Callable[[], int]) -> None:
-        self._name, self._now_ms = name, now_ms
-        self._said: dict[str, int] = {}
+    def __init__(self, log: Chronicle) -> None:
+        self.log = log
 
-    def __call__(self, what: object) -> None:
-        words, now_ms = str(what), self._now_ms()
-        kind = words[:40]
-        if now_ms - self._said.get(kind, -QUIET_MS) >= QUIET_MS:
-            self._said[kind] = now_ms
-            click.echo(f"{self._name}: {escaped(words)}", err=True)
+    def __call__(self, what: object, **fields: object) -> None:
+        words = str(what)
+        self.log.seldom("warning", words[:SORT_MAX], words, **fields)
+
+    def bug(self, asked: str, error: BaseException) -> None:
+        """One of ours: whoever asked was told only that there is one."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
+        self.log.error(f"{asked}: {type(error).__name__}: {error}", where=where)
 
 
 def run_until_ended(main: Callable[[], Coroutine[Any, Any, None]], *, quick: bool = False) -> int:
@@ -119,7 +177,7 @@ def run_until_ended(main: Callable[[], Coroutine[Any, Any, None]], *, quick: boo
     """
     factory = None
     if quick:
-        import uvloop  # only who serves needs it
+        import uvloop  # only who serves, or follows all that is served, needs it
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
@@ -153,9 +211,13 @@ async def _cancelled_by_signals(main: Callable[[], Coroutine[Any, Any, None]]) -
     return asked
 
 
-def server_and_token(servers: tuple[str, ...], token_file: Path | None) -> tuple[tuple[str, ...], str]:
-    """Which servers are meant, and the token for them: by flags, the environment, or the context that is in use."""
+def server_and_token(
+    servers: tuple[str, ...], token_file: Path | None, ca_file: Path | None = None
+) -> tuple[tuple[str, ...], str, Trust]:
+    """Which servers are meant, the token for them, and who is believed to be them: by flags, the environment, or the context
+    that is in use.
+    """
     from remit.cli.contexts import resolve
 
-    reach = resolve(server=servers[0] if servers else "", token_file=str(token_file or ""))
-    return (reach.server, *servers[1:]), reach.token
+    reach = resolve(server=servers[0] if servers else "", token_file=str(token_file or ""), ca_file=str(ca_file or ""))
+    return (reach.server, *servers[1:]), reach.token, reach.trust

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from remit.assembly import served
 from remit.cli.main import examples
-from remit.cli.running import ListenType, beat_option, run_until_ended
+from remit.cli.running import Complaints, ListenType, Logging, beat_option, log_options, run_until_ended
+from remit.cli.securing import tls_options
+from remit.cli.token_files import token_in
 from remit.law.tempo import Tempo
 from remit.model.problems import escaped
 from remit.store.protocol import StoreError
 from remit.world.binding import Listen
+from remit.world.chronicle import Form, Level
 from remit.world.production import production
-from remit.world.promises import Ids, WorldError
+from remit.world.promises import WorldError
+
+if TYPE_CHECKING:
+    from remit.world.tls_keys import Secured
 
 TOKEN_NAME: Final = "token"  # noqa: S105 - of a file
-TOKEN_BYTES_MAX: Final = 512
-TOKEN_NONCES: Final = 3
-"""240 bits."""
 
 
 @click.command(
     epilog=examples(
         "remit server --data ./data                          at 127.0.0.1:7420, with a token in ./data/token",
         "remit server --data ./data --listen 127.0.0.1:0     at any port that is free",
+        "remit server --data ./data --listen 10.0.0.5:7420 --tls --tls-name remit.example    for other machines too",
     )
 )
 @click.option(
     "--data", required=True, type=click.Path(path_type=Path, file_okay=False), help="Directory of the store; made if absent."
 )
 @click.option(
-    "--listen", type=ListenType(), default="127.0.0.1:7420", show_default=True, help="Where the API answers: this machine only."
+    "--listen",
+    type=ListenType(),
+    default="127.0.0.1:7420",
+    show_default=True,
+    help="Where the API answers; beyond this machine with --tls only.",
 )
 @click.option("--scope", default="local", show_default=True, help="The name of what this server is the authority of.")
 @click.option("--name", default="server", show_default=True, help="The name of this server among those of its scope.")
@@ -44,60 +50,67 @@ TOKEN_NONCES: Final = 3
     "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Who may ask; made if absent.  [default: DATA/token]"
 )
 @beat_option
-def server(data: Path, listen: Listen, scope: str, name: str, token_file: Path | None, beat_ms: int) -> None:
+@tls_options
+@log_options
+def server(
+    data: Path,
+    listen: Listen,
+    scope: str,
+    name: str,
+    token_file: Path | None,
+    beat_ms: int,
+    secured: Secured | None,
+    log_format: Form | None,
+    log_level: Level,
+) -> None:
     """Run a server: the authority of a scope, on a SQLite store, with its HTTP API.
 
     It ends at SIGTERM or Ctrl-C, once everything that it has taken is answered.
     """
     place = token_file or data / TOKEN_NAME
     try:
-        run_until_ended(lambda: serve(data, listen, scope, name, place, Tempo(beat_ms)), quick=True)
+        logging = Logging(log_format, log_level)
+        run_until_ended(lambda: serve(data, listen, scope, name, place, Tempo(beat_ms), logging, secured), quick=True)
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
 
 
-async def serve(data: Path, listen: Listen, scope: str, name: str, token_file: Path, tempo: Tempo) -> None:
+async def serve(
+    data: Path,
+    listen: Listen,
+    scope: str,
+    name: str,
+    token_file: Path,
+    tempo: Tempo,
+    logging: Logging = Logging(),
+    secured: Secured | None = None,
+) -> None:
     world = production()
+    say = Complaints(logging.of("server", world.clock))
     try:
-        token = token_in(token_file, world.ids)
+        token, new = token_in(token_file, world.ids)
         async with served(
-            data, world, scope=scope, name=name, listen=listen, token=token, tempo=tempo, complain=complain
+            data,
+            world,
+            scope=scope,
+            name=name,
+            listen=listen,
+            token=token,
+            tempo=tempo,
+            complain=say.bug,
+            log=say.log,
+            secured=secured,
+            tell=say,
         ) as one:
-            click.echo(f"remit server: {scope} at {one.url}, token in {escaped(str(token_file))}")
+            believed = f", its authority in {escaped(str(one.ca_file))}" if one.ca_file else ""
+            click.echo(f"remit server: {scope} at {one.url}, token in {escaped(str(token_file))}{believed}")
+            if new:
+                tell_admin(token)
             await asyncio.Event().wait()
     finally:
         await world.offload.close()
 
 
-def complain(asked: str, error: BaseException) -> None:
-    """One line for each bug of ours: whoever asked was told only that there is one."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
-    click.echo(f"remit server: {asked}: {type(error).__name__}: {escaped(str(error))}{where}", err=True)
-
-
-def token_in(file: Path, ids: Ids) -> str:
-    """The token of a file that only its owner may read; a new one, if there is no such file."""
-    file.parent.mkdir(0o700, parents=True, exist_ok=True)
-    if not file.exists():
-        # Written beside it first: whoever is killed over it leaves no file that is empty.
-        beside = file.with_name(f"{file.name}.{ids.nonce()}")
-        made = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(made, "w") as opened:
-            opened.write("".join(ids.nonce() for _ in range(TOKEN_NONCES)) + "\n")
-        with suppress(FileExistsError):  # somebody else was quicker: theirs stands
-            os.link(beside, file)
-        beside.unlink()
-    return _read_token(file)
-
-
-def _read_token(file: Path) -> str:
-    with file.open("rb") as opened:
-        found = opened.read(TOKEN_BYTES_MAX + 1)
-    token = found.decode("ascii", "replace").strip()
-    if not 16 <= len(token) <= TOKEN_BYTES_MAX or not token.isprintable() or " " in token or not token.isascii():
-        cure = "write 16 to 512 signs of ASCII into it, without spaces; or remove it, and one is made"
-        raise click.ClickException(f"{escaped(str(file))} holds no token; {cure}")
-    return token
+def tell_admin(token: str) -> None:
+    """Once: the first token is how all the others are made."""
+    click.echo(f"remit: the first admin's token, shown this once: {token}\n  make others with `remit token create`")

@@ -32,6 +32,7 @@ WORDS: Final = (
     Word("Config", "configs", ("cfg",), owned=True),
     Word("Allotment", "allotments", ("al",), owned=True),
     Word("Override", "overrides", ("ov",)),
+    Word("Token", "tokens", ("tok",)),
     Word("Replica", "replicas", ("rp", "r"), owned=True),
     Word("Generation", "generations", ("gen",), owned=True),
     Word("PolicyRevision", "policyrevisions", ("pr",)),

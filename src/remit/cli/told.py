@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal  # noqa: TID251 - only the number of SIGPIPE
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from rich.console import Console
+from rich.segment import Segment
 
 from remit.cli.main import drop_output
+from remit.model.problems import escaped
 
 WIDTH_MAX: Final = 128
 UNBROKEN: Final = 1_000_000
@@ -22,6 +24,14 @@ class _Told(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """The last hand on all that is shown: what would steer a terminal and is none of our colours is spelt out."""
+        return super()._render_buffer(one if one.control else one._replace(text=_tame(one.text)) for one in buffer)
+
+
+def _tame(text: str) -> str:
+    return text if text.isprintable() else "\n".join(escaped(line) for line in text.split("\n"))
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -11,22 +11,29 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from remit.cli.lending import Lending, lending_options
 from remit.cli.main import examples
-from remit.cli.places import AGENT, AGENT_ASKS, LISTEN, SERVER, TOKEN, URL, data_directory
-from remit.cli.running import Complaints, ListenType, beat_option, data_option, run_until_ended
+from remit.cli.places import AGENT, AGENT_ASKS, LISTEN, SERVER, TOKEN, TOKENS, URL, data_directory
+from remit.cli.running import Complaints, ListenType, Logging, beat_option, data_option, log_options, run_until_ended
+from remit.cli.securing import tls_options
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
+    from remit.agent.joining import Credentials
+    from remit.assembly import ApiServer
     from remit.client.api import Api
     from remit.model.objects import AnyObject
+    from remit.serve.desk import Desk
     from remit.world.binding import Listen
+    from remit.world.chronicle import Form, Level
     from remit.world.promises import Order, Running, World
+    from remit.world.tls_keys import Secured
 
 SCOPE: Final = "local"
 TENANT: Final = "default"
@@ -38,7 +45,8 @@ CONTEXT: Final = "local"
 READY_BEATS: Final = 5
 READY_MS: Final = 10_000
 LOOK_MS: Final = 1_000
-PAUSE_MS: Final = 500
+PAUSE_MS: Final = 100
+"""Before the first new start: whoever waits for the agent counts in beats. One that goes on ending waits ever longer."""
 PAUSE_MS_MAX: Final = 30_000
 STEADY_MS: Final = 60_000
 
@@ -52,8 +60,10 @@ class Installation(NamedTuple):
     nodes: int
     regions: tuple[str, ...]
     beat_ms: int
+    logging: Logging
     agent: tuple[str, ...]
     """Words for `remit agent`, beyond those that are always said."""
+    secured: Secured | None
 
     @property
     def server(self) -> Path:
@@ -64,12 +74,18 @@ class Installation(NamedTuple):
     def token(self) -> Path:
         return self.server / TOKEN
 
+    @property
+    def tokens(self) -> Path:
+        """Of the parts that are started here."""
+        return self.server / TOKENS
+
 
 @click.command(
     epilog=examples(
         "remit up                                        a control plane and one node: this machine",
         "remit up --nodes 20 --regions eu-central,eu-west  twenty nodes to try things out, in two regions",
         "remit up --data /srv/remit --listen 127.0.0.1:9000",
+        "remit up --tls --listen 10.0.0.5:7420            for other machines too, over TLS",
         "remit up --cpu 8 --memory 16Gi --device gpu=2:A10 what each node says it has, instead of what was found",
     )
 )
@@ -85,6 +101,9 @@ class Installation(NamedTuple):
 @click.option("--memory", default="", help="Memory of each node.  [default: as found]")
 @click.option("--device", "devices", multiple=True, metavar="KIND=N[:MODEL]", help="Devices of each node.  [default: as found]")
 @click.option("--sandbox", type=click.Choice(["auto", "bwrap", "none"]), default="auto", show_default=True)
+@tls_options
+@log_options
+@lending_options
 def up(
     data: Path | None,
     listen: Listen,
@@ -96,6 +115,10 @@ def up(
     memory: str,
     devices: tuple[str, ...],
     sandbox: str,
+    secured: Secured | None,
+    log_format: Form | None,
+    log_level: Level,
+    lending: Lending,
 ) -> None:
     """Run the whole control plane on this machine: API, scheduler, controllers, and an agent with its nodes.
 
@@ -103,14 +126,18 @@ def up(
     `remit down`, ends it with all that it runs; what was applied is there again at the next start.
     """
     said = [("--cpu", cpu), ("--memory", memory), ("--sandbox", sandbox), *(("--device", one) for one in devices)]
-    words = tuple(word for name, value in said if value for word in (name, value))
+    root = (data or data_directory()).absolute()
+    lending = lending._replace(
+        hidden=(*lending.hidden, root / SERVER)
+    )  # the admin's token is there, and the keys of all secrets
+    words = (*(word for name, value in said if value for word in (name, value)), *lending.words())
     named = tuple(name.strip() for name in regions.split(",") if name.strip())
     if not named:
         raise click.UsageError("--regions names none; leave it out, or write names such as eu-central,eu-west")
-    root = (data or data_directory()).absolute()
     if nodes:
         _refuse_long(root)
-    here = Installation(root, listen, context, nodes, named, beat_ms, words)
+    logging = Logging(log_format, log_level)
+    here = Installation(root, listen, context, nodes, named, beat_ms, logging, (*words, *logging.words), secured)
     sys.exit(run_until_ended(lambda: _up(here), quick=True))
 
 
@@ -144,31 +171,93 @@ async def _up(here: Installation) -> None:
 
 async def _run(here: Installation, world: World) -> None:
     from remit.assembly import run_controllers, run_scheduler, served
-    from remit.cli.server import token_in
+    from remit.cli.server import tell_admin
+    from remit.cli.token_files import token_in
     from remit.client.api import Api
     from remit.client.connecting import connect
     from remit.law.tempo import Tempo
 
-    say = Complaints("remit", world.clock.now_ms)
-    token = token_in(here.token, world.ids)
-    async with served(
-        here.server, world, scope=SCOPE, name=SCOPE, listen=_address(here), token=token,
-        tempo=Tempo(here.beat_ms), complain=lambda asked, error: say(f"{asked}: {error!r}"),
-    ) as server, connect([server.url], token, world) as connected:  # fmt: skip
-        beside = Beside(here, server.url, world, say)
+    say = Complaints(here.logging.of("remit", world.clock))
+    token, new = token_in(here.token, world.ids)
+    async with AsyncExitStack() as open_:
+        server = await open_.enter_async_context(served(
+            here.server, world, scope=SCOPE, name=SCOPE, listen=_address(here), token=token,
+            tempo=Tempo(here.beat_ms), complain=say.bug, log=say.log, secured=here.secured, tell=say,
+        ))  # fmt: skip
+        tokens, trust = await _provide(here, server.desk), server.trust
+        scheduling = await open_.enter_async_context(connect([server.url], tokens["scheduler"], world, trust=trust))
+        correcting = await open_.enter_async_context(connect([server.url], tokens["controllers"], world, trust=trust))
+        if new:
+            tell_admin(token)
+        beside = Beside(here, server, world, say)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(run_scheduler(connected, name="scheduler", beat_ms=here.beat_ms, failed=say))
-                group.create_task(run_controllers(connected, name="controllers", beat_ms=here.beat_ms, failed=say))
-                async with Api(server.url, token, tenant=TENANT) as api:
+                beat_ms, counted = here.beat_ms, server.desk.metrics
+                group.create_task(run_scheduler(scheduling, name="scheduler", beat_ms=beat_ms, failed=say, metrics=counted))
+                group.create_task(run_controllers(correcting, name="controllers", beat_ms=beat_ms, failed=say, metrics=counted))
+                async with Api(server.url, token, tenant=TENANT, trust=trust) as api:
                     await _bootstrap(api, here.regions)
                     if here.nodes:
                         group.create_task(beside.watch_over())
-                    _announce(here, server.url)
+                    _announce(here, server)
                     await _tell_nodes(here, api, world)
                 await asyncio.Event().wait()
         finally:
             await beside.end()
+
+
+async def _provide(here: Installation, desk: Desk) -> dict[str, str]:
+    """A token for each part that this process starts: none of them may do what another may."""
+    from remit.cli.agent_nodes import Declared
+    from remit.cli.token_files import provided_in
+
+    equipment = await desk.world.offload(desk.world.host.equipment)
+    nodes = Declared(nodes=here.nodes).names(equipment) if here.nodes else []
+    made: dict[str, str] = {}
+    for role in ("scheduler", "controllers"):
+        made[role] = await provided_in(here.tokens / role, desk, role, subject=role)
+    if nodes:
+        made[AGENT] = await provided_in(here.tokens / AGENT, desk, "agent", subject=f"agent of {nodes[0]}", nodes=nodes)
+        if desk.tls is not None:
+            await desk.world.offload(lambda: _introduce(here, desk, made[AGENT], nodes))
+    return made
+
+
+def _introduce(here: Installation, desk: Desk, token: str, nodes: list[str]) -> None:
+    """Over TLS an agent is known by its certificate as well: the one beside us is given what others get by joining."""
+    from remit.agent.directory import Directory
+    from remit.agent.joining import Credentials
+    from remit.law.bearers import agent_of
+    from remit.model.joining import Joined
+    from remit.world.certificates import made_key, request_for
+
+    if desk.tls is None:
+        return
+    directory, key = Directory(here.data / AGENT), made_key()
+    directory.make()
+    known, servers = Credentials(directory.run / "joined"), b""
+    if desk.tls.ca_file is not None:
+        servers = desk.tls.ca_file.read_bytes()
+    if _is_introduced(known, token, nodes, desk.tls.ca):
+        known.keep(desk.world.disk, key=b"", said=Joined("", ""), servers=servers)
+        return
+    pair = desk.tls.authority.agent(request_for(key), agent_of(nodes))
+    said = Joined("", "", pair.calling.decode(), pair.answering.decode(), desk.tls.ca.decode())
+    known.keep(desk.world.disk, key=key, said=said, token=token, servers=servers)
+
+
+def _is_introduced(known: Credentials, token: str, nodes: list[str], authority: bytes) -> bool:
+    """By an earlier start, for the same nodes, and not for much too short a time: its agent renews what it has by itself."""
+    from remit.law.bearers import agent_of
+    from remit.world.certificates import NoCertificate, bearer_in, due_s, issued_by
+
+    try:
+        if not known.known or not known.secure or known.token != token:
+            return False
+        calling = (known.place / "calling.pem").read_bytes()
+        return bearer_in(calling) == agent_of(nodes) and issued_by(calling, authority) and due_s(calling) > 0
+    except (OSError, NoCertificate):
+        return False
 
 
 def _address(here: Installation) -> Listen:
@@ -223,19 +312,21 @@ async def _bootstrap(api: Api, regions: Sequence[str]) -> None:
                 raise
 
 
-def _announce(here: Installation, url: str) -> None:
+def _announce(here: Installation, server: ApiServer) -> None:
     """Where it is, for people and for the next command that they type."""
     from remit.cli.contexts import Unconfigured, remember
 
+    url, ca_file = server.url, str(server.ca_file or "")
     (here.server / URL).write_text(f"{url}\n")
     click.echo(f"remit: the API is at {url}, all is kept in {escaped(str(here.data))}")
     if not here.context:
         return
     try:
-        file = remember(here.context, url, here.token, TENANT)
+        file = remember(here.context, url, here.token, TENANT, ca_file=ca_file)
         click.echo(f"remit: `remit` commands in other terminals find it as context {here.context} ({escaped(str(file))})")
     except Unconfigured as error:
-        click.echo(f"remit: {error.message}\n  say --server {url} --token-file {here.token} instead", err=True)
+        said = f"--server {url} --token-file {here.token}{f' --ca-file {ca_file}' if ca_file else ''}"
+        click.echo(f"remit: {error.message}\n  say {said} instead", err=True)
 
 
 async def _tell_nodes(here: Installation, api: Api, world: World) -> None:
@@ -257,8 +348,8 @@ async def _tell_nodes(here: Installation, api: Api, world: World) -> None:
 class Beside:
     """The agent of this machine: started, and started again when it ends; one that an earlier `up` has left is watched too."""
 
-    def __init__(self, here: Installation, url: str, world: World, say: Complaints) -> None:
-        self._here, self._url, self._world, self._say = here, url, world, say
+    def __init__(self, here: Installation, server: ApiServer, world: World, say: Complaints) -> None:
+        self._here, self._server, self._world, self._say = here, server, world, say
         self._root = here.data / AGENT
         self._running: Running | None = None
 
@@ -282,10 +373,12 @@ class Beside:
             self._running = await self._world.runner.start(self._order())
             ended = await self._world.runner.wait(self._running)
             lasted_ms = self._world.clock.now_ms() - began_ms
-            pause_ms = PAUSE_MS if lasted_ms > STEADY_MS else min(2 * pause_ms, PAUSE_MS_MAX)
+            if lasted_ms > STEADY_MS:
+                pause_ms = PAUSE_MS
             how = ended.code if ended.code is not None else f"signal {ended.signal}"
             self._say(f"the agent has ended ({how}); its last words are in {self._log}")
             await self._world.clock.sleep_ms(pause_ms)
+            pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
     @property
     def _log(self) -> Path:
@@ -294,7 +387,9 @@ class Beside:
     def _words(self) -> str:
         here = self._here
         regions = [word for name in here.regions for word in ("--region", name)]
-        asks = ["--server", self._url, "--token-file", str(here.token), "--data", str(self._root)]
+        asks = ["--server", self._server.url, "--data", str(self._root)]
+        if here.secured is None:
+            asks += ["--token-file", str(here.tokens / AGENT)]
         return shlex.join([*asks, "--nodes", str(here.nodes), *regions, *here.agent])
 
     def _order(self) -> Order:

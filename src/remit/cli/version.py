@@ -22,8 +22,9 @@ from remit.model.problems import escaped
 @click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
 @click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
 @click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
+@click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def version(client: bool, context: str, server: str, token_file: str, output: str) -> None:
+def version(client: bool, context: str, server: str, token_file: str, ca_file: str, output: str) -> None:
     """Print the version of this program, and of the server if one is named."""
     import json
 
@@ -32,7 +33,7 @@ def version(client: bool, context: str, server: str, token_file: str, output: st
         click.echo(f"remit   {__version__}")
     if not client:
         try:
-            reach = Flags(context, server, token_file).reach()
+            reach = Flags(context, server, token_file, ca_file=ca_file).reach()
         except Unconfigured:
             if context or server:
                 raise

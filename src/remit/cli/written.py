@@ -27,8 +27,16 @@ def plain(thing: object) -> Any:
 
 
 def json_text(value: object) -> str:
-    """One document, for programs."""
-    return msgspec.json.format(encode(value), indent=2).decode() + "\n"
+    """One document, for programs. What a terminal would obey, or hide, is written as its number: that is the same JSON."""
+    lines = msgspec.json.format(encode(value), indent=2).decode().split("\n")
+    return "".join(f"{spelt(line)}\n" for line in lines)
+
+
+def spelt(line: str) -> str:
+    """A line of JSON. Letters that are not printable can only stand inside of its texts."""
+    if line.isprintable():
+        return line
+    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
 
 
 def manifest_text(thing: object) -> str:

@@ -12,45 +12,48 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
-from functools import cache
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote
 
-import msgspec
 from msgspec.structs import replace
 
-from remit.client.calling import ApiError, Caller, Held, Unanswered, decoded
+from remit.client import answering
+from remit.client.calling import ApiError, Caller, Unanswered, decoded, pieces_at
 from remit.client.retry import RetryShape
+from remit.client.sessions import Session, conversed
 from remit.client.watching import SILENCE_MS, Bookmark, Changed, Deleted, Listed, Source, Synced, Watched, Watcher, listed
 from remit.client.wire import Answered
 from remit.model.answers import (
     PATCH_TYPE,
     AccountItem,
     ApplyAnswer,
+    AuditItem,
     DeleteAnswer,
     EndpointItem,
-    ListOf,
     NodeTop,
     PlanAnswer,
     ReplicaTop,
+    RotateAnswer,
     ScopeStatus,
 )
 from remit.model.claims import Operation, OperationID, Verdict
 from remit.model.fields import Object
 from remit.model.judging import written
 from remit.model.kinds import Workload
-from remit.model.objects import TENANTED, AnyObject, dec_hook, encode
+from remit.model.objects import TENANTED, AnyObject, encode
 from remit.model.records import Replica
 from remit.model.routes import collection_path, object_path
+from remit.model.sessions import Begin, Window
 from remit.world.chance import seeded_by_the_system
 from remit.world.clock import BootClock
 from remit.world.ids import RandomIds
 from remit.world.promises import LinkError
+from remit.world.tls import Trust
 
 __all__ = [
-    "ALL_TENANTS", "Api", "ApiError", "Bookmark", "Changed", "Deleted", "Gone", "Listed", "NotYet", "Synced", "Unanswered",
-    "Watched",
+    "ALL_TENANTS", "Api", "ApiError", "Bookmark", "Changed", "Deleted", "Gone", "Listed", "NotYet", "Synced", "Trust",
+    "Unanswered", "Watched",
 ]  # fmt: skip
 
 O = TypeVar("O", bound=AnyObject)  # noqa: E741 - it stands for an object
@@ -79,22 +82,22 @@ class Gone(ApiError):
 class Api:
     """The API of one scope, at one server or several that are tried in turn. Its calls may run side by side, in one event loop.
 
-    `timeout_s` bounds each call with all its retries, but not watches and logs, which go on until they are left.
+    `timeout_s` bounds each call with all its retries, but not watches and logs, which go on until they are left. At `https://`
+    the server must show a certificate of `trust` (`Trust(ca_file=...)`), or of those that the system believes.
     """
 
     def __init__(
-        self, server: str | Sequence[str], token: str, *, tenant: str = "default", timeout_s: float = 30, try_s: float = 15
-    ) -> None:
+        self, server: str | Sequence[str], token: str, *, tenant: str = "default", timeout_s: float = 30, try_s: float = 15,
+        trust: Trust = Trust(),
+    ) -> None:  # fmt: skip
         deadline_ms = max(1, int(timeout_s * 1000))
         self.tenant = tenant
         self._caller = Caller(
             (server,) if isinstance(server, str) else server,
             token,
             RetryShape(deadline_ms=deadline_ms, try_ms=max(1, min(int(try_s * 1000), deadline_ms))),
-            clock=BootClock(),
-            chance=seeded_by_the_system(),
-            ids=RandomIds(),
-        )
+            clock=BootClock(), chance=seeded_by_the_system(), ids=RandomIds(), trust=trust,
+        )  # fmt: skip
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,7 +113,7 @@ class Api:
 
     async def get(self, kind: type[O], name: str, *, tenant: str | None = None) -> O:
         answer = await self._caller.read(object_path(kind.__name__, name, self._home(kind, tenant)))
-        return decoded(_ones(kind), answer)
+        return decoded(answering.ones(kind), answer)
 
     async def list(
         self, kind: type[O], *, tenant: str | None = None, labels: Selector = "", fields: Selector = ""
@@ -212,7 +215,7 @@ class Api:
     ) -> DeleteAnswer:
         """`marked`: it goes once its finalizers and its replicas have; `wait` for None to see it gone."""
         path = object_path(kind.__name__, name, self._home(kind, tenant))
-        return decoded(_deleted, await self._asked("DELETE", path, None, _expecting(expect), dry_run, operation_id))
+        return decoded(answering.deleted, await self._asked("DELETE", path, None, _expecting(expect), dry_run, operation_id))
 
     async def apply(
         self,
@@ -228,17 +231,23 @@ class Api:
         """
         query = {} if if_unchanged is None else {"ifUnchanged": str(if_unchanged)}
         body = self._manifests(things)
-        return decoded(_applied, await self._asked("POST", "/v1/apply", body, {}, dry_run, operation_id, query=query))
+        return decoded(answering.applied, await self._asked("POST", "/v1/apply", body, {}, dry_run, operation_id, query=query))
 
     async def plan(self, things: Sequence[AnyObject]) -> PlanAnswer:
         """What an apply would do, and where what it adds would go. Nothing is written."""
-        return decoded(_planned, await self._caller.read("/v1/plan", body=self._manifests(things)))
+        return decoded(answering.planned, await self._caller.read("/v1/plan", body=self._manifests(things)))
 
     async def claims(self, operations: Sequence[Operation]) -> Sequence[Verdict]:
         """For programs that propose: each operation has its own id (`issue`), and each its verdict."""
         body = encode({"operations": operations})
         answer = await self._caller.write("POST", "/v1/claims", body=body, operation=operations[0].id if operations else None)
-        return decoded(_judged, answer).verdicts
+        return decoded(answering.judged, answer).verdicts
+
+    async def rotate_secrets(self, *, new_key: bool = False, after: str = "", forget: bool = False) -> RotateAnswer:
+        """Seal secrets anew, some at a time: go on from `after` of the answer until that is empty."""
+        query = {"newKey": "true" if new_key else "", "after": after, "forget": "true" if forget else ""}
+        said = {name: value for name, value in query.items() if value}
+        return decoded(answering.rotated, await self._caller.write("POST", "/v1/secrets/rotate", said))
 
     async def issue(self) -> OperationID:
         """A new operation id, for whoever writes it down before asking."""
@@ -263,14 +272,14 @@ class Api:
     ) -> dict[str, Any]:
         """What there is to tell of it: why it waits, or why it is where it is. As `remit explain -o json`."""
         path = object_path(kind.__name__, name, self._home(kind, tenant)) + "/explain"
-        return decoded(_plain, await self._caller.read(path, {"node": node}))
+        return decoded(answering.plain, await self._caller.read(path, {"node": node}))
 
     async def capacity(self, workload: Workload, count: int | None = None) -> dict[str, Any]:
         """How many of it there is room for, and what stops more. As `remit capacity -o json`."""
         query = {} if count is None else {"count": str(count)}
-        return decoded(_plain, await self._caller.read("/v1/capacity", query, body=_manifest(self._homed(workload))))
+        return decoded(answering.plain, await self._caller.read("/v1/capacity", query, body=_manifest(self._homed(workload))))
 
-    async def logs(
+    def logs(
         self,
         replica: str,
         *,
@@ -290,14 +299,35 @@ class Api:
             "previous": "true" if previous else "",
         }
         path = object_path("Replica", replica, self._home(Replica, tenant)) + "/logs"
-        try:
-            async with self._caller.opened(path, query) as reply, aclosing(reply.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-        except LinkError as error:
-            raise Unanswered(error.cause) from error
-        except Held as held:
-            raise Unanswered(str(held)) from held
+        return pieces_at(self._caller, path, query)
+
+    async def read(self, path: str) -> bytes:
+        """What is answered at a path, as it is."""
+        return (await self._caller.read(path)).body
+
+    def backup(self) -> AsyncGenerator[bytes, None]:
+        """The whole store, as a tar in pieces of any size. Raises `Unanswered` if it breaks off."""
+        return pieces_at(self._caller, "/v1/backup")
+
+    @asynccontextmanager
+    async def exec(
+        self,
+        replica: str,
+        argv: Sequence[str],
+        *,
+        tenant: str | None = None,
+        attempt: int = 0,
+        stdin: bool = False,
+        window: Window | None = None,
+        terminal: str = "",
+    ) -> AsyncGenerator[Session, None]:
+        """Run a command beside a replica, in its surroundings; no shell reads it. Leaving ends it. With a `window` it has a
+        terminal. Raises `ApiError`, and `Unanswered` if it breaks off.
+        """
+        begin = Begin(tuple(argv), attempt, stdin, window, terminal)
+        path = object_path("Replica", replica, self._home(Replica, tenant)) + "/exec"
+        async with conversed(self._caller, path, begin) as session:
+            yield session
 
     async def endpoints(self, service: str = "", *, tenant: str | None = None) -> Listed[EndpointItem]:
         """Where serving replicas are reached: of one service, of a tenant, or of all."""
@@ -311,16 +341,24 @@ class Api:
 
     async def top_nodes(self) -> Sequence[NodeTop]:
         """What each node last said of itself."""
-        return decoded(_node_tops, await self._caller.read("/v1/top/nodes")).items
+        return decoded(answering.node_tops, await self._caller.read("/v1/top/nodes")).items
 
     async def top_replicas(self, *, tenant: str | None = None) -> Sequence[ReplicaTop]:
         home = self._home(Replica, tenant)
-        return decoded(_replica_tops, await self._caller.read("/v1/top/replicas", {"tenant": home})).items
+        return decoded(answering.replica_tops, await self._caller.read("/v1/top/replicas", {"tenant": home})).items
 
     async def account(self, regarding: str = "", *, limit: int | None = None) -> Sequence[AccountItem]:
         """What happened, the newest last; `regarding` one object (`replica/risk/risk-api-0`), or all."""
         query = {"regarding": regarding, "limit": "" if limit is None else str(limit)}
-        return decoded(_accounts, await self._caller.read("/v1/account", query)).items
+        return decoded(answering.accounts, await self._caller.read("/v1/account", query)).items
+
+    async def audit(
+        self, *, tenant: str = "", subject: str = "", action: str = "", since: str = "", limit: int | None = None
+    ) -> Sequence[AuditItem]:
+        """Who did what, and who was refused; the newest first. Somebody of a tenant is told of that one's."""
+        query = {"tenant": tenant, "subject": subject, "action": action, "since": since}
+        query["limit"] = "" if limit is None else str(limit)
+        return decoded(answering.audits, await self._caller.read("/v1/audit", query)).items
 
     # ------------------------------------------------------------------------------------------------------------- sources
 
@@ -332,8 +370,8 @@ class Api:
             kind.__name__,
             collection_path(kind.__name__, self._home(kind, tenant)),
             {"labelSelector": _selector(labels), "fieldSelector": chosen},
-            _lists(kind),
-            _ones(kind),
+            answering.lists(kind),
+            answering.ones(kind),
             lambda one: (one.metadata.tenant, one.metadata.name),
             lambda one: one.metadata.revision,
         )
@@ -347,8 +385,8 @@ class Api:
             "Endpoint",
             path,
             {},
-            _endpoint_lists,
-            _endpoint_ones,
+            answering.endpoint_lists,
+            answering.endpoint_ones,
             lambda one: (one.tenant, one.replica),
             lambda one: one,
         )
@@ -383,9 +421,9 @@ class Api:
     ) -> O:
         answer = await self._asked(method, path, body, headers, dry_run, operation, media)
         if answer.status == 200 and b'"action"' in answer.body[:256]:
-            gone = decoded(_deleted, answer)
+            gone = decoded(answering.deleted, answer)
             raise Gone(410, "gone", f"{gone.kind} {gone.name} was being deleted; with this it is gone", revision=gone.revision)
-        return decoded(_ones(kind), answer)
+        return decoded(answering.ones(kind), answer)
 
     async def _asked(
         self,
@@ -402,55 +440,6 @@ class Api:
             tried = {**query, "dryRun": "true"}
             return await self._caller.read(path, tried, method=method, body=body, kind=media, headers=headers)
         return await self._caller.write(method, path, query, body=body, kind=media, headers=headers, operation=operation)
-
-
-class _Items(msgspec.Struct):
-    """Many that were listed without a revision of their own."""
-
-
-class _NodeTops(_Items):
-    items: list[NodeTop]
-
-
-class _ReplicaTops(_Items):
-    items: list[ReplicaTop]
-
-
-class _Accounts(_Items):
-    items: list[AccountItem]
-
-
-class _Verdicts(msgspec.Struct):
-    verdicts: list[Verdict]
-
-
-_deleted: msgspec.json.Decoder[DeleteAnswer] = msgspec.json.Decoder(DeleteAnswer)
-_applied: msgspec.json.Decoder[ApplyAnswer] = msgspec.json.Decoder(ApplyAnswer)
-_planned: msgspec.json.Decoder[PlanAnswer] = msgspec.json.Decoder(PlanAnswer)
-_judged: msgspec.json.Decoder[_Verdicts] = msgspec.json.Decoder(_Verdicts)
-_plain: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
-_node_tops: msgspec.json.Decoder[_NodeTops] = msgspec.json.Decoder(_NodeTops)
-_replica_tops: msgspec.json.Decoder[_ReplicaTops] = msgspec.json.Decoder(_ReplicaTops)
-_accounts: msgspec.json.Decoder[_Accounts] = msgspec.json.Decoder(_Accounts)
-_endpoint_ones: msgspec.json.Decoder[EndpointItem] = msgspec.json.Decoder(EndpointItem)
-_endpoint_lists: msgspec.json.Decoder[ListOf[EndpointItem]] = msgspec.json.Decoder(ListOf[EndpointItem])
-
-
-@cache
-def _decoder(of: Any) -> Any:
-    return msgspec.json.Decoder(of, dec_hook=dec_hook)
-
-
-def _ones(kind: type[O]) -> msgspec.json.Decoder[O]:
-    of: Any = kind
-    decoder: msgspec.json.Decoder[O] = _decoder(of)
-    return decoder
-
-
-def _lists(kind: type[O]) -> msgspec.json.Decoder[ListOf[O]]:
-    generic: Any = ListOf
-    decoder: msgspec.json.Decoder[ListOf[O]] = _decoder(generic[kind])
-    return decoder
 
 
 def _manifest(thing: AnyObject) -> bytes:

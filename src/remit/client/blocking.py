@@ -11,16 +11,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from remit.client.api import Api, O, Selector, Stream
+from remit.client.api import Api, O, Selector, Stream, Trust
 from remit.client.watching import SILENCE_MS, Listed, Watched
 from remit.model.answers import (
     AccountItem,
     ApplyAnswer,
+    AuditItem,
     DeleteAnswer,
     EndpointItem,
     NodeTop,
     PlanAnswer,
     ReplicaTop,
+    RotateAnswer,
     ScopeStatus,
 )
 from remit.model.claims import Operation, OperationID, Verdict
@@ -39,9 +41,16 @@ class BlockingApi:
     """
 
     def __init__(
-        self, server: str | Sequence[str], token: str, *, tenant: str = "default", timeout_s: float = 30, try_s: float = 15
+        self,
+        server: str | Sequence[str],
+        token: str,
+        *,
+        tenant: str = "default",
+        timeout_s: float = 30,
+        try_s: float = 15,
+        trust: Trust = Trust(),
     ) -> None:
-        self._api = Api(server, token, tenant=tenant, timeout_s=timeout_s, try_s=try_s)
+        self._api = Api(server, token, tenant=tenant, timeout_s=timeout_s, try_s=try_s, trust=trust)
         self._runner = asyncio.Runner()
         self._open: dict[int, AsyncGenerator[Any, None]] = {}
 
@@ -150,6 +159,9 @@ class BlockingApi:
     def claims(self, operations: Sequence[Operation]) -> Sequence[Verdict]:
         return self._run(self._api.claims(operations))
 
+    def rotate_secrets(self, *, new_key: bool = False, after: str = "", forget: bool = False) -> RotateAnswer:
+        return self._run(self._api.rotate_secrets(new_key=new_key, after=after, forget=forget))
+
     def issue(self) -> OperationID:
         return self._run(self._api.issue())
 
@@ -185,6 +197,12 @@ class BlockingApi:
         )
         return self._each(pieces)
 
+    def read(self, path: str) -> bytes:
+        return self._run(self._api.read(path))
+
+    def backup(self) -> Generator[bytes, None, None]:
+        return self._each(self._api.backup())
+
     def endpoints(self, service: str = "", *, tenant: str | None = None) -> Listed[EndpointItem]:
         return self._run(self._api.endpoints(service, tenant=tenant))
 
@@ -201,6 +219,11 @@ class BlockingApi:
 
     def account(self, regarding: str = "", *, limit: int | None = None) -> Sequence[AccountItem]:
         return self._run(self._api.account(regarding, limit=limit))
+
+    def audit(
+        self, *, tenant: str = "", subject: str = "", action: str = "", since: str = "", limit: int | None = None
+    ) -> Sequence[AuditItem]:
+        return self._run(self._api.audit(tenant=tenant, subject=subject, action=action, since=since, limit=limit))
 
     # ------------------------------------------------------------------------------------------------------------ one step
 

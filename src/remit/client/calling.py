@@ -6,8 +6,8 @@ every retry repeats it, so that a write whose answer was lost is done once. A re
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Final, NoReturn, TypeVar
 from urllib.parse import urlencode
 
@@ -15,11 +15,12 @@ import msgspec
 from msgspec.structs import replace
 
 from remit.client.retry import RetryBudget, RetryShape
-from remit.client.wire import Answered, Reply, Wire, server_url
+from remit.client.wire import Answered, Reply, Untrusted, Wire, server_url
 from remit.model.answers import OPERATION_HEADER, ProblemAnswer, ProblemItem, ScopeStatus
 from remit.model.claims import Code, OperationID, operation_id
 from remit.model.objects import dec_hook
 from remit.world.promises import Chance, Clock, Ids, LinkError, Unheard, Unreached
+from remit.world.tls import Trust
 
 T = TypeVar("T")
 
@@ -52,7 +53,9 @@ class ApiError(Exception):
         self.problems = tuple(problems)
         self.revision = revision
         words = detail or code or f"HTTP status {status}"
-        super().__init__((f"{field}: " if field else "") + words + (f"; {cure}" if cure else ""))
+        super().__init__(
+            (f"{field}: " if field and not words.startswith(field) else "") + words + (f"; {cure}" if cure else "")
+        )
 
     @classmethod
     def of(cls, problem: ProblemAnswer) -> ApiError:
@@ -104,7 +107,9 @@ class _Course:
 
     def failed(self, error: Exception) -> None:
         self.failures += 1
-        self.last_why = (error.cause if isinstance(error, LinkError) else str(error)) or self.last_why
+        # What a certificate wants is done by whoever gave it: the cure is theirs to hear.
+        brief = error.cause if isinstance(error, LinkError) and not isinstance(error, Untrusted) else str(error)
+        self.last_why = brief or self.last_why
 
     def ended(self, why: str) -> Unanswered:
         said = f"{why} ({self.last_why})" if self.last_why else why
@@ -116,12 +121,20 @@ class Caller:
     """Asks the servers of one scope, one after another. Its calls may run side by side; they share connections and budget."""
 
     def __init__(
-        self, servers: Sequence[str], token: str, shape: RetryShape, *, clock: Clock, chance: Chance, ids: Ids
+        self,
+        servers: Sequence[str],
+        token: str,
+        shape: RetryShape,
+        *,
+        clock: Clock,
+        chance: Chance,
+        ids: Ids,
+        trust: Trust = Trust(),
     ) -> None:
         if not servers:
             raise ValueError("name at least one server, as http://HOST:PORT")
         self._servers = [server_url(server) for server in servers]
-        self._wire = Wire(token)
+        self._wire = Wire(token, trust)
         self._shape, self._budget = shape, RetryBudget()
         self.clock, self.chance, self._ids = clock, chance, ids
         self._at = 0
@@ -187,6 +200,14 @@ class Caller:
         except (LinkError, Held):
             self._turn_from(server)
             raise
+
+    @asynccontextmanager
+    async def conversing(self, path: str, pieces: AsyncIterable[bytes], kind: str) -> AsyncGenerator[Reply, None]:
+        """One try of an answer that goes on with what is sent: it is never begun twice. Raises as `opened` does."""
+        async with self._wire.conversing(self._servers[self._at] + path, pieces, kind) as reply:
+            if reply.status >= 300:
+                _raise_for(await reply.whole())
+            yield reply
 
     async def probe(self, path: str) -> Answered:
         """One try, whatever the answer."""
@@ -292,3 +313,15 @@ def _raise_for(answer: Answered) -> NoReturn:
     if answer.status in _HELD:
         raise Held(problem, answer.retry_after_ms())
     raise ApiError.of(replace(problem, status=answer.status))
+
+
+async def pieces_at(caller: Caller, path: str, query: Query | None = None) -> AsyncGenerator[bytes, None]:
+    """What is sent at a path, in pieces of any size. Raises `Unanswered` if it breaks off."""
+    try:
+        async with caller.opened(path, query) as reply, aclosing(reply.pieces()) as pieces:
+            async for piece in pieces:
+                yield piece
+    except LinkError as error:
+        raise Unanswered(error.cause) from error
+    except Held as held:
+        raise Unanswered(str(held)) from held

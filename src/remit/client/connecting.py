@@ -14,6 +14,7 @@ from remit.client.rows import RemoteRows
 from remit.client.wire import server_url
 from remit.model.claims import Actor
 from remit.world.promises import World
+from remit.world.tls import Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ class Connected:
         await self.close()
 
 
-def connect(servers: Sequence[str], token: str, world: World) -> Connected:
-    """Nothing is sent yet. Raises ValueError for what is no address or no token, with what to write instead."""
+def connect(servers: Sequence[str], token: str, world: World, *, trust: Trust = Trust()) -> Connected:
+    """Nothing is sent yet. Raises ValueError for what is no address or no token, with what to write instead; and `Unusable`."""
     if not servers:
         raise ValueError("name at least one server, as http://HOST:PORT")
     names = tuple(dict.fromkeys(server_url(server) for server in servers))
-    link = HttpLink({name: name for name in names}, token, beside=world.link)
+    link = HttpLink({name: name for name in names}, token, beside=world.link, trust=trust)
     return Connected(link, names, replace(world, link=link), RemoteRows(link, names))

@@ -12,6 +12,7 @@ from typing import Final
 from remit.client.remote import ToldToWait
 from remit.client.wire import Answered, Wire, server_url
 from remit.world.promises import Link, LinkError, NotServed, Service, Unheard, Unreached
+from remit.world.tls import Trust
 
 ASK: Final = "/v1/ask"
 FOLLOW: Final = "/v1/follow"
@@ -26,10 +27,13 @@ BEGUN: Final = frozenset({"timeout", "fault"})
 class HttpLink:
     """A name in `urls` is reached by HTTP; any other `beside` this, by another link. Satisfies `world.promises.Link`."""
 
-    def __init__(self, urls: Mapping[str, str], token: str, *, beside: Link | None = None) -> None:
+    def __init__(self, urls: Mapping[str, str], token: str, *, beside: Link | None = None, trust: Trust = Trust()) -> None:
         self._urls = {name: server_url(url) for name, url in urls.items()}
-        self._wire = Wire(token)
+        self._wire = Wire(token, trust)
         self._beside = beside
+
+    def show(self, trust: Trust) -> None:
+        self._wire.show(trust)
 
     async def close(self) -> None:
         """End every connection; what `beside` holds is its own affair."""

@@ -11,7 +11,9 @@ from remit.model.orders import Orders, OrdersOf, decode_orders
 from remit.world.promises import Link, LinkError, Unheard
 
 
-def order_feed(link: Link, servers: Sequence[str]) -> Callable[[Sequence[str]], AsyncGenerator[Orders, None]]:
+def order_feed(
+    link: Link, servers: Sequence[str], callback: str = ""
+) -> Callable[[Sequence[str]], AsyncGenerator[Orders, None]]:
     """Each call is one stream; a server that failed is not asked first again. Raises `LinkError`."""
     turn = 0
 
@@ -19,7 +21,7 @@ def order_feed(link: Link, servers: Sequence[str]) -> Callable[[Sequence[str]], 
         nonlocal turn
         name = servers[turn % len(servers)]
         try:
-            async with aclosing(link.stream(name, msgspec.json.encode(OrdersOf(tuple(nodes))))) as lines:
+            async with aclosing(link.stream(name, msgspec.json.encode(OrdersOf(tuple(nodes), callback)))) as lines:
                 async for line in lines:
                     yield decode_orders(line)
         except (msgspec.DecodeError, ValueError) as error:

@@ -7,7 +7,7 @@ the far endpoint itself says travels in the reply.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -57,11 +57,17 @@ class Reply(msgspec.Struct, omit_defaults=True, gc=False):
     retry_after_ms: int = 0
 
 
+Judged = Callable[[Sequence[Operation], Sequence[Verdict]], None]
+"""Hears operations with their verdicts."""
+
 _encoder = msgspec.json.Encoder(enc_hook=enc_hook)
 _calls: msgspec.json.Decoder[Call] = msgspec.json.Decoder(Call, dec_hook=dec_hook)
 _replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply, dec_hook=dec_hook)
 _STATUS = _encoder.encode(Call())
 _HEARD = _encoder.encode(Call(heard=True))
+
+UNREAD = b'{"failed":"unread"'
+"""How an answer begins that says: what you said cannot be read."""
 
 _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
 """What a decoder raises on hostile bytes: a wrong shape, text that is no UTF-8, and brackets without end."""
@@ -149,11 +155,14 @@ class Answering:
             return _encoder.encode(Reply(failed="unread", why=str(error)))
         return await self.answer(call)
 
-    async def answer(self, call: Call) -> bytes:
+    async def answer(self, call: Call, judged: Judged | None = None) -> bytes:
+        """`judged` hears what became of operations, before that is answered."""
         try:
             reply = await self._answer(call)
         except NoVerdict as error:
             reply = _told(error)
+        if judged is not None and reply.verdicts is not None:
+            judged(call.operations or (), reply.verdicts)
         return _encoder.encode(reply)
 
     async def _answer(self, call: Call) -> Reply:

@@ -34,6 +34,10 @@ from remit.store.protocol import (
 )
 from remit.world.promises import Link, LinkError
 
+LINES_KEPT: Final = 32
+LINE_BYTES_KEPT: Final = 1 << 20
+"""A longer one is one watcher's own: it lags, and has much folded into one."""
+
 _NONE: Final = msgspec.Raw(b"null")
 
 
@@ -162,10 +166,12 @@ class RemoteWatch:
 
 
 class RowsService:
-    """The far end, over a store."""
+    """The far end, over a store. Those who keep up are told the same: it is written out once for all of them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._lines: dict[tuple[str, int, int], bytes] = {}
+        """By prefix, and from which revision to which: the last few."""
 
     async def page(self, wanted: RangeOf) -> bytes:
         try:
@@ -184,21 +190,25 @@ class RowsService:
             watch = await self._store.watch(wanted.prefix, after=wanted.after)
             try:
                 async for event in watch:
-                    yield _encode(
-                        RowsEvent(
-                            event.after,
-                            event.revision,
-                            tuple((change.key, _raw(change.value), change.revision) for change in event.changes),
-                            event.superseded,
-                            event.elsewhere,
-                            event.span,
-                            event.head,
-                        )
-                    )
+                    yield self._line(wanted.prefix, event)
             finally:
                 await watch.close()
         except StoreError as error:
             yield _encode(RowsEvent(why=_why(error)))
+
+    def _line(self, prefix: str, event: Event) -> bytes:
+        """The same stretch of revisions under the same prefix is the same event, whoever watches."""
+        of = prefix, event.after, event.revision
+        line = self._lines.get(of)
+        if line is None:
+            changes = tuple([(key, _raw(value), revision) for key, value, revision in event.changes])
+            told = event.after, event.revision, changes, event.superseded, event.elsewhere, event.span, event.head
+            line = _encode(RowsEvent(*told))
+            if len(line) <= LINE_BYTES_KEPT:
+                if len(self._lines) >= LINES_KEPT:
+                    del self._lines[next(iter(self._lines))]
+                self._lines[of] = line
+        return line
 
 
 def _raw(value: bytes | None) -> msgspec.Raw:

@@ -7,7 +7,8 @@ anything was written on it. `Unheard`: something was written, and no whole answe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ from remit import __version__
 from remit.model.answers import ProblemAnswer
 from remit.world.frames import reason
 from remit.world.promises import LinkError, Unheard, Unreached
+from remit.world.tls import Trust, calling, mistrust
 
 LINE_BYTES_MAX: Final = 64 << 20
 """The longest line of a stream; one that sends more is broken off."""
@@ -35,6 +37,10 @@ LOOK_S: Final = 0.05
 """After so long without a request, look first whether the far side has closed the connection meanwhile."""
 
 _problems: msgspec.json.Decoder[ProblemAnswer] = msgspec.json.Decoder(ProblemAnswer)
+
+
+class Untrusted(Unreached):
+    """There is somebody, but nobody who could be believed. Nothing was sent; `cure` says what would help."""
 
 
 class Answered(NamedTuple):
@@ -58,15 +64,30 @@ class Answered(NamedTuple):
 
 
 class Wire:
-    """One pool of connections, for every server; each is kept for a while after an answer. Made when first needed."""
+    """One pool of connections, for every server; each is kept for a while after an answer. Made when first needed.
 
-    def __init__(self, token: str) -> None:
+    `trust` is who is believed at the other end of `https://`, and as whom one calls there; certificates are always checked.
+    Its files are read when this is made: raises `world.tls.Unusable`.
+    """
+
+    def __init__(self, token: str, trust: Trust = Trust()) -> None:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise ValueError("a token is printable ASCII without spaces; give the one that `remit server` wrote")
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": f"remit/{__version__}"}
+        self._secure: ssl.SSLContext | bool = calling(trust) if any(trust) else True
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._used_s = 0.0
+
+    def unchecked(self, context: ssl.SSLContext) -> None:
+        """Only for what is public, and compared afterwards with what is known: see `world.tls.unchecked`."""
+        self._secure = context
+        del self._headers["Authorization"]
+
+    def show(self, trust: Trust) -> None:
+        """From now on call with this certificate; connections that are there go on with the one before."""
+        if isinstance(self._secure, ssl.SSLContext):
+            self._secure.load_cert_chain(trust.certificate_file, trust.key_file or None)
 
     async def close(self) -> None:
         """End every connection. Whoever still waits for an answer gets `Unheard`."""
@@ -100,10 +121,14 @@ class Wire:
                 method, URL(url, encoded=True), data=carried, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            if (untrusted := _untrusted(url, error)) is not None:
+                raise untrusted from error
             raise Unreached(f"nobody answers at {_place(url)} ({_said(error)})", "start it, or name another server") from error
         except aiohttp.InvalidURL as error:
             raise Unreached(f"{url} is no address", "write http://HOST:PORT") from error
         except (aiohttp.ClientError, OSError) as error:
+            if (untrusted := _untrusted(url, error)) is not None:
+                raise untrusted from error
             if carried is not None and not carried.sent:
                 raise Unreached(f"{_place(url)} had closed the connection", "ask again") from error
             raise Unheard(f"{_place(url)} did not answer: {_said(error)}", "ask again under the same id") from error
@@ -112,12 +137,28 @@ class Wire:
         finally:
             response.close() if not response.content.at_eof() else response.release()
 
+    @asynccontextmanager
+    async def conversing(self, url: str, pieces: AsyncIterable[bytes], kind: str) -> AsyncGenerator[Reply, None]:
+        """A POST whose body goes on while it is answered. Leaving closes the connection."""
+        try:
+            response = await self._opened().post(
+                URL(url, encoded=True), data=pieces, headers={"Content-Type": kind}, allow_redirects=False
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unreached(f"nobody answers at {_place(url)} ({_said(error)})", "start it, or name another server") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unheard(f"{_place(url)} did not answer: {_said(error)}", "look what came of it") from error
+        try:
+            yield Reply(response, _place(url))
+        finally:
+            response.close()
+
     def _opened(self) -> aiohttp.ClientSession:
         if self._closed:
             raise Unreached("this link was closed", "make a new one")
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_S),
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_S, ssl=self._secure),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
                 skip_auto_headers=("Accept-Encoding",),
@@ -212,6 +253,15 @@ def server_url(text: str) -> str:
 
 def _place(url: str) -> str:
     return "/".join(url.split("/", 3)[:3])
+
+
+def _untrusted(url: str, error: BaseException) -> Untrusted | None:
+    """If it is the other end's certificate, or this end's, that nothing came of it."""
+    cause: BaseException | None = error
+    while cause is not None and (isinstance(cause, aiohttp.ClientError) or not isinstance(cause, ssl.SSLError)):
+        cause = cause.__cause__  # what aiohttp raises is an SSLError too, of a kind that does not say why
+    found = None if cause is None else mistrust(cause, URL(url).host or "")
+    return None if found is None else Untrusted(f"{_place(url)}: {found[0]}", found[1])
 
 
 def _said(error: BaseException) -> str:

@@ -34,6 +34,7 @@ from remit.commitment.loading import load
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Entry, Outcomes
 from remit.commitment.queueing import BATCH_MAX, BatchMax, Piece, Queue, cut
 from remit.commitment.rulings import UNLEASED
+from remit.commitment.tallying import AuthorityCounts
 from remit.law.tempo import Tempo
 from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdict
@@ -44,6 +45,8 @@ from remit.world.promises import Clock, Ids
 T = TypeVar("T")
 
 QUEUE_MAX: Final = 65_536
+"""Operations that may wait in one lane."""
+
 HISTORY_KEPT: Final = 20_000
 """How many revisions stay readable for watchers and paged lists before they are compacted away."""
 
@@ -107,6 +110,7 @@ class Authority:
         self._suspects = 0
         """How many operations are still to be decided one by one, because a batch of them could not be written."""
         self._faults: Mapping[str, str] = NO_FAULTS
+        self.tally = AuthorityCounts()
 
     @classmethod
     async def take_over(
@@ -153,7 +157,7 @@ class Authority:
         operations = tuple(operations)  # the asker's own list is the asker's to change
         if not operations:
             return []
-        if self._queue and self._queue.count + len(operations) > QUEUE_MAX:
+        if not self._queue.has_room(operations, QUEUE_MAX):
             raise Overloaded(RETRY_MS)
         answer = self._queue.put(operations)
         self._wake.set()
@@ -369,7 +373,7 @@ class Authority:
 
     async def _write(self, prepared: Prepared) -> int | None:
         """Commit and absorb. Answers the revision; None if the batch was lost and must be decided anew."""
-        head = prepared.head
+        head, began_ms = prepared.head, self.clock.now_ms()
         self._place = await _advance(self.store, self.clock, self._place, head, prepared.puts, prepared.deletes)
         if self._place.head != head:
             return None
@@ -378,6 +382,7 @@ class Authority:
         self.outcomes.record(head.sequence, prepared.batch, revision)
         self.hearing.took(prepared.draft.heard)
         self._oldest = prepared.oldest
+        self.tally.wrote(prepared.batch.entries, self.clock.now_ms() - began_ms)
         return revision
 
     async def _doubt_everything(self, *, new: bool) -> None:

@@ -22,7 +22,7 @@ from remit.commitment.outcomes import Batch, Entry, Outcomes, batch_key, digest,
 from remit.commitment.queueing import BATCH_MAX
 from remit.commitment.rulings import refuse
 from remit.model.claims import Abandon, Accepted, Code, Operation, Refused, Role, Verdict, window_of
-from remit.model.objects import decode, encode
+from remit.model.objects import decoded, encode
 from remit.model.records import Replica, ReplicaStatus
 from remit.store import chain
 from remit.store.protocol import Head, Invalid
@@ -181,7 +181,7 @@ def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
 def _check_readable(name: str, row: bytes) -> None:
     """Every row must be readable for whoever takes over; a claim that was given by reference was checked by nobody."""
     try:
-        decode(row)
+        decoded(row)  # and whoever shows it in this process has it from here
     except (msgspec.MsgspecError, ValueError) as error:
         raise Invalid(f"{name} would not be readable: {error}") from None
 

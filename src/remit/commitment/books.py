@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from remit.commitment.indexes import Indexes, picks
+from remit.law.admission import Admission
+from remit.law.allowances import Use
 from remit.law.fit import Ask, Index, carried, static_answer
 from remit.law.labels import domain_of
 from remit.law.ledgers import GrantLedger, NodeLedger
@@ -108,6 +110,8 @@ class Books:
         self.population: dict[GenerationKey, int] = {}
         self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
+        self.used: Use = {}
+        """By tenant and limit: what is declared."""
         self.patrons: dict[str, str] = {}
         self.times: list[tuple[int, int]] = []
         """Which revision was committed when, on the authority's clock: a sample now and then. A replica's row changes with its
@@ -232,6 +236,7 @@ class Books:
         add(self.population, draft.population)
         add(self.reserved, draft.reserved)
         add(self.active, draft.active)
+        add(self.used, draft.used)
         if draft.policy is not None:
             self.policy = draft.policy
             self.asked = asks_under(draft.policy)
@@ -352,7 +357,8 @@ def named_generation(name: str) -> GenerationKey:
 def asks_under(policy: PolicyRevision | None) -> Asks:
     if policy is None:
         return Asks()
-    return Asks(tuple(policy.spec.policies.values()), (policy.spec.number, policy.spec.deadline))
+    spec = policy.spec
+    return Asks(tuple(spec.policies.values()), (spec.number, spec.deadline), Admission(spec.policies, spec.number))
 
 
 def compile_ask(books: Books | Draft, generation: GenerationKey, asks: Asks) -> Ask | None:

@@ -7,23 +7,31 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from remit.commitment.admitting import admits, given
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import Coordination, refuse, ruling
-from remit.law.asks import make_ask
+from remit.commitment.tokens import allowed_token, void_with_node, void_with_tenant
+from remit.law.admission import ranks_in
+from remit.law.asks import WORKLOAD_LABEL, make_ask
 from remit.law.overrides import is_live
+from remit.law.permitting import loosens, permitted, unheld, unpermitted
 from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
+from remit.model.data import Secret
 from remit.model.fields import Deadline, Metadata, Owner, Stamp
+from remit.model.identity import Token
 from remit.model.judging import judge
-from remit.model.kinds import Node, Override, OverrideStatus, Policy, PolicySpec, Workload
+from remit.model.kinds import Node, Override, OverrideStatus, Placement, Policy, PolicySpec, Tenant, Workload, WorkloadSpec
 from remit.model.objects import DECLARED, TENANTED, AnyObject, encode, key, key_of
 from remit.model.problems import an
 from remit.model.records import Generation, GenerationSpec, PolicyRevision, PolicyRevisionSpec
+from remit.model.sealed import is_sealed
 
 GENERATIONS_KEPT = 10
 POLICY_REVISIONS_KEPT = 256
 POLICIES_BYTES_MAX = 4 << 20
 OVERRIDES_MAX = 1_000
+_ANYWHERE = Placement()
 
 PEOPLE = frozenset({Role.USER, Role.OPERATOR})
 DECLARERS: dict[str, frozenset[Role]] = {
@@ -38,6 +46,7 @@ DECLARERS: dict[str, frozenset[Role]] = {
     "Config": PEOPLE,
     "Allotment": frozenset({Role.OPERATOR, Role.WORKLOADS, Role.BUDGETS}),
     "Override": frozenset({Role.OPERATOR}),
+    "Token": frozenset({Role.OPERATOR}),
 }
 """Who may declare each kind; the rest are the authority's own records."""
 
@@ -53,10 +62,20 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     if operation.actor.role not in DECLARERS[kind]:
         declarers = ", ".join(sorted(DECLARERS[kind]))
         return refuse(Code.ROLE, f"{an(kind)} is declared by {declarers}, not by {operation.actor.role}")
+    if (refused := _foreign(operation, meta.tenant)) is not None:
+        return refused
     problems = judge(thing)
     if problems:
         # Every one, as far as the answer has room: whoever mends one mistake at a time asks once for each.
-        return refuse(Code.INVALID, " | ".join(problem.words for problem in problems[:8]))
+        code = Code.RESERVED if any(problem.reserved for problem in problems) else Code.INVALID
+        return refuse(code, " | ".join(problem.words for problem in problems[:8]))
+    if (
+        isinstance(thing, Secret)
+        and (bare := next((k for k, v in thing.spec.data.items() if not is_sealed(v)), None)) is not None
+    ):
+        return refuse(
+            Code.INVALID, f"spec.data.{bare}: it is not sealed; secrets are declared by a server's API, which does that"
+        )
     found = draft.thing(key(thing))
     before = None if found is None else found[0]
     refused = _expected(key(thing), claim.expect, found) or _allowed(draft, operation, thing, found)
@@ -65,6 +84,7 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     if before is not None and before.metadata.deleting:
         return let_go(draft, before, thing)
     refused = _room_for(draft, thing) if isinstance(thing, Policy) else None
+    refused = refused or admits(draft, operation, thing, before)
     if refused is not None:
         return refused
     owners = owned_by(draft, thing, before)
@@ -89,10 +109,11 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         stamped = replace(stamped, status=type(thing.status)() if before is None else before.status)
     if isinstance(stamped, Override) and (before is None or before.spec != stamped.spec):
         stamped = replace(stamped, status=OverrideStatus(deadline=_term(draft, stamped)))
-    draft.put(stamped)
     if isinstance(stamped, Workload) and changed:
-        _keep_generation(draft, stamped)
-    elif isinstance(stamped, Policy):
+        stamped, spec = given(draft, stamped)
+        _keep_generation(draft, stamped, spec)
+    draft.put(stamped)
+    if isinstance(stamped, Policy):
         _publish(draft, {**_policies(draft), stamped.metadata.name: stamped.spec})
     return generation
 
@@ -127,12 +148,45 @@ def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[
         own = f"{Role.AGENT}/{thing.metadata.name}"
         if operation.actor.role is Role.AGENT and operation.actor.lease != own:
             return refuse(Code.NOT_OWNER, f"an agent declares only its own node, {operation.actor.lease}")
+        if operation.actor.role is Role.AGENT:
+            return _allowed_node(draft, thing, None if found is None else found[0])
     if isinstance(thing, Policy):
         return _home_of_policy(draft)
     if isinstance(thing, Workload):
-        return _allowed_workload(draft, thing)
+        return _allowed_workload(draft, operation, thing, None if found is None else found[0])
     if isinstance(thing, Override):
         return _allowed_override(draft, thing, None if found is None else found[0])
+    if isinstance(thing, Token):
+        return allowed_token(draft, thing, None if found is None else found[0])
+    return None
+
+
+def _foreign(operation: Operation, tenant: str) -> Refused | None:
+    """Whoever belongs to a tenant declares nothing anywhere else, whatever way the claim has come."""
+    mine = operation.actor.tenant
+    if not mine or tenant == mine:
+        return None
+    return refuse(Code.TENANT, f"metadata.tenant: {operation.actor.name} acts in tenant {mine}, not in {tenant or 'none'}")
+
+
+def _allowed_node(draft: Draft, node: Node, before: Node | None) -> Refused | None:
+    """What an agent may say of its own node: what it has, and where it is reached. What people have set on it is theirs: a node
+    that could label itself, or lift its own taint, would choose whose work it gets.
+    """
+    meta, spec = node.metadata, node.spec
+    if meta.owners or meta.finalizers:
+        return refuse(Code.NOT_OWNER, f"metadata: an agent sets no owners or finalizers on node {meta.name}")
+    if before is not None:
+        was = before.spec
+        told = replace(was, capacity=spec.capacity, devices=spec.devices, address=spec.address, port=spec.port)
+        if told != spec or meta.labels != before.metadata.labels or meta.annotations != before.metadata.annotations:
+            return refuse(
+                Code.NOT_OWNER, f"an agent changes capacity, devices, address and port of node {meta.name}, and no more"
+            )
+    pool = draft.thing(key_of("NodePool", spec.pool))
+    if pool is not None and not spec.capacity <= pool[0].spec.capacity:
+        most = f"nodes of pool {spec.pool} have at most {pool[0].spec.capacity}"
+        return refuse(Code.INVALID, f"spec.capacity: {most}, and this one says {spec.capacity}")
     return None
 
 
@@ -167,23 +221,39 @@ def _home_of_policy(draft: Draft) -> Refused | None:
     return refuse(Code.NOT_OWNER, f"policy revision {latest.spec.number} comes from the scope above: publish there")
 
 
-def _allowed_workload(draft: Draft, workload: Workload) -> Refused | None:
+def _allowed_workload(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
     spec, meta = workload.spec, workload.metadata
     if spec.priority_class and draft.thing(key_of("PriorityClass", spec.priority_class)) is None:
         return refuse(Code.NOT_FOUND, f"spec.priorityClass: there is no priority class {spec.priority_class}")
-    try:
-        make_ask(meta.tenant, meta.name, meta.labels, spec, ())
-    except ValueError as error:
-        return refuse(Code.INVALID, f"spec.template.devices: {error}")
-    return None
+    if spec.template.devices or spec.placement != _ANYWHERE:  # nothing else can be asked for so that nothing could ever give it
+        try:
+            make_ask(meta.tenant, meta.name, meta.labels, spec, ())
+        except ValueError as error:
+            return refuse(Code.INVALID, f"spec.template.devices: {error}")
+    same = before is not None and before.spec.template == spec.template  # what was permitted stays, whoever writes it again
+    return None if same else _permitted(draft, operation, workload)
 
 
-def _keep_generation(draft: Draft, workload: Workload) -> None:
-    """Keep this generation, and let go of old ones that no replica is of any more."""
+def _permitted(draft: Draft, operation: Operation, workload: Workload) -> Refused | None:
+    """It may ask for nothing of the machines that no policy permits. The node looks again, when it comes to that."""
+    meta, template = workload.metadata, workload.spec.template
+    loose = bool(operation.actor.tenant) and loosens(template)  # whoever runs the whole of it may say how work is held
+    if not (template.artifacts or template.volumes or template.rootfs or loose):
+        return None
+    labels = {**meta.labels, WORKLOAD_LABEL: meta.name}
+    permit = permitted(_policies(draft).values(), meta.tenant, labels)
+    wrong = unpermitted(template, permit) or (unheld(template, permit) if loose else None)
+    return None if wrong is None else refuse(Code.INVALID, f"spec.template.{wrong.field}: {wrong.why}; {wrong.cure}")
+
+
+def _keep_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> None:
+    """Keep this generation, as it runs, and let go of old ones that no replica is of any more."""
     meta = workload.metadata
     name = f"{meta.name}/{meta.generation:08d}"
-    spec = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=workload.spec)
+    spec = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=runs)
     draft.put(Generation(metadata=Stamp(name=name, tenant=meta.tenant, uid=meta.uid), spec=spec))
+    if meta.generation <= GENERATIONS_KEPT:
+        return  # there cannot be more than their numbers
     for old in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
         found = draft.thing(old)
         if found is not None and not draft.alike((meta.tenant, meta.name, found[0].spec.generation)):
@@ -198,8 +268,10 @@ def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
     cleans = role is Role.WORKLOADS and claim.kind not in ("Workload", "Allotment")
     if role not in DECLARERS[claim.kind] and role is not Role.WORKLOADS:
         return refuse(Code.ROLE, f"{an(claim.kind)} is not deleted by {role}")
-    if role is Role.AGENT and operation.actor.lease != f"{Role.AGENT}/{claim.name}":
-        return refuse(Code.NOT_OWNER, f"an agent deletes only its own node, {operation.actor.lease}")
+    if role is Role.AGENT:  # it would declare it anew, without the labels and taints that people have set on it
+        return refuse(Code.NOT_OWNER, f"node {claim.name} is deleted by people, not by an agent")
+    if (refused := _foreign(operation, claim.tenant)) is not None:
+        return refused
     name = key_of(claim.kind, claim.name, claim.tenant)
     found = draft.thing(name)
     if found is None:
@@ -207,7 +279,7 @@ def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
     thing = found[0]
     if cleans and not thing.metadata.deleting and not orphaned(draft, thing):
         return refuse(Code.ROLE, f"{role} deletes {an(claim.kind)} only if all that own it are gone, or it is being deleted")
-    refused = _expected(name, claim.expect, found) or _free(draft, claim.kind, claim.name)
+    refused = _expected(name, claim.expect, found) or _free(draft, claim.kind, claim.name, claim.tenant)
     if refused is not None:
         return refused
     return _end(draft, thing)
@@ -229,6 +301,10 @@ def _end(draft: Draft, thing: AnyObject) -> int:
         draft.drop(old)
     if isinstance(thing, Policy):
         _publish(draft, {k: v for k, v in _policies(draft).items() if k != meta.name})
+    elif isinstance(thing, Tenant):
+        void_with_tenant(draft, meta.name)
+    elif isinstance(thing, Node):
+        void_with_node(draft, meta.name)
     draft.drop(key(thing))
     return 1
 
@@ -255,7 +331,7 @@ def let_go(draft: Draft, before: Any, thing: AnyObject) -> int:
     after = replace(before, metadata=replace(mine, finalizers=meta.finalizers, annotations=meta.annotations))
     if after != before:
         draft.put(after)
-    if not meta.finalizers and _free(draft, type(thing).__name__, meta.name) is None:
+    if not meta.finalizers and _free(draft, type(thing).__name__, meta.name, meta.tenant) is None:
         _end(draft, after)
     return int(mine.generation)
 
@@ -273,10 +349,14 @@ def owned_by(draft: Draft, thing: AnyObject, before: Any) -> tuple[Owner, ...] |
         if kept is not None and one.uid in ("", kept.uid):
             found.append(kept)
             continue
+        if meta.tenant and one.kind not in TENANTED and (one.kind, one.name) != ("Tenant", meta.tenant):
+            # Else whoever ends something of nobody's, or another tenant, would end this one's objects too; and its uid is told.
+            which = f"{one.kind} {one.name} is not of tenant {meta.tenant}"
+            return refuse(Code.INVALID, f"metadata.owners: {which}; name what is of the same tenant, or nothing")
         uid = _uid_of(draft, one, meta.tenant)
         if uid is None or one.uid not in ("", uid):
             which = f" with uid {one.uid}" if one.uid else ""
-            return refuse(Code.NOT_FOUND, f"metadata.owners: there is no {one.kind} {one.name}{which}; declare it first")
+            return refuse(Code.INVALID, f"metadata.owners: there is no {one.kind} {one.name}{which}; declare it first")
         found.append(replace(one, uid=uid))
     return tuple(found)
 
@@ -299,7 +379,7 @@ def _uid_of(draft: Draft, owner: Owner, tenant: str) -> str | None:
     return None if found is None else str(found[0].metadata.uid)
 
 
-def _free(draft: Draft, kind: str, name: str) -> Refused | None:
+def _free(draft: Draft, kind: str, name: str, tenant: str) -> Refused | None:
     """Is anything left that depends on it?"""
     match kind:
         case "Policy":
@@ -318,13 +398,38 @@ def _free(draft: Draft, kind: str, name: str) -> Refused | None:
                 return refuse(Code.IN_USE, f"tenant {name} still has objects, work or grants; delete them first")
         case "PriorityClass":
             users = [k for k in draft.keys("workload/") if (w := draft.thing(k)) and w[0].spec.priority_class == name]
+            users += [k for k in draft.keys("generation/") if (g := draft.thing(k)) and g[0].spec.spec.priority_class == name]
+            users += [f"policy/{k}" for k, policy in _policies(draft).items() if name in ranks_in(policy)]
             if users:
                 return refuse(Code.IN_USE, f"priority class {name} is used by {users[0]}")
+        case "Secret" | "Config":
+            user = _reader(draft, f"{kind.lower()}s", name, tenant)
+            if user:
+                return refuse(
+                    Code.IN_USE, f"{kind.lower()} {name} is read by {user}; take it out of template.{kind.lower()}s first"
+                )
         case "Region":
             inside = [k for k in draft.keys("node/") if (n := draft.thing(k)) and n[0].spec.region == name]
             if inside:
                 return refuse(Code.IN_USE, f"region {name} has {len(inside)} nodes; delete them first")
     return None
+
+
+def _reader(draft: Draft, mounts: str, name: str, tenant: str) -> str:
+    """A workload of which a replica may still be started with it: by its spec, or by an older one that has replicas left."""
+    for one in draft.keys(f"workload/{tenant}/"):
+        found = draft.thing(one)
+        if found is None or found[0].metadata.deleting:
+            continue
+        workload: Workload = found[0]
+        specs = [workload.spec.template]
+        for old in draft.keys(key_of("Generation", f"{workload.metadata.name}/", tenant)):
+            kept = draft.thing(old)
+            if kept is not None and draft.alike((tenant, workload.metadata.name, kept[0].spec.generation)):
+                specs.append(kept[0].spec.spec.template)
+        if any(mount.name == name for template in specs for mount in getattr(template, mounts)):
+            return one
+    return ""
 
 
 def _policies(draft: Draft) -> dict[str, PolicySpec]:

@@ -27,6 +27,7 @@ from remit.commitment.books import (
     generation_of,
 )
 from remit.commitment.indexes import Indexes, picks
+from remit.law.allowances import Use, reckon
 from remit.law.fit import Ask, Index, carried
 from remit.law.holding import ACTIVE, UNSETTLED, Pairs, frees, held_by, needs, on_node, same_hold
 from remit.law.labels import domain_of
@@ -49,13 +50,11 @@ class Draft:
     __slots__ = (
         "_asked", "_asks", "_carried", "_moved", "_my_grants", "_my_nodes", "_read", "active", "books", "born", "fenced",
         "grants", "heard", "moment", "nodes", "notes", "patrons", "policy", "population", "relabelled", "replicas", "reserved",
-        "reshaped", "spots", "takeover", "things",
+        "reshaped", "spots", "takeover", "things", "used",
     )  # fmt: skip
 
     def __init__(self, books: Books, moment: Moment, *, takeover: bool = False) -> None:
-        self.books = books
-        self.moment = moment
-        self.takeover = takeover
+        self.books, self.moment, self.takeover = books, moment, takeover
         self.replicas: dict[str, Replica | None] = {}
         self.things: dict[str, AnyObject | None] = {}
         self.notes: dict[str, AnyObject | None] = {}
@@ -67,6 +66,7 @@ class Draft:
         self.population: dict[GenerationKey, int] = {}
         self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
+        self.used: Use = {}
         self.policy: PolicyRevision | None = None
         self.reshaped: dict[tuple[str, str], None] = {}
         """By tenant and name: workloads that were changed here, or a generation of which was."""
@@ -76,8 +76,7 @@ class Draft:
         """Answers about claimants, as long as no lease changes in this draft."""
         self._read: dict[str, tuple[Replica, int]] = {}
         """Replicas of the books, decoded: those of a preemption are looked at again and again."""
-        self._my_nodes: set[str] = set()
-        self._my_grants: set[str] = set()
+        self._my_nodes, self._my_grants = set[str](), set[str]()
         self._asks: dict[GenerationKey, Ask | None] = {}
         self._asked: tuple[PolicyRevision, Asks] | None = None
         self._moved: Indexes[dict[str, int]] = Indexes()
@@ -188,10 +187,10 @@ class Draft:
         if self.policy is None and (not self.reshaped or generation[:2] not in self.reshaped):
             return self.books.ask(generation)
         if generation not in self._asks:
-            self._asks[generation] = compile_ask(self, generation, self._asks_now())
+            self._asks[generation] = compile_ask(self, generation, self.asks_now())
         return self._asks[generation]
 
-    def _asks_now(self) -> Asks:
+    def asks_now(self) -> Asks:
         if self.policy is None:
             return self.books.asked
         if self._asked is None or self._asked[0] is not self.policy:
@@ -261,9 +260,9 @@ class Draft:
             found = self.replica(name)
             self.put_replica(name, None if found is None else found[0], thing)
             return
-        found_thing = self.thing(name)
-        before = None if found_thing is None else found_thing[0]
+        before = (self.thing(name) or (None,))[0]
         self.things[name] = thing
+        reckon(self.used, before, thing)
         self.fenced.clear()
         match thing:
             case Node():
@@ -292,6 +291,7 @@ class Draft:
         if found_thing is None:
             return
         self.things[name] = None
+        reckon(self.used, found_thing[0], None)
         match found_thing[0]:
             case Node() as node:
                 self.nodes[node.metadata.name] = None
@@ -494,4 +494,7 @@ class Draft:
         return ledger
 
 
-_KEPT, _COUNTED = ("replicas", "things", "notes", "nodes", "grants", "patrons", "heard"), ("population", "reserved", "active")
+_KEPT, _COUNTED = (
+    ("replicas", "things", "notes", "nodes", "grants", "patrons", "heard"),
+    ("population", "reserved", "active", "used"),
+)

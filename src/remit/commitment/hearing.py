@@ -27,7 +27,11 @@ class Hearing:
         self._states: dict[str, NodeState] = {}
 
     def renewed(self, actor: Actor, received_ms: int) -> None:
-        self.took({actor.lease: max(received_ms, self.at_ms.get(actor.lease, 0))})
+        lease = actor.lease
+        if received_ms >= self.at_ms.get(lease, 0):
+            self.at_ms[lease] = received_ms
+        if not lease.startswith(_AGENT):
+            self._roles[lease] = None
 
     def took(self, at_ms: Mapping[str, int]) -> None:
         """Leases were taken, or renewed, at these times."""

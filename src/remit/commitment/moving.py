@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -11,7 +10,6 @@ from remit.commitment.books import AWAITED_NODE, generation_key, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.placing import find
 from remit.commitment.rulings import LOOPS, Coordination, refuse, ruling
-from remit.law.asks import WORKLOAD_LABEL, speaks_of
 from remit.law.lifecycle import NODE_EDGES, OWNER, WAITS, Row, edge
 from remit.law.tempo import lost_after_ms
 from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
@@ -21,7 +19,6 @@ from remit.model.objects import key_of
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
 
 REPLICAS_MAX = 4_000_000
-PRIORITY_MAX = 2_000_000_000
 PLACED = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
 """Transitions with claims of their own."""
 
@@ -40,9 +37,10 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     there = draft.members(claim.tenant, claim.workload)
     if there + claim.count > limit:
         return refuse(Code.LIMIT, f"{claim.workload} has {there} replicas of at most {limit}; {claim.count} more are too many")
-    rank = draft.thing(key_of("PriorityClass", spec.priority_class)) if spec.priority_class else None
-    most = _priority_max(draft, claim.tenant, {**shape[0].spec.labels, WORKLOAD_LABEL: claim.workload})
-    priority = min(0 if rank is None else rank[0].spec.value, most)
+    runs: WorkloadSpec = shape[0].spec.spec
+    rank = draft.thing(key_of("PriorityClass", runs.priority_class)) if runs.priority_class else None
+    terms = draft.asks_now().admission.terms(claim.tenant, claim.workload, shape[0].spec.labels)
+    priority = min(0 if rank is None else rank[0].spec.value, terms.priority_max)
     names = {f"{claim.workload}-{index}": index for index in range(claim.first, claim.first + claim.count)}
     for name in names:
         if draft.replica(key_of("Replica", name, claim.tenant)) is not None:
@@ -66,13 +64,6 @@ def _most(spec: WorkloadSpec) -> int:
     if spec.type == "daemon":
         return REPLICAS_MAX
     return max(spec.replicas, spec.completions) + (spec.rollout.max_surge if spec.type == "service" else 0)
-
-
-def _priority_max(draft: Draft, tenant: str, labels: Mapping[str, str]) -> int:
-    """The most that the policies in force allow this tenant's work."""
-    latest = draft.in_force()
-    rules = [rule for policy in latest.spec.policies.values() for rule in policy.rules] if latest is not None else []
-    return min((rule.priority_max for rule in rules if speaks_of(rule.match, tenant, labels)), default=PRIORITY_MAX)
 
 
 MOVERS = frozenset({Role.SCHEDULER, Role.AGENT, *LOOPS})

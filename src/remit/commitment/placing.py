@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from remit.commitment.books import AWAITED_NODE, add, decode_replica, generation_of
+from remit.commitment.books import AWAITED_NODE, add, decode_replica, generation_key, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.recognising import forgetful, lenders
 from remit.commitment.rulings import Coordination, refuse, ruling
@@ -311,14 +311,15 @@ def _victim(draft: Draft, claim: Reserve, preemptor: Replica, name: str, at: int
         return refuse(Code.VICTIMS, f"the priority class of {claim.replica} preempts nobody")
     if found.spec.priority >= preemptor.spec.priority:
         return refuse(Code.VICTIMS, f"{name} has priority {found.spec.priority}, not below {preemptor.spec.priority}")
-    return found, _moved(found, phase=Phase.DRAINING, reason=f"preempted by {claim.replica}")
+    own = found.metadata.tenant == preemptor.metadata.tenant
+    by = claim.replica if own else f"work of another tenant, of priority {preemptor.spec.priority}"
+    return found, _moved(found, phase=Phase.DRAINING, reason=f"preempted by {by}")
 
 
 def _preempts(draft: Draft, preemptor: Replica) -> bool:
-    owner = draft.thing(key_of("Workload", preemptor.spec.workload, preemptor.metadata.tenant))
-    rank = (
-        draft.thing(key_of("PriorityClass", owner[0].spec.priority_class)) if owner and owner[0].spec.priority_class else None
-    )
+    shape = draft.thing(generation_key(generation_of(preemptor)))
+    name = shape[0].spec.spec.priority_class if shape is not None else ""
+    rank = draft.thing(key_of("PriorityClass", name)) if name else None
     return rank is None or bool(rank[0].spec.preempts)
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from remit.client.endpoint import Endpoint, Silence, Status, Turned
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.queueing import BATCH_MAX, BatchMax
+from remit.commitment.tallying import AuthorityCounts
 from remit.law.tempo import Tempo
 from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Actor, Operation, Verdict
@@ -56,6 +57,7 @@ class Standby:
         self.batch_max = batch_max
         self.tempo = tempo
         self.leading: Authority | None = None
+        self.tally = AuthorityCounts()
         self._place = place
         """Where the epoch was raised already, as by opening a store that one process owns: then nobody else can be leading."""
         self._deposed = False
@@ -143,6 +145,7 @@ class Standby:
             try:
                 self._failed = True
                 self.leading = await self.take_over(beat_ms)
+                self.leading.tally = self.tally
                 self._failed = False
                 await self.leading.run(beat_ms=beat_ms)
             except (Deposed, Silence, Unavailable, Compacted) as error:

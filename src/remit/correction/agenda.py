@@ -13,7 +13,7 @@ slowest rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
@@ -58,6 +58,8 @@ class Agenda:
         self._budget = RetryBudget() if budget is None else budget
         self._entries: dict[str, _Entry] = {}
         self._ready: dict[str, None] = {}
+        self._swept: dict[str, None] = {}
+        """Keys of which there is no news: they are looked at when no other is due."""
         self._timers: list[tuple[int, int, str]] = []
         self._waits: list[tuple[int, int, str]] = []
         self._count = 0
@@ -81,6 +83,10 @@ class Agenda:
         elif not entry.at_revision:
             self._ready[key] = None
 
+    def sweep(self, keys: Iterable[str]) -> None:
+        """Look at these at some time, after all of which there is news: there may be very many, and nothing wrong with any."""
+        self._swept.update(dict.fromkeys(keys))
+
     def look_at(self, key: str, at_ms: int) -> None:
         """Look at that time at the latest."""
         self._at(key, self._entries.setdefault(key, _Entry()), at_ms)
@@ -90,9 +96,7 @@ class Agenda:
     def take(self, now_ms: int, revision: int) -> str | None:
         """A key that is due, for a board at this revision; it is busy until something is said of it."""
         self._wake(now_ms, revision)
-        while self._ready:
-            key = next(iter(self._ready))
-            del self._ready[key]
+        while (key := self._next(now_ms)) is not None:
             entry = self._entries.setdefault(key, _Entry())
             if entry.failures and self._budget.take(now_ms, 0) is None:
                 entry.paused = True
@@ -103,6 +107,17 @@ class Agenda:
             entry.busy, entry.dirty = True, False
             return key
         return None
+
+    def _next(self, now_ms: int) -> str | None:
+        while not self._ready and self._swept:
+            swept = next(iter(self._swept))
+            del self._swept[swept]
+            self.news(swept, now_ms)
+        key = next(iter(self._ready), None)
+        if key is not None:
+            del self._ready[key]
+            self._swept.pop(key, None)
+        return key
 
     def waits_for(self, revision: int) -> bool:
         """Is there a key that was held until the board stands at this revision?"""

@@ -40,6 +40,9 @@ FRESH_MS: Final = SNAPSHOT_FRESH_MS // 2
 LOOKS_MAX: Final = 2_000
 """So many keys are looked at before others get a turn."""
 
+SWEEP_MAX: Final = 100
+"""So many, if there is no news of any: what comes meanwhile is not to wait for long."""
+
 
 class Times(NamedTuple):
     """When a look is taken: on the own clock, for people, and on the authority's if that is known; and how fast all goes."""
@@ -68,7 +71,7 @@ class Cadence(NamedTuple):
 
     @property
     def gather_ms(self) -> int:
-        """Changes come in swarms: one look serves all of a swarm."""
+        """Changes come in swarms: the first is looked at, and one look serves all that come within so long after it."""
         return max(1, self.beat_ms // 400)
 
     @property
@@ -160,13 +163,15 @@ class Loop:
         self._name, self._failed = name, failed
         self._wake = asyncio.Event()
         self._term: _Term | None = None
+        self.looks = self.retries = 0
+        """How often a key was looked at, and how often what was wished for it was refused or not answered."""
         self.board.subscribe(self)
 
     # -- hearing ---------------------------------------------------------------------------------------------------------
 
     def changed(self, key: str, old: Any, new: Any) -> None:
         mine = self.controller.concerns(key, old, new)
-        if self._term is not None:
+        if mine and self._term is not None:
             self.look_at(mine)
 
     def reached(self) -> None:
@@ -181,6 +186,11 @@ class Loop:
             for key in keys:
                 self._term.agenda.news(key, now_ms)
             self._wake.set()
+
+    @property
+    def due(self) -> int | None:
+        """How many keys are due; None while another copy acts."""
+        return None if self._term is None else len(self._term.agenda)
 
     # -- holding the role ------------------------------------------------------------------------------------------------
 
@@ -257,15 +267,15 @@ class _Term:
     async def act(self, wake: asyncio.Event) -> None:
         cadence, chance = self._loop.cadence, self._loop.chance
         self._controller.began(self._loop.times())
-        sweep_ms = self._clock.now_ms()
+        sweep_ms = looked_ms = self._clock.now_ms()
         while self._goes_on(now_ms := self._clock.now_ms()):
             wake.clear()
             if now_ms >= sweep_ms:
                 sweep_ms = now_ms + cadence.sweep_ms - chance.uniform_ms(cadence.sweep_ms // 4)
-                for key in self._controller.everything():
-                    self.agenda.news(key, now_ms)
+                self.agenda.sweep(self._controller.everything())
             may = len(self._under_way) < cadence.ahead and self._sees()
             if may and self._turn(now_ms):
+                looked_ms = now_ms
                 await self._clock.sleep_ms(0)
                 continue
             until_ms = min(sweep_ms, self._tenure.held_until_ms)
@@ -276,7 +286,8 @@ class _Term:
                     await wake.wait()
             except TimeoutError:
                 continue
-            await self._clock.sleep_ms(cadence.gather_ms)
+            # What comes alone is looked at right away; the rest of a swarm waits for one another.
+            await self._clock.sleep_ms(max(0, looked_ms + cadence.gather_ms - self._clock.now_ms()))
 
     def _goes_on(self, now_ms: int) -> bool:
         head = self._board.head
@@ -289,10 +300,12 @@ class _Term:
         return self._saw
 
     def waits(self) -> bool:
-        """Is this what the board has come to waited for: to see again, or to see what was done?"""
+        """Is this what the board has come to waited for: to see again, or to see what was done? What was answered after the
+        board had shown it is due at once, and nothing that the board comes to will say so.
+        """
         board = self._board
         known = board.head is not None and board.head.incarnation == self._incarnation
-        return not known or not self._saw or self.agenda.waits_for(board.revision)
+        return not known or not self._saw or len(self.agenda) > 0 or self.agenda.waits_for(board.revision)
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
@@ -301,7 +314,7 @@ class _Term:
         times = self._loop.times()
         batch = _Batch(Evidence(self._board.revision, self._board.age_ms()))
         looked = 0
-        while looked < LOOKS_MAX and len(batch.claims) < self._loop.cadence.claims:
+        while looked < (LOOKS_MAX if self.agenda else SWEEP_MAX) and len(batch.claims) < self._loop.cadence.claims:
             key = self.agenda.take(now_ms, self._board.revision)
             if key is None:
                 break
@@ -311,6 +324,7 @@ class _Term:
                 batch.add(key, deeds)
             else:
                 self.agenda.settled(key)
+        self._loop.looks += looked
         for key in self.agenda.stuck():
             batch.add("", [self._event(key, "Stuck", "it does not come to be as it should, and is tried ever more slowly")])
         if batch.claims:
@@ -400,4 +414,5 @@ class _Term:
                 self.agenda.accepted(key, revision, self._board.revision)
             else:
                 progress = any(isinstance(one, Accepted) for one in said)
+                self._loop.retries += 1
                 self.agenda.failed(key, now_ms, revision, self._board.revision, progress=progress)

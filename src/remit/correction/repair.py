@@ -71,8 +71,10 @@ class Repair(Controller):
                 # One that goes may be wanted again, or make room for another; and be the last that held up a grant.
                 workload = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
                 return (*mine, workload, *self._freed(old))
-            case Workload():
-                return (key,) if new is not None else ()
+            case Workload() as workload:
+                # Without replicas there is nothing to bring back.
+                there = (workload.metadata.tenant, workload.metadata.name) in self.board.by_workload
+                return (key,) if new is not None and there else ()
             case Grant():
                 self._drawn.pop(key, None)
                 self._not_before.pop(key, None)

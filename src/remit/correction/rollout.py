@@ -33,12 +33,12 @@ class Rollouts(Controller):
     def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
         match new if new is not None else old:
             case Replica() as replica:
-                workload = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
-                return (workload,) if workload in self._rolling else ()
-            case Workload():
+                whose = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
+                return (whose,) if whose in self._rolling else ()
+            case Workload() as workload:
                 if new is None:
                     self._rolling.pop(key, None)
-                return (key,)
+                return () if workload.spec.type == "job" else (key,)
         return ()
 
     def everything(self) -> Iterable[str]:

@@ -13,7 +13,7 @@ from remit.correction.sites import Sites
 from remit.law.succession import as_good
 from remit.model.fields import Condition
 from remit.model.kinds import Node, NodeHealth, Workload, WorkloadSpec
-from remit.model.records import Generation, GenerationSpec, Phase, Replica
+from remit.model.records import Generation, Phase, Replica
 from remit.observation.board import Board, Kept
 
 P = Phase
@@ -65,7 +65,8 @@ class Census:
         settle = tuple(one for one in members if one.thing.status.phase is P.FINISHED)
         match workload.spec.type:
             case "job":
-                return _job(workload, members)._replace(settle=settle)
+                found = _job(workload, members)
+                return found._replace(settle=settle) if settle else found
             case "daemon":
                 return self._daemon(workload, members)._replace(settle=settle)
             case "service":
@@ -83,8 +84,10 @@ class Census:
                 return False
             if len(self._alike) >= ALIKE_MAX:
                 self._alike.clear()
-            new = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=workload.spec)
-            self._alike[at] = as_good(old.spec, new)
+            new: Generation | None = self.board.get(f"generation/{meta.tenant}/{meta.name}/{meta.generation:08d}")
+            if new is None:
+                return False  # the next commit has it
+            self._alike[at] = as_good(old.spec, new.spec)
         return self._alike[at]
 
     def _service(self, workload: Workload, members: Sequence[Kept]) -> Wanted:

@@ -28,7 +28,8 @@ from remit.law.fit import (
 from remit.law.labels import expressions, selects
 from remit.model.claims import Code
 from remit.model.fields import Deadline
-from remit.model.kinds import DeviceAsk, Placement, PolicyMatch, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.kinds import DeviceAsk, Placement, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.policies import PolicyMatch
 from remit.model.quantity import parse_quantity
 from remit.model.resources import DEVICES, WHOLE, Amount
 
@@ -189,6 +190,15 @@ def _one_of(lists: Sequence[Sequence[str]]) -> Lookup:
 def speaks_of(match: PolicyMatch, tenant: str, labels: Mapping[str, str]) -> bool:
     """Does a policy's rule speak of this tenant's work with these labels?"""
     return (not match.tenants or tenant in match.tenants) and selects(match.labels, labels)
+
+
+def closed_by(policies: Mapping[str, PolicySpec], tenant: str, labels: Mapping[str, str]) -> str:
+    """Which policy lets no command run beside this work, with its reason; empty if none does."""
+    for name, policy in sorted(policies.items()):
+        for rule in policy.rules:
+            if not rule.exec and speaks_of(rule.match, tenant, labels):
+                return f"{name}: {rule.reason}" if rule.reason else name
+    return ""
 
 
 def _sums(pairs: Any) -> dict[str, int]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from remit.law.admission import UNRULED, Admission
 from remit.law.asks import WORKLOAD_LABEL, make_ask, speaks_of
 from remit.law.fit import Ask
 from remit.law.labels import selects
 from remit.model.fields import Deadline
-from remit.model.kinds import PolicyRule, PolicySpec, WorkloadSpec
+from remit.model.kinds import PolicySpec, WorkloadSpec
 from remit.model.objects import encode
+from remit.model.policies import PolicyRule
 
 ALIKE_MAX: Final = 4_096
 """How many shapes are kept; when there are more, all go and are made again as they are asked for."""
@@ -44,8 +46,15 @@ class Asks:
     they learn about nodes.
     """
 
-    def __init__(self, policies: Sequence[PolicySpec] = (), in_force: tuple[int, Deadline | None] = (0, None)) -> None:
+    def __init__(
+        self,
+        policies: Sequence[PolicySpec] = (),
+        in_force: tuple[int, Deadline | None] = (0, None),
+        admission: Admission = UNRULED,
+    ) -> None:
         self._policies, self._in_force = policies, in_force
+        self.admission = admission
+        """What the same policies make of what is declared."""
         rules = (rule for policy in policies for rule in policy.rules)
         self._rules: list[tuple[int, PolicyRule]] = [(at, rule) for at, rule in enumerate(rules) if rule.match.labels]
         """Those that look at labels; what the others say depends on the tenant alone."""

@@ -17,7 +17,9 @@ class Refusal(NamedTuple):
 
 REFUSALS: Final[dict[Code, Refusal]] = {
     Code.INVALID: Refusal("the claim contradicts itself or the object it names", "correct the claim", never=True),
+    Code.RESERVED: Refusal("it says what only Remit itself may say", "leave it out, or use a name of your own", never=True),
     Code.ROLE: Refusal("this role does not own that transition or kind", "let the owning role ask", never=True),
+    Code.TENANT: Refusal("the asker belongs to another tenant", "ask in your own tenant, or let an admin ask", never=True),
     Code.NOT_OWNER: Refusal("the asker owns such things, but not this one", "ask only for what is yours", never=True),
     Code.STALE_EPOCH: Refusal("the epoch is not the current one of the lease", "stop; acquire the lease anew", never=True),
     Code.LEASE_EXPIRED: Refusal("the asker's lease ran out", "renew or acquire the lease, then look again"),
@@ -43,7 +45,7 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.SELECTOR: Refusal("the node's labels do not match", "node labelled, or selector changed"),
     Code.TAINT: Refusal("the node has a taint that is not tolerated", "taint lifted, or toleration added"),
     Code.PLACE: Refusal("the workload does not want this region, zone or pool", "placement changed"),
-    Code.POLICY: Refusal("the policy in force forbids this place", "policy published"),
+    Code.POLICY: Refusal("the policy in force forbids this place, or this priority", "policy published"),
     Code.POLICY_LAPSED: Refusal("the policy here is past its lease, so nothing can be checked against it", "policy renewed"),
     Code.SPREAD: Refusal("the topology spread would be broken", "replica bound or released elsewhere"),
     Code.AFFINITY: Refusal("nothing that it must be near is there", "matching replica bound there"),
@@ -56,6 +58,6 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.GANG_SHORT: Refusal("fewer than the gang needs could be bound, so none were", "room for the whole gang"),
     Code.VICTIMS: Refusal("what must make room has not gone yet, or may not be made to go", "victims released"),
     Code.OVERRIDE: Refusal("a person's override keeps it from being placed there", "override ended"),
-    Code.LIMIT: Refusal("a bound of the scope is reached", "delete or wait for what fills it"),
+    Code.LIMIT: Refusal("a bound of the scope, or of the tenant, is reached", "delete or wait for what fills it"),
     Code.FAULT: Refusal("deciding this tripped one of our own checks: a bug; nothing changed", "report it", never=True),
 }  # fmt: skip

@@ -181,6 +181,20 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     items: tuple[PlanItem, ...]
 
 
+class RotateAnswer(Answer, frozen=True, kw_only=True):
+    """How far a rotation is: `resealed` so many by the `key` that seals, of the `keys` that open. What cannot be sealed anew is
+    `left`. Ask again from `after`, until that is empty.
+    """
+
+    key: str = ""
+    made: bool = False
+    """Was that key made by this request?"""
+    keys: tuple[str, ...] = ()
+    resealed: Natural = 0
+    left: tuple[str, ...] = ()
+    after: str = ""
+
+
 # ---------------------------------------------------------------------------------------------------------- how things stand
 
 
@@ -255,3 +269,23 @@ class AccountItem(Answer, frozen=True, kw_only=True):
     message: str = ""
     count: Natural = 1
     revision: Natural = 0
+
+
+class AuditItem(Answer, frozen=True, kw_only=True):
+    """What somebody did, or was refused, at `time` by the server's wall clock; `count` times since the one before like it."""
+
+    time: str
+    subject: str = ""
+    token: str = ""
+    role: str = ""
+    tenant: str = ""
+    address: str = ""
+    action: str = ""
+    """What a route is called, such as `createWorkload`; empty if there is no such route."""
+    target: str = ""
+    status: Natural = 0
+    code: str = ""
+    detail: str = ""
+    operation: str = ""
+    trace: str = ""
+    count: Natural = 1

@@ -57,12 +57,13 @@ class Role(StrEnum):
 
 
 class Actor(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Who asks, and the lease and epoch that let it act; people act without a lease."""
+    """Who asks, and the lease and epoch that let it act; people act without a lease. Who has a `tenant` acts in it alone."""
 
     name: Short
     role: Role
     lease: Short = ""
     epoch: Natural = 0
+    tenant: Short = ""
 
 
 class Evidence(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -351,7 +352,9 @@ class Code(StrEnum):
     __hash__ = str.__hash__
 
     INVALID = "invalid"
+    RESERVED = "reserved"
     ROLE = "role"
+    TENANT = "tenant"
     NOT_OWNER = "not_owner"
     STALE_EPOCH = "stale_epoch"
     LEASE_EXPIRED = "lease_expired"
@@ -426,4 +429,6 @@ def decode_operation(data: bytes) -> Operation:
 
 def payload(operation: Operation) -> bytes:
     """What an operation's digest is taken over: who asks what. Evidence and trace may differ between retries."""
-    return _encoder.encode((operation.actor.name, operation.actor.role, operation.claim))
+    actor = operation.actor
+    who = (actor.name, actor.role, actor.tenant) if actor.tenant else (actor.name, actor.role)
+    return _encoder.encode((*who, operation.claim))

@@ -14,11 +14,14 @@ import msgspec
 from msgspec import inspect
 
 from remit.model import objects
+from remit.model.data import Secret
 from remit.model.documents import JSON_BYTES_MAX, JSON_NODES_MAX, Form, Node, Place
 from remit.model.problems import Problem, Problems
 from remit.model.resources import Amount, Duration
 from remit.model.rules import Rules
+from remit.model.sealed import excess_bytes
 from remit.model.shapes import Shapes
+from remit.model.soundness import found_sound, is_sound
 from remit.model.spellings import Fields
 
 STAMPED = frozenset({"uid", "generation", "revision", "created", "deleting"})
@@ -47,6 +50,8 @@ def judge_document(document: Node, kind: str, problems: Problems, *, system: boo
 
 def judge(thing: objects.AnyObject) -> tuple[Problem, ...]:
     """The rules that a declared object breaks, by path. What the authority stamps (metadata, status) is not judged."""
+    if is_sound(thing):
+        return ()
     kind = type(thing).__name__
     problems = Problems(kind)
     problems.as_json = True
@@ -55,11 +60,13 @@ def judge(thing: objects.AnyObject) -> tuple[Problem, ...]:
     if document.size > JSON_NODES_MAX:
         problems.add(_NOWHERE, (), f"{document.size} values are too many", f"use at most {JSON_NODES_MAX}")
         return problems.told()
-    size = len(objects.encode(thing))
+    size = len(objects.encode(thing)) - (excess_bytes(thing.spec.data) if isinstance(thing, Secret) else 0)
     if size > JSON_BYTES_MAX:
         problems.add(_NOWHERE, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several")
         return problems.told()
     judge_document(document, kind, problems, system=False)
+    if not problems:
+        found_sound(thing)
     return problems.told()
 
 
@@ -97,7 +104,9 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, (Amount, Duration)):
+    if isinstance(value, Amount):
+        return value.written()
+    if isinstance(value, Duration):
         return objects.enc_hook(value)
     return value.value if isinstance(value, Enum) else value
 

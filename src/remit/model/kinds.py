@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from remit.model.fields import (
-    END,
     LINE,
     OPTIONAL_KEY,
     OPTIONAL_LABEL,
@@ -43,14 +42,16 @@ from remit.model.limits import (
     Inside,
     Lasts,
     Matching,
-    NamesSome,
+    MountPoint,
     Part,
     Program,
     Schedule,
     TakesTime,
     limited,
 )
+from remit.model.policies import PolicyRule, TenantLimits
 from remit.model.resources import Amount, Duration
+from remit.model.software import Artifact, Rootfs, Volume
 
 PRIORITY_MAX = 1_000_000_000
 """Above it is the system's own work, which no tenant's may push aside."""
@@ -152,6 +153,7 @@ class TenantSpec(Record, frozen=True):
     quota: Quota
     emergency_quota: Quota = Amount()
     weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    limits: TenantLimits = TenantLimits()
 
 
 class Tenant(Object, tag="Tenant", frozen=True, kw_only=True):
@@ -168,32 +170,6 @@ class PriorityClassSpec(Record, frozen=True):
 class PriorityClass(Object, tag="PriorityClass", frozen=True, kw_only=True):
     metadata: Metadata
     spec: PriorityClassSpec
-
-
-class PolicyMatch(Record, frozen=True):
-    """Which workloads a rule speaks of: all of what is named must match; nothing named matches everything."""
-
-    tenants: Annotated[tuple[Name, ...], limited(Distinct(), max_length=1024)] = ()
-    labels: Labels = field(default_factory=dict)
-
-
-Allowed = Annotated[tuple[Name, ...], limited(Distinct(), NamesSome(), min_length=1, max_length=1024)]
-
-
-class PolicyAllow(Record, frozen=True):
-    """Where they may be bound; a list that is left out allows every place of that sort."""
-
-    regions: Allowed = ()
-    zones: Allowed = ()
-    pools: Allowed = ()
-
-
-class PolicyRule(Record, frozen=True):
-    match: PolicyMatch = PolicyMatch()
-    allow: PolicyAllow = PolicyAllow()
-    priority_class: ClassName = ""
-    priority_max: Priority = 2_000_000_000
-    reason: Text = ""
 
 
 class PolicySpec(Record, frozen=True):
@@ -259,18 +235,12 @@ class Probes(Record, frozen=True):
     live: Probe | None = None
 
 
-class Artifact(Record, frozen=True):
-    source: Annotated[str, Meta(pattern=LINE, min_length=1, max_length=4096)]
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}" + END)]
-    path: Annotated[str, limited(Inside(absolute=False), pattern=LINE, min_length=1, max_length=1024)] = "."
-    unpack: bool = False
-
-
 class Mount(Record, frozen=True):
-    """A Secret or Config as files under `path`, or as environment if `path` is empty."""
+    """A Secret or Config as files under `path`, or as environment if `path` is empty: all of its keys, or only `keys`."""
 
     name: Name
-    path: Annotated[str, limited(Inside(absolute=True), pattern=LINE, max_length=1024)] = ""
+    path: Annotated[str, limited(Inside(absolute=True), MountPoint(), pattern=LINE, max_length=1024)] = ""
+    keys: Annotated[tuple[FileName, ...], limited(Distinct(), max_length=256)] = ()
 
 
 class Restart(Record, frozen=True):
@@ -301,6 +271,8 @@ class Template(Record, frozen=True):
     user: Annotated[str, Meta(pattern=LINE, max_length=63)] = ""
     sandbox: Literal["none", "bwrap", "default"] = "default"
     artifacts: Annotated[tuple[Artifact, ...], Meta(max_length=64)] = ()
+    rootfs: Rootfs | None = None
+    volumes: Annotated[tuple[Volume, ...], limited(Distinct("name"), max_length=64)] = ()
     secrets: Annotated[tuple[Mount, ...], limited(Distinct("name"), max_length=64)] = ()
     configs: Annotated[tuple[Mount, ...], limited(Distinct("name"), max_length=64)] = ()
 
@@ -407,20 +379,6 @@ class Workload(Object, tag="Workload", frozen=True, kw_only=True):
     metadata: Metadata
     spec: WorkloadSpec
     status: WorkloadStatus = WorkloadStatus()
-
-
-class DataSpec(Record, frozen=True):
-    data: Annotated[dict[FileName, Annotated[str, Meta(max_length=65536)]], Meta(max_length=256)] = field(default_factory=dict)
-
-
-class Secret(Object, tag="Secret", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: DataSpec
-
-
-class Config(Object, tag="Config", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: DataSpec
 
 
 class AllotmentSpec(Record, frozen=True):

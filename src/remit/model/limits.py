@@ -37,7 +37,7 @@ class Limit(ABC):
     """`breaches` passes over what has the wrong form, which its type has told; `schema` refuses nothing that it lets by."""
 
     people_only = False
-    """Is what Remit itself writes exempt?"""
+    """Is what Remit itself writes exempt? Whoever else breaks it has said what is reserved."""
 
     @abstractmethod
     def breaches(self, node: Node, path: Path) -> Iterator[Breach]: ...
@@ -183,6 +183,25 @@ class Inside(Limit):
 
     def schema(self) -> dict[str, Any]:
         return {"not": {"pattern": r"(^|/)\.\.(/|$)" if self._absolute else r"^/|(^|/)\.\.(/|$)"}}
+
+
+_MACHINE = ("dev", "proc", "sys")
+
+
+class MountPoint(Limit):
+    """Where files are put for a replica: below its directory or at an absolute path, and not where the machine shows itself."""
+
+    def breaches(self, node: Node, path: Path) -> Iterator[Breach]:
+        text = text_of(node)
+        if not text:
+            return
+        first, *_ = [part for part in text.split("/") if part not in ("", ".")] or [""]
+        if not first or (text.startswith("/") and first in _MACHINE):
+            message = f"{shown(text)} is {'everything there is' if not first else 'where the machine shows itself'}"
+            yield Breach(node.place, path, message, "choose a place of its own, such as secrets or /run/secrets")
+
+    def schema(self) -> dict[str, Any]:
+        return {"not": {"pattern": r"^(/|\.)$|^/(dev|proc|sys)(/|$)"}}
 
 
 class Program(Limit):

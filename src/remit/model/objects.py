@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, get_args
 
 import msgspec
 
+from remit.model.data import Config, Secret
 from remit.model.fields import Object
-from remit.model.kinds import (
-    Allotment,
-    Config,
-    Node,
-    NodePool,
-    Override,
-    Policy,
-    PriorityClass,
-    Region,
-    Secret,
-    Tenant,
-    Workload,
-)
+from remit.model.identity import Token
+from remit.model.kinds import Allotment, Node, NodePool, Override, Policy, PriorityClass, Region, Tenant, Workload
 from remit.model.quantity import format_duration
 from remit.model.records import Decision, Event, Generation, Grant, Lease, Peer, PolicyRevision, Replica, Summary
 from remit.model.resources import Amount, Duration
 
 AnyObject = (
     Region | Node | NodePool | Tenant | PriorityClass | Policy | Workload | Secret | Config | Allotment | Override
-    | Replica | Generation | PolicyRevision | Grant | Peer | Lease | Decision | Event | Summary
+    | Token | Replica | Generation | PolicyRevision | Grant | Peer | Lease | Decision | Event | Summary
 )  # fmt: skip
 
 KINDS: dict[str, type[Object]] = {cls.__struct_config__.tag: cls for cls in get_args(AnyObject)}
@@ -37,12 +28,29 @@ TENANTED = frozenset({"Workload", "Secret", "Config", "Allotment", "Replica", "G
 
 DECLARED = (
     "Region", "Node", "NodePool", "Tenant", "PriorityClass", "Policy", "Workload", "Secret", "Config", "Allotment", "Override",
+    "Token",
 )  # fmt: skip
 """Kinds that people write; the rest are the authority's own records."""
 
 
+ALIKE_MAX = 4_096
+"""Of amounts: work comes in few sizes, and each is written and read again and again."""
+
+
+@lru_cache(ALIKE_MAX)
+def _parsed(written: tuple[tuple[str, str], ...]) -> Amount:
+    return Amount.parse(dict(written))
+
+
+@lru_cache(ALIKE_MAX)
+def _written(amount: Amount) -> dict[str, object]:
+    return amount.written()
+
+
 def dec_hook(type_: type, value: object) -> object:
     if type_ is Amount and isinstance(value, dict):
+        if all(type(part) is str for part in value.values()):
+            return _parsed(tuple(value.items()))
         return Amount.parse(value)
     if type_ is Duration:
         return Duration.parse(value)
@@ -51,7 +59,7 @@ def dec_hook(type_: type, value: object) -> object:
 
 def enc_hook(value: object) -> object:
     if isinstance(value, Amount):
-        return value.written()
+        return _written(value)  # which nobody changes: it is on its way to an encoder
     if isinstance(value, Duration):
         return format_duration(int(value))
     raise TypeError(f"{type(value).__name__} is not stored")
@@ -67,6 +75,38 @@ def encode(value: object) -> bytes:
 
 
 def decode(value: bytes) -> AnyObject:
+    return _any_decoder.decode(value)
+
+
+_lately: dict[int, tuple[object, bytes]] = {}
+
+
+def encoded_spec(spec: object) -> bytes:
+    """As `encode`, and without doing it again for the same object: of a flood of one shape all have the same spec, and it is
+    weighed, compared and written out for each. It is held on to here, so no other object can come to have its place in memory.
+    """
+    found = _lately.get(id(spec))
+    if found is not None and found[0] is spec:
+        return found[1]
+    if len(_lately) >= ALIKE_MAX:
+        _lately.clear()
+    value = _encoder.encode(spec)
+    _lately[id(spec)] = spec, value
+    return value
+
+
+DECODED_MAX = 20_000
+DECODED_BYTES_MAX = 4 << 10
+"""Of a row that is remembered. Rows may have a megabyte: who wrote one anew again and again would fill the memory with them."""
+
+
+def decoded(value: bytes) -> AnyObject:
+    """As `decode`, and the same object for the same bytes: for those who look at a row again and again, or after another."""
+    return _decoded(value) if len(value) <= DECODED_BYTES_MAX else _any_decoder.decode(value)
+
+
+@lru_cache(DECODED_MAX)
+def _decoded(value: bytes) -> AnyObject:
     return _any_decoder.decode(value)
 
 

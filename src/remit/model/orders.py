@@ -1,4 +1,4 @@
-"""What is an agent told of its nodes, and what is it asked? Their rows, once whole and then what changes; and work's output."""
+"""What is an agent told of its nodes, and what is it asked? Their rows, whole, then what changes; work's output; commands."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from remit.model.fields import Natural
 from remit.model.kinds import Node
 from remit.model.objects import dec_hook, enc_hook
 from remit.model.records import Generation, Replica
+from remit.model.sessions import INPUT_BYTES, Begin, Window
 
 NODES_MAX = 10_000
 """How many nodes one agent may host."""
 
 
-class OrdersOf(Struct, frozen=True, tag="orders"):
-    """Tell me of these nodes, from now on."""
+class OrdersOf(Struct, frozen=True, omit_defaults=True, tag="orders"):
+    """Tell me of these nodes, from now on. Whoever asks me for something shows `callback`: it is told to nobody else."""
 
     nodes: Annotated[tuple[Short, ...], Meta(min_length=1, max_length=NODES_MAX)]
+    callback: Short = ""
 
 
 class OrderRow(Struct, frozen=True, gc=False):
@@ -58,6 +60,27 @@ class LogsOf(Struct, frozen=True, tag="logs"):
     stream: Literal["stdout", "stderr", "both"] = "both"
     tail: int | None = None
     follow: bool = False
+
+
+class ExecOf(Struct, frozen=True, tag="exec"):
+    """Run a command beside one copy of a replica, and send me what it writes (sessions.py). `session` is my name for it."""
+
+    token: str
+    session: Annotated[str, Meta(pattern="^[a-z0-9]{8,64}$")]
+    key: str
+    uid: str
+    attempt: int
+    begin: Begin
+
+
+class FeedOf(Struct, frozen=True, tag="feed"):
+    """Give this to the command of a `session`. It is answered when it was taken, so that the next comes after it."""
+
+    token: str
+    session: str
+    data: Annotated[bytes, Meta(max_length=INPUT_BYTES)] = b""
+    over: bool = False
+    window: Window | None = None
 
 
 _encoder = msgspec.json.Encoder(enc_hook=enc_hook)

@@ -32,6 +32,8 @@ class Problem(Struct, frozen=True, order=True):
     path: str
     message: str
     cure: str = ""
+    reserved: bool = False
+    """Does it say what only Remit itself may?"""
 
     def __str__(self) -> str:
         return f"{escaped(self.file)}:{self.line}:{self.column}: {self.words}"
@@ -54,10 +56,10 @@ class Problems:
         self.as_json = False
         """Is the file JSON? A cure is written in the language of its file."""
 
-    def add(self, place: tuple[int, int], path: Path, message: str, cure: str = "") -> None:
+    def add(self, place: tuple[int, int], path: Path, message: str, cure: str = "", *, reserved: bool = False) -> None:
         if len(self._told) < PROBLEMS_MAX:
             # Escaped here once more, for every author: a message that quotes a file must not steer the terminal.
-            self._told[Problem(self._file, *place, path_text(path), escaped(message), escaped(cure))] = None
+            self._told[Problem(self._file, *place, path_text(path), escaped(message), escaped(cure), reserved)] = None
         else:
             self.left_off += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import quote
 
@@ -15,12 +16,19 @@ PLURALS: Final = {kind: _UNUSUAL.get(kind, f"{kind.lower()}s") for kind in KINDS
 BY_PLURAL: Final = {plural: kind for kind, plural in PLURALS.items()}
 
 
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]+").fullmatch
+
+
+def _escaped(name: str) -> str:
+    return name if _PLAIN(name) else quote(name, safe="")
+
+
 def collection_path(kind: str, tenant: str = "") -> str:
     """Where a kind is listed and created; without a tenant, all tenants' of a kind that is tenanted."""
     plural = PLURALS[kind]
-    return f"/v1/tenants/{quote(tenant, safe='')}/{plural}" if tenant and kind in TENANTED else f"/v1/{plural}"
+    return f"/v1/tenants/{_escaped(tenant)}/{plural}" if tenant and kind in TENANTED else f"/v1/{plural}"
 
 
 def object_path(kind: str, name: str, tenant: str = "") -> str:
     """Where one object is. What people name needs no escaping; the authority's own records may be called anything."""
-    return f"{collection_path(kind, tenant)}/{quote(name, safe='')}"
+    return f"{collection_path(kind, tenant)}/{_escaped(name)}"

@@ -8,11 +8,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from datetime import datetime
 
 from remit.model import objects
 from remit.model.documents import Node
+from remit.model.identity import INSTANT
 from remit.model.limits import Limit, TakesTime, text_of
 from remit.model.problems import Path, Problems, an, did_you_mean, meant, one_of, shown
+from remit.model.software_rules import software_breaches
 from remit.model.spellings import ALIASES
 
 _JOB_ONLY = ("completions", "retries", "timeout", "deadline", "schedule", "keep")
@@ -59,6 +62,7 @@ class Rules:
             "Workload": self._workload,
             "Allotment": self._allotment,
             "Override": self._override,
+            "Token": self._token,
         }
         if self._kind in by_kind:
             by_kind[self._kind]()
@@ -103,15 +107,35 @@ class Rules:
 
     # ------------------------------------------------------------------------------------------------- tenants and rules
 
+    def _token(self) -> None:
+        role, tenant = self._text("spec", "role"), self._text("spec", "tenant")
+        nodes = bool(self._items("spec", "nodes"))
+        if role == "member" and not tenant:
+            self._at(("spec", "role"), "a member belongs to a tenant", "add tenant: and its name")
+        if tenant and role not in ("member", "viewer", None):
+            self._at(("spec", "tenant"), f"{an(str(role))} belongs to no tenant", "remove it, or use member or viewer")
+        if role in ("agent", "join") and not nodes:
+            self._at(("spec", "role"), "it speaks for no node", "add nodes: and their names")
+        expires = self._text("spec", "expires")
+        if expires and re.search(INSTANT, expires) and not _is_instant(expires):
+            self._at(("spec", "expires"), f"{shown(expires)} is on no calendar", "write one such as 2027-01-31T12:00:00Z")
+        if nodes and role not in ("agent", "join", None):
+            self._at(("spec", "nodes"), f"{an(str(role))} speaks for no nodes", "remove them, or use agent or join")
+        if self._text("spec", "spent") and role not in ("join", None):
+            self._at(("spec", "spent"), f"{an(str(role))}'s token is not used up", "remove it")
+
     def _policy(self) -> None:
         for index, rule in enumerate(self._items("spec", "rules")):
             path: Path = ("spec", "rules", index)
-            allow = rule.get("allow")
-            allows = allow is not None and (allow.form != "mapping" or bool(allow.fields))
+            parts = (rule.get("allow"), rule.get("permit"), rule.get("defaults"))
+            says = any(node is not None and (node.form != "mapping" or bool(node.fields)) for node in parts)
             priority_class = rule.get("priorityClass")
-            changes = allows or "priorityMax" in rule.fields or (priority_class is not None and priority_class.scalar != "")
+            closed = rule.get("exec")
+            says = says or (closed is not None and closed.scalar is False)
+            changes = says or "priorityMax" in rule.fields or (priority_class is not None and priority_class.scalar != "")
             if rule.form == "mapping" and not changes:
-                self._tell(rule, path, "this rule changes nothing", "add allow, priorityClass or priorityMax")
+                cure = "add allow, permit, priorityClass, priorityMax, exec or defaults"
+                self._tell(rule, path, "this rule changes nothing", cure)
 
     def _allotment(self) -> None:
         standby = self._document.at("spec", "standby")
@@ -267,6 +291,20 @@ class Rules:
             self._at((*template, "devices"), message, "ask for one or the other")
         for probe in ("start", "ready", "live"):
             self._probe((*template, "probes", probe))
+        for breach in software_breaches(self._document.at(*template), template):
+            self._problems.add(*breach)
+        self._mounts(template)
+
+    def _mounts(self, template: Path) -> None:
+        """Below the machine's root nothing can be made for one replica alone."""
+        if self._document.at(*template, "rootfs") is not None:
+            return
+        for mounts in ("secrets", "configs"):
+            for index, mount in enumerate(self._items(*template, mounts)):
+                path = text_of(mount.get("path"))
+                if path is not None and path.startswith("/") and path.strip("/."):
+                    cure = f"write {path.strip('/')}, which is below the replica's directory, or give it a rootfs"
+                    self._at((*template, mounts, index, "path"), f"{shown(path)} is below a root that is not its own", cure)
 
     def _ports(self, template: Path) -> None:
         numbers: dict[int, int] = {}
@@ -356,6 +394,14 @@ class Rules:
 
     def _tell(self, node: Node, path: Path, message: str, cure: str) -> None:
         self._problems.add(node.place, path, message, cure)
+
+
+def _is_instant(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _misshapen(node: Node | None) -> bool:

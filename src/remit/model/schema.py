@@ -29,9 +29,11 @@ SUMMARIES = {
     "Config": "text for the replicas which mount it",
     "Allotment": "how many replicas of a workload a region is to run",
     "Override": "a person's word against the rules, for a while: pause, avoid, pin, boost",
+    "Token": "who may ask, as what, and until when; by its digest",
 }
 """Each declared kind in one line."""
 
+_SAID_OF = {"share": "a part of one device, 1m to 999m"}
 _QUANTITY = f"^{quantity.QUANTITY}$"
 _DURATION = f"^(?=.){quantity.DURATION}$"
 
@@ -126,7 +128,8 @@ class Writer:
             extra = type_.extra or {}
             described = type_.extra_json_schema or {}
             if "quantity" in extra:
-                written = {**_quantity(extra["quantity"]), "description": "a part of one device, 1m to 999m"}
+                said = _SAID_OF.get(extra["quantity"], "a number with an optional suffix, such as 64Mi")
+                written = {**_quantity(extra["quantity"]), "description": said}
             elif extra.get("devices") is False:
                 written = self.shared("Resources", _amount(devices=False))
             else:
@@ -178,6 +181,8 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def _scalar(type_: inspect.Type) -> dict[str, Any]:
     if isinstance(type_, (inspect.AnyType, inspect.RawType)):
         return {}
+    if isinstance(type_, inspect.BytesType):
+        return {"type": "string", "format": "binary"}
     if isinstance(type_, inspect.StrType):
         limits = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
         written = {"type": "string", **_limits(type_, limits)}
@@ -194,6 +199,8 @@ def _scalar(type_: inspect.Type) -> dict[str, Any]:
         return {"enum": list(type_.values)}
     if isinstance(type_, inspect.EnumType):
         return {"enum": [member.value for member in type_.cls]}
+    if isinstance(type_, inspect.BytesType):
+        return {"type": "string", "format": "binary"}
     raise TypeError(f"schema.py does not know {type(type_).__name__}: teach it")
 
 

@@ -36,6 +36,8 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "write its 64 hexadecimal digits in lower case, as sha256sum prints them",
     ),
 }
+DATA = ("spec", "data")
+"""Where a Secret has its values."""
 _TYPOGRAPHIC = "“”„‘’‚«»"
 RESOURCES_MAX = 64
 RESOURCES = ("cpu", "memory", "storage", "ephemeral-storage")
@@ -85,7 +87,7 @@ class Shapes:
         broken = False
         for limit in limits:
             for breach in () if self._system and limit.people_only else limit.breaches(node, path):
-                self._problems.add(*breach)
+                self._problems.add(*breach, reserved=limit.people_only)
                 broken = True
         return broken
 
@@ -133,7 +135,7 @@ class Shapes:
             return {}
         self._length(node, len(node.fields), type_.min_length, type_.max_length, "entries", path)
         value = {}
-        for key, entry in node.fields.items():
+        for key, entry in itertools.islice(node.fields.items(), type_.max_length):  # more than may be: told, and not judged
             self.check(Node("string", entry.place, key, key), type_.key_type, (*path, key))
             value[key] = self.check(entry.value, type_.value_type, (*path, key))
         return value
@@ -166,7 +168,9 @@ class Shapes:
 
     def _string(self, node: Node, type_: inspect.StrType, path: Path) -> str:
         if node.form in ("integer", "number", "boolean"):
-            self._tell(node, path, f"expected a string, found {ARTICLE[node.form]}", f'write it in quotes: "{node.text}"')
+            # What stands among data may be secret: it is not said again, wherever this may be told.
+            quoted = "" if path[:2] == DATA else f': "{node.text}"'
+            self._tell(node, path, f"expected a string, found {ARTICLE[node.form]}", f"write it in quotes{quoted}")
             return ""
         if not self._is(node, "string", path, "a string"):
             return ""

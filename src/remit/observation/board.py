@@ -11,27 +11,18 @@ says no more, is a change like any other. So whoever listens need not know that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from remit.model.objects import decode
+from remit.model.objects import decoded
 from remit.model.records import Phase, Replica
 from remit.observation.following import MARKER, Sight
 from remit.store.protocol import HEAD, Event, Head, Row
 from remit.world.promises import Clock
 
-DECODED_MAX: Final = 20_000
-"""How many objects are kept decoded."""
-
 _UNSEEN: Final = ("batch/", "event/", "decision/")
 """What grows with the run, and what nobody decides by."""
-
-
-@lru_cache(maxsize=DECODED_MAX)
-def _decoded(value: bytes) -> Any:
-    return decode(value)
 
 
 class Kept(Struct, gc=False):
@@ -46,7 +37,7 @@ class Kept(Struct, gc=False):
 
     @property
     def thing(self) -> Any:
-        return _decoded(self.value)
+        return decoded(self.value)
 
 
 class Listener(Protocol):
@@ -72,6 +63,8 @@ class Board(Sight):
         self.by_workload: dict[tuple[str, str], dict[str, None]] = {}
         self._kinds: dict[str, dict[str, Kept]] = {}
         """But replicas, which have indexes of their own."""
+        self.changes = 0
+        """How many have been noted."""
         self._listed: tuple[Head, int] | None = None
         self._lists = 0
         self._new: list[Row] = []
@@ -101,7 +94,7 @@ class Board(Sight):
 
     def get(self, key: str) -> Any:
         kept = self.rows.get(key)
-        return None if kept is None else _decoded(kept.value)
+        return None if kept is None else decoded(kept.value)
 
     def kind(self, prefix: str) -> Iterator[tuple[str, Kept]]:
         """What there is of one kind: `kind/`, or `kind/tenant/`."""
@@ -110,6 +103,10 @@ class Board(Sight):
         if kind == "replica":
             found = {key: self.rows[key] for keys in self.by_phase.values() for key in keys}
         return ((key, kept) for key, kept in found.items() if key.startswith(prefix)) if rest else iter(found.items())
+
+    def counts(self) -> dict[str, int]:
+        """How much there is of each kind, by the word that its keys begin with."""
+        return {"replica": sum(map(len, self.by_phase.values())), **{kind: len(found) for kind, found in self._kinds.items()}}
 
     def of(self, tenant: str, workload: str) -> list[Kept]:
         """The replicas of a workload."""
@@ -178,6 +175,7 @@ class Board(Sight):
         self._tell(key, old, new)
 
     def _tell(self, key: str, old: Any, new: Any) -> None:
+        self.changes += 1
         for listener in self._listeners:
             listener.changed(key, old, new)
         if self._at_node:

@@ -24,8 +24,9 @@ from remit.law.asks import WORKLOAD_LABEL, make_ask, speaks_of
 from remit.law.fit import Ask, Index, carried
 from remit.law.labels import selects
 from remit.law.likeness import company
-from remit.model.kinds import PolicyRule, WorkloadSpec
+from remit.model.kinds import WorkloadSpec
 from remit.model.objects import dec_hook
+from remit.model.policies import PolicyRule
 from remit.model.records import Generation, PolicyRevision
 from remit.model.resources import Duration
 from remit.observation.tables import NONE, Pool, Table

@@ -13,11 +13,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from remit.law.asks import WORKLOAD_LABEL, make_ask, speaks_of
+from remit.law.admission import Admission, settled
+from remit.law.asks import make_ask
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code
 from remit.model.fields import Metadata
-from remit.model.kinds import PRIORITY_MAX, Node, NodeHealth, NodePool, NodeSpec, NodeStatus, Workload
+from remit.model.kinds import Node, NodeHealth, NodePool, NodeSpec, NodeStatus, Workload
 from remit.model.resources import Amount
 from remit.observation.view import View
 from remit.proposal.explained import Change, Nearest, Passage, Unblock
@@ -151,20 +152,20 @@ def room_for(
 
 
 def _asked(view: View, workload: Workload, rules: Rules, most: int) -> _Asked:
-    meta, spec, policy = workload.metadata, workload.spec, view.policy
+    meta, policy = workload.metadata, view.policy
+    terms = Admission({} if policy is None else policy.spec.policies).terms(meta.tenant, meta.name, meta.labels)
+    spec, _ = settled(workload.spec, terms)
     rank = view.things.classes.get(spec.priority_class)
     if spec.priority_class and rank is None:
         raise ValueError(f"spec.priorityClass: there is no priority class {spec.priority_class}")
     policies = () if policy is None else tuple(policy.spec.policies.values())
     in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
     ask = make_ask(meta.tenant, meta.name, meta.labels, spec, policies, 0, in_force)
-    marked = {**meta.labels, WORKLOAD_LABEL: meta.name}
-    limits = [rule.priority_max for one in policies for rule in one.rules if speaks_of(rule.match, meta.tenant, marked)]
     effects = rules.effects(view)
     pins = effects.pinned(meta.tenant, meta.name) or ()
     return _Asked(
         workload,
-        min(0 if rank is None else rank.spec.value, min(limits, default=PRIORITY_MAX)),
+        min(0 if rank is None else rank.spec.value, terms.priority_max),
         rank is None or rank.spec.preempts,
         effects.paused(meta.tenant, meta.name),
         purse(view, meta.tenant, rules.now[1]),

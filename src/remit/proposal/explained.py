@@ -198,6 +198,8 @@ class ReplicaTold(Struct, frozen=True):
     history: tuple[Told, ...]
     result: str = ""
     reason: str = ""
+    said: str = ""
+    """What its node says of it meanwhile: how far a fetch is, or why it is not ready."""
 
 
 class Group(Struct, frozen=True):

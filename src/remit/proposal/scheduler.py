@@ -25,6 +25,7 @@ from remit.proposal.cycle import Cycle
 from remit.proposal.paths import Path, Tell, untold
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT
+from remit.proposal.tallying import SchedulerCounts
 from remit.proposal.victims import Pace
 from remit.store.protocol import Store
 from remit.world.promises import World
@@ -34,13 +35,14 @@ LEASE: Final = "scheduler"
 
 class Rhythm(NamedTuple):
     """How long the lease lasts, after how much silence the watch is dead, how many replicas travel together, and how many
-    batches may be under way.
+    batches may be under way: another beside one, if so many wait for it.
     """
 
     lease_ms: int = 15_000
     idle_ms: int = 10_000
     batch: int = 1_000
     ahead: int = 2
+    worth: int = 256
 
 
 class Scheduler:
@@ -62,7 +64,10 @@ class Scheduler:
         failed: Callable[[NoAnswer], None] | None = None,
         view: View | None = None,
         tell: Tell = untold,
+        stopwatch_ns: Callable[[], int] | None = None,
     ) -> None:
+        self.tally = SchedulerCounts()
+        self._stopwatch_ns = stopwatch_ns or (lambda: world.clock.now_ms() * 1_000_000)
         self.view = View(world.clock) if view is None else view
         self.cycle: Cycle | None = None
         """While it leads."""
@@ -147,10 +152,12 @@ class Scheduler:
         while tenure.may_act(now_ms := clock.now_ms()) and not cycle.over:
             self._wake.clear()
             cycle.hear(now_ms, self._client.authority_ms())
-            may = asking.count < self._rhythm.ahead and self.view.sober and self.view.age_ms() < SNAPSHOT_FRESH_MS
+            may = self._has_room(cycle, asking) and self.view.sober and self.view.age_ms() < SNAPSHOT_FRESH_MS
             if may:
+                began_ns = self._stopwatch_ns()
                 proposal = cycle.propose(now_ms, self._rhythm.batch)
                 if proposal:
+                    self.tally.proposed(proposal, (self._stopwatch_ns() - began_ns) / 1e9)
                     asking.begin(proposal)
                     continue
             until_ms = tenure.held_until_ms
@@ -161,6 +168,12 @@ class Scheduler:
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+    def _has_room(self, cycle: Cycle, asking: Asking) -> bool:
+        """One batch may always be under way. Another only if it is worth it: few who come meanwhile are placed together, when
+        the answer is there, at hardly more than the cost of one.
+        """
+        return not asking.count or (asking.count < self._rhythm.ahead and len(cycle.backlog) >= self._rhythm.worth)
 
     def _give_up(self, error: NoAnswer) -> None:
         if self._failed is not None:
@@ -192,6 +205,7 @@ class Asking:
     async def _ask(self, proposal: Proposal) -> None:
         clock = self._scheduler._world.clock
         verdicts = await self._answered(proposal)
+        self._scheduler.tally.answered(proposal, verdicts)
         if verdicts is None:
             self._cycle.unanswered(proposal, clock.now_ms())
         else:

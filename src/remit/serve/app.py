@@ -1,14 +1,13 @@
 """Which handler answers a request, and what must hold before it does? The table of routes, and the bounds of every request.
 
-In this order: was it meant for this server, is there such a path, may this asker ask, does the route know the query, is there
-room for one more watcher, is the body within its bound. Whatever is raised after that becomes a problem document; only a bug of
-ours becomes a 500.
+In this order: was it meant for this server, who asks, is there such a path, may this asker ask it, does the route know the
+query, is there room for one more watcher, has its flow asked for too much (turns.py), is the body within its bound. Whatever is
+raised after that becomes a problem document; only a bug of ours becomes a 500. What somebody did, and what anybody was refused,
+is written down before it is answered.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,20 +15,28 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from remit.client.client import NoAnswer
 from remit.client.endpoint import NoVerdict
 from remit.client.remote import Unread
+from remit.model.answers import OPERATION_HEADER, AuditItem
 from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
-from remit.serve.asked import Asked
+from remit.serve.access import Access, AccessLine
+from remit.serve.asked import NOBODY, Asked
+from remit.serve.counting import NOWHERE
 from remit.serve.desk import Desk
+from remit.serve.entering import enter
 from remit.serve.failures import Failure, no_verdict, problem, store_failed, unanswered
+from remit.serve.flowing import sized, spending
+from remit.serve.heads import Headers
+from remit.serve.joining import check_bearer
 from remit.serve.origins import check_origin
 from remit.serve.routes import Parameter, Route
-from remit.serve.streams import SEND_MS_MAX
+from remit.serve.shares import Shares
+from remit.serve.streams import SEND_MS_MAX, Streamed
+from remit.serve.turns import Flow, Rate, Turns
 from remit.store.protocol import StoreError
 
 REQUEST_MS_MAX: Final = 30_000
@@ -39,9 +46,11 @@ PATH_BYTES_MAX: Final = 4 << 10
 LARGE_BYTES: Final = 32 << 10
 BODIES_BYTES_MAX: Final = 256 << 20
 """Of all bodies that are held at once."""
-AT_ONCE: Final = 64
-"""So many requests are answered at once: enough to fill a batch of the authority, and soon done with."""
-WAITING_MAX: Final = 1_000
+SPILLED_BYTES_MAX: Final = 64 << 10
+"""So much of a body is read although nothing will be done about it: the connection can go on then. One that is refused and must
+connect anew costs more than one that is refused."""
+INFLATING: Final = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
+NOT_FOUND: Final = 404
 TRACE: Final = re.compile(r"[!-~]{1,128}")
 
 Complain = Callable[[str, BaseException], None]
@@ -89,11 +98,9 @@ class Application:
             self._root.add(route)
         self._words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
         self._desk = desk
-        self._token = desk.token.encode()
         self._complain = complain
-        self.held_bytes = 0
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
+        self.bodies = Shares(BODIES_BYTES_MAX)
+        self.turns = Turns(desk.clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -103,29 +110,20 @@ class Application:
             raise ValueError(f"nothing but HTTP is answered here, and this is {scope['type']}")
         await _Exchange(self, scope, receive, send).run()
 
-    def route(self, scope: Scope, headers: Headers) -> tuple[Route, dict[str, str]]:
-        """The route and the variables of the path. Nobody without the token learns which paths there are."""
+    def find(self, scope: Scope) -> tuple[Route, dict[str, str]] | Failure:
+        """The route and the variables of the path; or that there is none, which nobody without a token is to learn."""
         # As it was sent: a name may have a slash in it, written %2F, and that is no part of the path.
         path, method = scope["raw_path"].decode("latin-1"), scope["method"]
-        found = self._root.find([unquote(part) for part in path.split("/")[1:]]) if len(path) <= PATH_BYTES_MAX else None
-        place, values = found if found is not None else (None, ())
-        route = None if place is None else place.routes.get("GET" if method == "HEAD" else method)
-        if route is None or not route.open:
-            self._authenticate(headers)
-        if place is None:
-            raise self._no_path(path)
+        found = self._root.find(_parts(path)) if len(path) <= PATH_BYTES_MAX else None
+        if found is None:
+            return self._no_path(path)
+        place, values = found
+        route = place.routes.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = [*place.routes, *(["HEAD"] if "GET" in place.routes else [])]
             detail = f"{shown(method)} does nothing at {shown(path)}"
-            raise Failure(405, "method", detail, cure=f"use {one_of(allowed)}", headers={"Allow": ", ".join(allowed)})
+            return Failure(405, "method", detail, cure=f"use {one_of(allowed)}", headers={"Allow": ", ".join(allowed)})
         return route, dict(zip(route.variables, values, strict=True))
-
-    def _authenticate(self, headers: Headers) -> None:
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
-            detail = "the token is not the one of this server" if given else "no token was given"
-            cure = "send the header Authorization: Bearer TOKEN, with the token of the server's token file"
-            raise Failure(401, "unauthenticated", detail, cure=cure, headers={"WWW-Authenticate": 'Bearer realm="remit"'})
 
     def _no_path(self, path: str) -> Failure:
         for part in path.split("/"):
@@ -138,22 +136,12 @@ class Application:
     def desk(self) -> Desk:
         return self._desk
 
-    async def in_turn(self, route: Route, asked: Asked) -> Response:
+    async def in_turn(self, asked: Asked, flow: Flow | None, cost: int) -> Response:
         """A flood waits here, and not in front of the beats of agents. One whose body was still coming would hold up others."""
-        if route.first:
-            return await _answered(route, asked, self._desk)
-        if self._waiting >= WAITING_MAX:
-            detail = f"{self._waiting} requests wait for their turn already"
-            raise Failure(429, "overloaded", detail, cure="nothing was done; ask again later", retry_after_ms=1_000)
-        self._waiting += 1
-        try:
-            await self._turns.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            return await _answered(route, asked, self._desk)
-        finally:
-            self._turns.release()
+        if flow is None or asked.route.elsewhere:
+            return await _answered(asked.route, asked, self._desk)
+        with await self.turns.turn(flow, cost):
+            return await _answered(asked.route, asked, self._desk)
 
     def complain(self, asked: str, error: BaseException) -> None:
         self._complain(asked, error)
@@ -166,48 +154,149 @@ class _Exchange:
         self._app, self._scope, self._receive, self._send = app, scope, receive, send
         self._headers = Headers(scope=scope)
         self._trace = ""
+        self._principal = NOBODY
+        self._entered = False
+        self._route: Route | None = None
         self._begun = False
         self._read = not _has_body(self._headers)
         """Has the whole body been read? What was left of one would be taken for the next request."""
         self._held = 0
+        self._status = 0
+        self._streams = False
+        self._code = ""
+        self._asked: Asked | None = None
+        self._unannounced: tuple[Flow, Rate] | None = None
+        """Who pays for a body of which nobody said how large it is."""
 
     async def run(self) -> None:
+        requests = self._app.desk.requests
+        began_ns = requests.began()
         try:
             await self._answered()
         finally:
-            self._app.held_bytes -= self._held
+            if self._held:
+                self._app.bodies.give_back(self._principal, self._held)
+            name = NOWHERE if self._route is None else self._route.name
+            took_s = requests.ended(began_ns, name, self._scope["method"], self._status, streams=self._streams)
+            access = self._app.desk.access
+            if access is not None and access.concerns(self._status, took_s, streams=self._streams):
+                self._tell(access, name, took_s)
+
+    def _tell(self, access: Access, route: str, took_s: float) -> None:
+        one = AccessLine(self._scope["method"], self._scope["path"])
+        one.route, one.trace, one.code, one.status = route, self._trace, self._code, self._status
+        one.took_s, one.streams = took_s, self._streams
+        if self._asked is not None:
+            one.actor, one.tenant = self._asked.actor.name, self._asked.tenant
+        access.told(one)
 
     async def _answered(self) -> None:
         try:
             await self._run()
         except Failure as failure:
-            await self._answer(problem(failure))
+            self._code = failure.document.code
+            self._app.desk.requests.refused(self._code, failure.document.status, self._route)
+            await self._answer(problem(failure), failure)
         except _Gone:
             return
         except Exception as error:  # our own bug, whatever it is: it is told, and ends this request alone
             self._app.complain(f"{self._scope['method']} {escaped(self._scope['path'])}", error)
+            self._code = "fault"
             if self._begun:
                 raise
             detail = "answering this tripped over a bug of Remit's own"
-            await self._answer(problem(Failure(500, "fault", detail, cure="report it, with the trace")))
+            ours = Failure(500, "fault", detail, cure="report it, with the trace")
+            await self._answer(problem(ours), ours)
 
     async def _run(self) -> None:
         self._trace = self._traced()
-        check_origin(self._scope["method"], self._headers)
-        route, path = self._app.route(self._scope, self._headers)
+        check_origin(self._scope, self._headers, self._app.desk.hosts)
+        route, path = self._enter()
         desk = self._app.desk
         query = _query(self._scope["query_string"], route.parameters)
         streams = route.streams or bool(route.streams_if and query[route.streams_if])
-        with desk.watching() if streams else nullcontext():
+        self._streams = streams
+        with desk.watching(self._principal) if streams else nullcontext():
             try:
                 async with desk.clock.timeout_ms(REQUEST_MS_MAX):
+                    flow, cost = await self._admitted(route, query)
                     body, media = await self._body(route)
-                    asked = Asked(route, path, query, self._headers, self._trace, body, media)
-                    answer = await self._app.in_turn(route, asked)
+                    if self._unannounced is not None:
+                        self._unannounced[0].owe(sized(len(body)), self._unannounced[1])
+                    receive = self._receive if route.converses else None
+                    asked = self._asked = Asked(
+                        route, path, query, self._headers, self._trace, body, media, self._principal, receive
+                    )
+                    answer = await self._app.in_turn(asked, flow, cost)
             except TimeoutError:
                 detail = f"it took more than {REQUEST_MS_MAX // 1000} seconds"
                 raise Failure(504, "timeout", detail, cure="look what has come of it; then ask again, or for less") from None
+            if isinstance(answer, Streamed) and not route.open:
+                answer.principal = self._principal
             await self._answer(answer)
+
+    def _enter(self) -> tuple[Route, dict[str, str]]:
+        found, desk = self._app.find(self._scope), self._app.desk
+        if isinstance(found, Failure) or not found[0].open:
+            self._principal = desk.identities.principal(self._headers.get("authorization", ""))
+        if isinstance(found, Failure):
+            raise found
+        route, path = found
+        self._route = route
+        if not route.open:
+            enter(route, self._principal, path)
+            check_bearer(desk, self._principal, self._scope.get("bearer"))
+        if self._is_deed(route):
+            desk.audit.check()
+        self._entered = True
+        return route, path
+
+    def _is_deed(self, route: Route) -> bool:
+        """Is it something that a person answers for? What components do, they do again and again; the store has all of it."""
+        return self._principal.audience in ("user", "join") and not route.open and (route.audited or not route.reading)
+
+    def _written_down(self, answer: Response, failure: Failure | None) -> None:
+        route, desk, asker = self._route, self._app.desk, self._principal
+        deed = route is not None and self._is_deed(route)
+        absent = failure is not None and failure.document.status == NOT_FOUND and self._entered and not deed
+        if (failure is None and not deed) or absent:  # whoever may look, and finds nothing, was refused nothing
+            return
+        client = self._scope.get("client")
+        item = AuditItem(
+            time=desk.clock.wall(),
+            subject=asker.subject,
+            token=asker.token,
+            role=asker.role if asker.token else "",
+            tenant=asker.tenant,
+            address=client[0] if client else "",
+            action=route.name if route is not None else "",
+            target=f"{self._scope['method']} {escaped(self._scope['path'])}",
+            status=answer.status_code,
+            code=failure.document.code if failure is not None else "",
+            detail=failure.document.detail if failure is not None else "",
+            operation=answer.headers.get(OPERATION_HEADER, ""),
+            trace=self._trace,
+        )
+        (desk.audit.note if deed and asker.token and answer.status_code < 400 else desk.audit.refused)(item)
+
+    async def _admitted(self, route: Route, query: dict[str, Any]) -> tuple[Flow | None, int]:
+        """Whose request it is, and what it costs; nobody's, if it goes before all others. Raises `Failure`, at little cost, if
+        that one asks for too much.
+        """
+        if route.first and (route.open or "user" not in route.audience):
+            return None, 0
+        if route.body is not None:
+            self._check_announced(route.body.bytes_max)  # before anything is drawn for what would never be read
+        found = spending(route, self._principal, query, self._headers, self._app.desk)
+        try:
+            flow = self._app.turns.admit(found.flow, found.drawn, found.rate)
+            self._unannounced = None if "content-length" in self._headers or found.rate is None else (flow, found.rate)
+            return (None if route.first else flow), found.cost  # what lasts as long as somebody talks would keep its seat
+        except Failure:
+            announced = self._headers.get("content-length", "")
+            if not self._read and announced.isdigit() and int(announced[:20]) <= SPILLED_BYTES_MAX:
+                await self._take(SPILLED_BYTES_MAX)
+            raise
 
     def _traced(self) -> str:
         given = self._headers.get("remit-trace")
@@ -226,21 +315,19 @@ class _Exchange:
             return b"", ""
         encoding = self._headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity":
-            raise Failure(
-                415, "media_type", f"the body is encoded as {shown(encoding)}", cure="send it as it is, not compressed"
-            )
+            # Of what inflates nobody can say how large it is before it is too late: it counts as too large.
+            status, code = (413, "too_large") if encoding in INFLATING else (415, "media_type")
+            raise Failure(status, code, f"the body is encoded as {shown(encoding)}", cure="send it as it is, not compressed")
         media = self._headers.get("content-type", wanted.media[0]).partition(";")[0].strip().lower()
         if media not in wanted.media:
             headers = {"Accept-Patch": wanted.media[0]} if route.method == "PATCH" else {}
             cure = f"send the header Content-Type: {one_of(wanted.media)}"
             raise Failure(415, "media_type", f"the body is {shown(media)}, which is not read here", cure=cure, headers=headers)
-        return await self._take(wanted.bytes_max), media
+        return b"" if route.converses else await self._take(wanted.bytes_max), media
 
     async def _take(self, bytes_max: int) -> bytes:
         """All of it, whether or not its length was announced; never more than may be."""
-        announced = self._headers.get("content-length", "")
-        if announced.isdigit() and int(announced[:20]) > bytes_max:
-            raise _too_large(bytes_max)
+        self._check_announced(bytes_max)
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -257,14 +344,19 @@ class _Exchange:
                 self._read = True
                 return b"".join(pieces)
 
+    def _check_announced(self, bytes_max: int) -> None:
+        announced = self._headers.get("content-length", "")
+        if announced.isdigit() and int(announced[:20]) > bytes_max:
+            raise _too_large(bytes_max)
+
     def _hold(self, size: int) -> None:
-        self._held += size
-        self._app.held_bytes += size
-        if self._app.held_bytes > BODIES_BYTES_MAX:
+        if not self._app.bodies.take(self._principal, size):
             detail = "too many large bodies are being read at once"
             raise Failure(429, "overloaded", detail, cure="nothing was done; ask again later", retry_after_ms=1_000)
+        self._held += size
 
-    async def _answer(self, answer: Response) -> None:
+    async def _answer(self, answer: Response, failure: Failure | None = None) -> None:
+        self._written_down(answer, failure)
         answer.raw_headers.append((b"remit-trace", (self._trace or "-").encode()))
         if not self._read:
             answer.raw_headers.append((b"connection", b"close"))
@@ -273,6 +365,8 @@ class _Exchange:
     async def _sent(self, message: Message) -> None:
         """One who takes nothing of a large answer is not waited for for ever. What is small is on its way at once."""
         self._begun = True
+        if not self._status:
+            self._status = message["status"]
         if len(message.get("body", b"")) < LARGE_BYTES:
             await self._send(message)
             return
@@ -281,6 +375,11 @@ class _Exchange:
                 await self._send(message)
         except TimeoutError:
             raise _Gone from None
+
+
+def _parts(path: str) -> list[str]:
+    parts = path.split("/")[1:]
+    return [unquote(part) for part in parts] if "%" in path else parts
 
 
 class _Gone(Exception):

@@ -20,6 +20,7 @@ from remit.model.objects import AnyObject, decode, key, key_of
 from remit.serve.asked import Asked
 from remit.serve.bodies import all_manifests
 from remit.serve.desk import Desk
+from remit.serve.entering import check_declared
 from remit.serve.failures import Failure, refused, unanswered
 from remit.serve.reading import encoded
 from remit.serve.writing import given_id
@@ -27,6 +28,7 @@ from remit.store.protocol import Compacted, Row
 
 ORDER: Final = (
     "Region", "NodePool", "Node", "PriorityClass", "Tenant", "Policy", "Config", "Secret", "Workload", "Allotment", "Override",
+    "Token",
 )  # fmt: skip
 """What others name comes before them."""
 
@@ -49,8 +51,14 @@ class Standing(NamedTuple):
 
 
 async def apply_all(asked: Asked, desk: Desk) -> Response:
+    with desk.keyring.writing():  # secrets may be among them
+        return await _apply_all(asked, desk)
+
+
+async def _apply_all(asked: Asked, desk: Desk) -> Response:
     things = await all_manifests(asked, desk)
-    standing = [Standing(thing, await desk.store.get(key(thing))) for thing in things]
+    check_declared(asked.principal, things)
+    standing = [Standing(thing, await _row(desk, key(thing))) for thing in things]
     unless = asked.query["ifUnchanged"]
     if unless is not None:
         await _check_unchanged(desk, standing, unless)
@@ -67,18 +75,22 @@ async def apply_all(asked: Asked, desk: Desk) -> Response:
     return encoded(ApplyAnswer(revision=revision, results=tuple(results)), remit_operation_id=operation)
 
 
-async def _ask(asked: Asked, desk: Desk, claims: Sequence[Apply], indexes: Sequence[int]) -> tuple[str, list[Verdict]]:
+async def _ask(asked: Asked, desk: Desk, claims: Sequence[Apply], indexes: Sequence[int]) -> tuple[str, Sequence[Verdict]]:
     """All in one call. The id of each follows from the request's and from its place there, so the same again finds them."""
-    client = desk.client(asked.actor)
-    base = given_id(asked) or await client.issue()
+    base = given_id(asked) or await desk.issue(asked.actor)
     operations = [
-        Operation(OperationID(f"{base}-{index}"), client.actor, claim, trace=asked.trace)
+        Operation(OperationID(f"{base}-{index}"), asked.actor, claim, trace=asked.trace)
         for index, claim in zip(indexes, claims, strict=True)
     ]
     try:
-        return base, await client.resume(operations)
+        return base, await desk.ask(operations) if operations else ()
     except NoAnswer as error:
         raise unanswered(error, base) from error
+
+
+async def _row(desk: Desk, name: str) -> Row | None:
+    """What stands there. What who leads here knows nothing of is not looked for: it is asked for, and the authority decides."""
+    return None if desk.standby.leading is not None and desk.declared(name) is None else await desk.store.get(name)
 
 
 def _expect(row: Row | None) -> int:

@@ -1,22 +1,30 @@
-"""What did one request say? Its path, query, headers and body, read and bounded; what it means is the handler's affair."""
+"""What does a request say, and who asks? Its path, query, headers and body, read and bounded; the meaning is the handler's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from starlette.datastructures import Headers
+from starlette.types import Receive
 
-from remit.model.claims import Actor, Role
+from remit.law.access import actor_of
+from remit.model.claims import Actor
+from remit.model.identity import Principal
+from remit.serve.heads import Headers
 from remit.serve.routes import Route
 
 T = TypeVar("T")
 
+NOBODY: Final = Principal("", "", "viewer")
+"""Who asks where no token is asked for."""
+
 
 class Asked:
-    """`path` and `query` by name; what the query does not say has its default. `body` is whole, and within its bound."""
+    """`path` and `query` by name; what the query does not say has its default. `body` is whole, and within its bound; of a
+    route that converses there is `receive` instead, from which it comes.
+    """
 
-    __slots__ = ("actor", "body", "headers", "media", "path", "query", "route", "trace")
+    __slots__ = ("body", "headers", "media", "path", "principal", "query", "receive", "route", "trace")
 
     def __init__(
         self,
@@ -27,6 +35,8 @@ class Asked:
         trace: str,
         body: bytes = b"",
         media: str = "",
+        principal: Principal = NOBODY,
+        receive: Receive | None = None,
     ) -> None:
         self.route = route
         self.path = path
@@ -36,13 +46,14 @@ class Asked:
         self.body = body
         self.media = media
         """Which of the route's media the body is; empty without one."""
-        self.actor = actor_of(headers)
+        self.principal = principal
+        self.receive = receive
+
+    @property
+    def actor(self) -> Actor:
+        return actor_of(self.principal)
 
     @property
     def tenant(self) -> str:
-        return self.path.get("tenant", "")
-
-
-def actor_of(headers: Headers) -> Actor:
-    """As whom does whoever holds the token act? There is one token, so there is one answer."""
-    return Actor("admin", Role.OPERATOR)
+        """Whose things are meant: the path's, or those of whoever belongs to one tenant. Empty: everybody's."""
+        return self.path.get("tenant", "") or self.principal.tenant

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from remit.model.answers import ProblemItem
+from remit.model.claims import Code
 from remit.model.documents import DEPTH_MAX, JSON_BYTES_MAX
 from remit.model.manifests import read
 from remit.model.objects import AnyObject, key
 from remit.model.problems import an, escaped, shown
+from remit.serve import quick
 from remit.serve.asked import Asked
 from remit.serve.desk import Desk
-from remit.serve.failures import Failure, breach, invalid
+from remit.serve.failures import Failure, breach, invalid, wrong
+from remit.serve.sealing import Pasted
 
-T = TypeVar("T")
+T = TypeVar("T", bound=AnyObject)
+W = TypeVar("W")
 
 AT_ONCE_BYTES: Final = 16 << 10
 MANIFESTS_MAX: Final = 10_000
@@ -30,10 +34,11 @@ PROBLEMS_MAX: Final = 1_000
 NAME: Final = "body.json"
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _NO_BRACKETS: Final = bytes(sign for sign in range(256) if sign not in b"{}[]")
 
 
-async def beside(desk: Desk, body: bytes, work: Callable[[], T]) -> T:
+async def beside(desk: Desk, body: bytes, work: Callable[[], W]) -> W:
     """Work that a body makes, elsewhere if the body is large."""
     return work() if len(body) <= AT_ONCE_BYTES else await desk.judging(work)
 
@@ -102,25 +107,56 @@ def _malformed(body: bytes, why: str) -> Failure:
         return Failure(400, "malformed", f"the body is no JSON ({escaped(why)})", cure="send one JSON value")
     first = problems[0]
     detail = f"line {first.line}, column {first.column}: {first.message}"
+    if _is_json_but_for_numbers(body):
+        return Failure(422, "invalid", detail, field=first.path, cure=first.cure)
     return Failure(400, "malformed", detail, field=first.path, cure=first.cure)
+
+
+def _is_json_but_for_numbers(body: bytes) -> bool:
+    """Is everything where it belongs, and only a number not one that can be kept?"""
+    try:
+        json.loads(body, parse_int=str, parse_float=str, parse_constant=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------------- manifests
 
 
 async def one_manifest(asked: Asked, desk: Desk, kind: str) -> AnyObject:
-    """The one object in a body, which is that of the path."""
+    """The one object in a body, which is that of the path; as it is to be stored."""
     thing = await beside(desk, asked.body, lambda: judged(asked.body))
     check_path(thing, asked, kind)
-    return thing
+    return sealed(desk, thing)
+
+
+def sealed(desk: Desk, thing: T, kept: Mapping[str, str] | None = None, manifest: int | None = None) -> T:
+    """With nothing in it that is secret: from here on nobody has the values. `kept` are those that are sealed already."""
+    try:
+        return desk.keyring.seals.sealing(thing, kept)
+    except Pasted as error:
+        message, _, cure = str(error).removeprefix(f"{error.field}: ").partition("; ")
+        raise invalid([ProblemItem(field=error.field, message=message, cure=cure, manifest=manifest)]) from None
 
 
 def judged(body: bytes) -> AnyObject:
     """Raises `Failure` with all that is wrong."""
+    plain = quick.head_of(body)
+    known = None if plain is None else quick.known(plain)
+    if known is not None:
+        return known
+    thing = _judged(body)
+    if plain is not None:
+        quick.learn(plain, thing)
+    return thing
+
+
+def _judged(body: bytes) -> AnyObject:
     strict(body)
     found = read(body, NAME)
     if found.problems:
-        raise invalid([breach(problem) for problem in found.problems])
+        raise wrong(found.problems)
     if len(found.objects) != 1:
         detail = f"the body has {len(found.objects)} manifests"
         raise Failure(422, "invalid", detail, cure="send one, or send all of them to /v1/apply")
@@ -142,22 +178,57 @@ def check_path(thing: AnyObject, asked: Asked, kind: str) -> None:
 
 
 async def all_manifests(asked: Asked, desk: Desk) -> tuple[AnyObject, ...]:
-    """Every object of a body: an array of manifests, or one after another. Raises `Failure` if anything is wrong with any."""
-    return await beside(desk, asked.body, lambda: judged_all(asked.body))
+    """Every object of a body, as it is to be stored: an array of manifests, or one after another. Raises `Failure` if anything
+    is wrong with any.
+    """
+
+    def work() -> tuple[AnyObject, ...]:
+        return tuple(sealed(desk, thing, manifest=index) for index, thing in enumerate(judged_all(asked.body)))
+
+    return await beside(desk, asked.body, work)
 
 
 def judged_all(body: bytes) -> tuple[AnyObject, ...]:
+    return _once_each(_quickly(body) or _slowly(body))
+
+
+def _quickly(body: bytes) -> list[AnyObject] | None:
+    """One by one, as if each had come alone; None if anything is wrong, or unusual: then all of it is read as it stands."""
+    pieces = quick.pieces(body)
+    if not 0 < len(pieces) <= MANIFESTS_MAX:
+        return None
+    things, anew = list[AnyObject](), False
+    for piece in pieces:
+        plain = quick.head_of(piece)
+        thing = None if plain is None else quick.known(plain)
+        if thing is None:
+            anew = True
+            try:
+                thing = judged(piece)
+            except Failure:
+                return None
+        things.append(thing)
+    return None if anew and depth_of(body) > DEPTH_MAX else things
+
+
+def _slowly(body: bytes) -> list[AnyObject]:
     pieces = _pieces(body)
     if len(pieces) > MANIFESTS_MAX:
         raise Failure(413, "too_large", f"{len(pieces)} manifests at once", cure=f"send at most {MANIFESTS_MAX}")
     things: list[AnyObject] = []
     problems: list[ProblemItem] = []
+    reserved = False
     for index, piece in enumerate(pieces):
         found = read(piece, NAME)
+        reserved = reserved or any(problem.reserved for problem in found.problems)
         problems += [breach(problem, index) for problem in found.problems[: PROBLEMS_MAX - len(problems)]]
         things += found.objects
     if problems:
-        raise invalid(problems)
+        raise invalid(problems, status=403, code=Code.RESERVED) if reserved else invalid(problems)
+    return things
+
+
+def _once_each(things: list[AnyObject]) -> tuple[AnyObject, ...]:
     seen: dict[str, int] = {}
     for index, thing in enumerate(things):
         if (first := seen.setdefault(key(thing), index)) != index:
@@ -179,9 +250,25 @@ def _pieces(body: bytes) -> list[bytes]:
         for line in lines:
             msgspec.json.decode(line, type=Raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # Not one a line: one in all, or several over many lines. What is wrong with it, if anything, is told with its place.
-        return [body] if len(body) <= JSON_BYTES_MAX and not _is_one(body) else [_strictly(body)]
+        # Not one a line: one in all, or several over many lines.
+        return [_strictly(body)] if _is_one(body) or len(body) > JSON_BYTES_MAX else _separated(body)
     return [_strictly(line) for line in lines] or [_strictly(body)]
+
+
+def _separated(body: bytes) -> list[bytes]:
+    """Values one after another, with nothing but blanks between them. What is no JSON at all is told as such."""
+    if depth_of(body) > DEPTH_MAX:
+        raise _too_deep()
+    pieces, at = list[bytes](), 0
+    try:
+        text = body.decode()
+        while at < len(text):
+            _, end = _DECODER.raw_decode(text, at)
+            pieces.append(_strictly(text[at:end].encode()))
+            at = end + len(text[end:]) - len(text[end:].lstrip())
+    except (ValueError, RecursionError) as error:
+        raise _malformed(body, str(error)) from None
+    return pieces
 
 
 def _is_one(body: bytes) -> bool:

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Final
 
 from remit.client.client import Client
-from remit.client.endpoint import Turned
+from remit.client.endpoint import NoVerdict, Turned
 from remit.client.retry import RetryShape
 from remit.commitment.standby import Standby
 from remit.commitment.trying import Tried, tried
 from remit.law.tempo import Tempo
-from remit.model.claims import Actor, AnyClaim
+from remit.model.answers import AuditItem
+from remit.model.claims import Actor, AnyClaim, Operation, OperationID, Verdict, operation_id
+from remit.model.identity import Principal
+from remit.model.objects import AnyObject
 from remit.observation.board import Board
 from remit.proposal.plugins import Filter, Score
 from remit.proposal.scores import DEFAULT
+from remit.serve.access import Access, decisions_told
+from remit.serve.auditing import Audit, MemoryTrail, Trail
+from remit.serve.counting import Requests
 from remit.serve.door import Door
 from remit.serve.endpoints import Endpoints
-from remit.serve.failures import Failure
 from remit.serve.hub import Hub
+from remit.serve.identities import Identities
+from remit.serve.listeners import Listeners
 from remit.serve.logs import Agents
 from remit.serve.looking import Looking
+from remit.serve.measuring import of_log, of_server
+from remit.serve.metrics import Metrics
+from remit.serve.passages import Passages
 from remit.store.protocol import Store
+from remit.world.chronicle import Chronicle
 from remit.world.promises import Clock, Offload, World
+
+if TYPE_CHECKING:
+    from remit.world.tls_keys import TlsKeys
 
 WATCHERS_MAX: Final = 1_000
 ASK_MS: Final = 15_000
@@ -37,7 +51,10 @@ class Desk:
     is set when the server ends.
 
     `looking` makes still views of the board in a thread of its own (`judging`, if it has none), with the filters and scores of
-    this scope's schedulers; `endpoints` are what serves; `agents` are asked for what work has written.
+    this scope's schedulers; `endpoints` are what serves; `agents` are asked for what work has written. `identities` knows who
+    asks, and `audit` keeps who did what. `keyring` has the keys that secrets are sealed with. `requests` and `passages` are
+    what is counted here; `metrics` tells it, with what other parts of this process have to tell. `tls` has
+    what it shows others, and signs for agents with; None: it speaks plain HTTP, on its own machine alone.
     """
 
     def __init__(
@@ -48,13 +65,15 @@ class Desk:
         door: Door,
         world: World,
         *,
-        token: str,
         judging: Offload,
         looking: Offload | None = None,
         filters: Sequence[Filter] = (),
         scores: Sequence[Score] = DEFAULT,
         tempo: Tempo = Tempo(),
+        trail: Trail | None = None,
         watchers_max: int = WATCHERS_MAX,
+        tls: TlsKeys | None = None,
+        log: Chronicle | None = None,
     ) -> None:
         self.standby = standby
         self.store = store
@@ -62,17 +81,35 @@ class Desk:
         self.hub = Hub(board)
         self.looking = Looking(board, store, world.clock, looking or judging, filters=filters, scores=scores)
         self.endpoints = Endpoints(board, world.clock)
-        self.agents = Agents(board, world.clock, token)
+        self.agents = Agents(board, world.clock, door.callbacks, tls)
+        self.identities = Identities(board, world.clock)
+        self.audit = Audit(trail or MemoryTrail(), world.clock)
         self.door = door
         self.world = world
-        self.token = token
+        self.keyring = door.keyring
+        self.turning = asyncio.Lock()
+        """Held by whoever rotates the keys."""
+        self.joining = asyncio.Lock()
+        """Held by whoever joins."""
         self.judging = judging
         self.tempo = tempo
+        self.tls = tls
         self.closing = asyncio.Event()
         self.began_ms = world.clock.now_ms()
-        self.watchers = 0
-        self._watchers_max = watchers_max
+        self.people, self.components = Listeners(watchers_max), Listeners(watchers_max)
+        """Who is told something without end."""
+        self.requests, self.passages = Requests(), Passages(board, world.clock)
+        self.metrics = Metrics(of_server(self))
+        self.log, self.access = log, None if log is None else Access(log)
+        if log is not None:
+            self.metrics.add(of_log(log))
+            standby.tally.tell = decisions_told(log)
         self._clients: dict[Actor, Client] = {}
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Names and addresses of this server, beyond the loopback's."""
+        return frozenset() if self.tls is None else self.tls.hosts
 
     @property
     def scope(self) -> str:
@@ -95,22 +132,49 @@ class Desk:
             found = self._clients[actor] = Client({self.name: self.standby}, actor, self.world, shape=shape)
         return found
 
+    def turned_away(self, address: str, status: int, code: str, why: str) -> None:
+        """A connection was closed before anybody had heard a request. Nobody knows who it was, only whence."""
+        self.audit.refused(
+            AuditItem(time=self.clock.wall(), address=address, action="connect", status=status, code=code, detail=why)
+        )
+
+    async def issue(self, actor: Actor) -> OperationID:
+        """An id for one intent. Who leads here knows without asking which window is recorded."""
+        leading = self.standby.leading
+        if leading is None:
+            return await self.client(actor).issue()
+        return operation_id(leading.head.incarnation, leading.outcomes.window, self.world.ids.nonce())
+
+    async def ask(self, operations: Sequence[Operation]) -> Sequence[Verdict]:
+        """The verdicts on operations of one actor. Who leads here is asked at once; whatever keeps it from answering, the same
+        ids are asked again as a client does. Raises `NoAnswer`.
+        """
+        leading = self.standby.leading
+        if leading is not None:
+            with suppress(NoVerdict, TimeoutError):
+                async with self.clock.timeout_ms(ASK_MS):
+                    return await leading.ask(operations)
+        return await self.client(operations[0].actor).resume(operations)
+
+    def declared(self, name: str) -> tuple[AnyObject, int] | None:
+        """What stands under a key, and since which revision, as who leads here has it; None if nobody leads here, or it has
+        none. It is never ahead of what is committed, and shows whatever was answered before.
+        """
+        leading = self.standby.leading
+        return None if leading is None else leading.books.things.get(name)
+
     def tried(self, actor: Actor, claims: Sequence[AnyClaim]) -> list[Tried]:
         """What the authority would answer; nothing is written. Only who leads can tell."""
         if self.standby.leading is None:
             raise Turned(why="nobody leads here just now, and only who leads can try a change")
         return tried(self.standby.leading, actor, claims)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """One watcher more, for as long as this lasts."""
-        if self.watchers >= self._watchers_max:
-            why = f"{self.watchers} watchers listen here already, and no more are taken"
-            raise Failure(
-                429, "overloaded", why, cure="end a watch that is not needed, or ask another server", retry_after_ms=5_000
-            )
-        self.watchers += 1
-        try:
-            yield
-        finally:
-            self.watchers -= 1
+    @property
+    def watchers(self) -> int:
+        return self.people.count + self.components.count
+
+    def watching(self, asker: Principal) -> AbstractContextManager[None]:
+        """One watcher more, for as long as this lasts. Raises `Failure`, once it is entered, if there are too many."""
+        if asker.audience != "user":
+            return self.components.one(f"the token {asker.token}")
+        return self.people.one(f"tenant {asker.tenant}" if asker.tenant else asker.subject)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from remit.model.answers import Difference
-from remit.model.kinds import Secret
+from remit.model.data import Secret
 from remit.model.objects import AnyObject, encode
 from remit.model.problems import Path, path_text
 

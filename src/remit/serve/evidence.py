@@ -10,7 +10,7 @@ from starlette.responses import Response
 from remit.model.answers import AccountItem, EndpointItem, ListMeta, ListOf, NodeTop, PlanAnswer, ReplicaTop, WatchLine
 from remit.model.fields import Natural
 from remit.model.kinds import Workload
-from remit.model.objects import encode
+from remit.model.objects import TENANTED, encode
 from remit.model.problems import an
 from remit.proposal.capacity import COUNT_MAX, Capacity
 from remit.proposal.explained import ReplicaTold, WorkloadTold
@@ -18,31 +18,41 @@ from remit.serve.account import LIMIT, LIMIT_MAX, accounted, watched
 from remit.serve.asked import Asked
 from remit.serve.bodies import all_manifests, beside, judged
 from remit.serve.desk import Desk
+from remit.serve.entering import check_declared
 from remit.serve.explanations import capacity_for, explain_replica, explain_workload
 from remit.serve.failures import Failure
 from remit.serve.logs import Stream, Wanted
+from remit.serve.meanwhile import with_words_of_its_node, with_words_of_its_nodes
+from remit.serve.others import nameless
 from remit.serve.planning import plan
 from remit.serve.resources import AFTER, MANIFESTS, WATCH
-from remit.serve.routes import JSON, NDJSON, TEXT, Answer, Body, Parameter, Route
+from remit.serve.routes import DEAR, JSON, LISTED, NDJSON, TEXT, Answer, Body, Parameter, Route
 from remit.serve.streams import Streamed
 from remit.serve.streams import watched as streamed
 from remit.serve.top import top_nodes, top_replicas
 
 
-def told(value: Any) -> Response:
-    return Response(encode(value), media_type=JSON)
+def told(value: Any, asked: Asked | None = None) -> Response:
+    """To whoever `asked`, if it may speak of others' things."""
+    body = encode(value)
+    if asked is not None and asked.principal.tenant:
+        body = nameless(body, asked.principal.tenant)
+    return Response(body, media_type=JSON)
 
 
 async def explained_workload(asked: Asked, desk: Desk) -> Response:
-    return told(await explain_workload(desk.looking, asked.tenant, asked.path["name"], asked.query["node"]))
+    found = await explain_workload(desk.looking, asked.tenant, asked.path["name"], asked.query["node"])
+    return told(await with_words_of_its_nodes(found, desk.standby), asked)
 
 
 async def explained_replica(asked: Asked, desk: Desk) -> Response:
-    return told(await explain_replica(desk.looking, asked.tenant, asked.path["name"], asked.query["node"]))
+    found = await explain_replica(desk.looking, asked.tenant, asked.path["name"], asked.query["node"])
+    return told(await with_words_of_its_node(found, desk.standby), asked)
 
 
 async def capacity(asked: Asked, desk: Desk) -> Response:
     thing = await beside(desk, asked.body, lambda: judged(asked.body))
+    check_declared(asked.principal, (thing,))
     if not isinstance(thing, Workload):
         detail = f"kind: this is {an(type(thing).__name__)}, and only a Workload takes room"
         raise Failure(422, "invalid", detail, field="kind", cure="send one Workload manifest")
@@ -51,7 +61,8 @@ async def capacity(asked: Asked, desk: Desk) -> Response:
 
 async def planned(asked: Asked, desk: Desk) -> Response:
     things = await all_manifests(asked, desk)
-    return told(await desk.looking.spoil(lambda look: plan(look, things, asked.actor, desk.clock)))
+    check_declared(asked.principal, things)
+    return told(await desk.looking.spoil(lambda look: plan(look, things, asked.actor, desk.clock)), asked)
 
 
 async def endpoints(asked: Asked, desk: Desk) -> Response:
@@ -67,21 +78,34 @@ async def nodes_top(asked: Asked, desk: Desk) -> Response:
 
 
 async def replicas_top(asked: Asked, desk: Desk) -> Response:
-    return told(await top_replicas(desk.looking, desk.standby, asked.query["tenant"]))
+    return told(await top_replicas(desk.looking, desk.standby, asked.tenant or asked.query["tenant"]))
 
 
 async def account(asked: Asked, desk: Desk) -> Response:
     regarding = asked.query["regarding"]
+    _check_regarding(asked, regarding)
     if asked.query["watch"]:
         return streamed(watched(desk.looking, regarding, asked.query["after"]), desk)
     revision, items = await accounted(desk.looking, regarding, asked.query["limit"])
     return told(ListOf(kind="AccountList", metadata=ListMeta(revision=revision), items=items))
 
 
+_TENANTED: Final = frozenset(kind.lower() for kind in TENANTED)
+
+
+def _check_regarding(asked: Asked, regarding: str) -> None:
+    """Whoever belongs to a tenant is told of that one's own things, and must say which."""
+    mine = asked.principal.tenant
+    word, _, rest = regarding.partition("/")
+    if mine and (word not in _TENANTED or rest.partition("/")[0] != mine):
+        cure = f"ask with regarding=workload/{mine}/NAME or replica/{mine}/NAME"
+        raise Failure(403, "tenant", f"what happened elsewhere than in {mine} is not told here", field="regarding", cure=cure)
+
+
 async def logs(asked: Asked, desk: Desk) -> Response:
     query = asked.query
     wanted = Wanted(query["stream"], query["tail"], query["follow"], query["attempt"], query["previous"])
-    pieces = await desk.agents.logs(asked.tenant, asked.path["name"], wanted)
+    pieces = await desk.agents.logs(asked.principal, asked.tenant, asked.path["name"], wanted)
     return Streamed(pieces, desk, media=TEXT, headers={"X-Content-Type-Options": "nosniff"})
 
 
@@ -95,7 +119,9 @@ _SERVED: Final = (Answer(200, "those that serve; or lines, if watched", ListOf[E
 
 
 def _endpoints(path: str, name: str, summary: str) -> Route:
-    return Route("GET", path, name, summary, endpoints, "endpoints", ENDPOINTS, answers=_SERVED, streams_if="watch")
+    return Route(
+        "GET", path, name, summary, endpoints, "endpoints", ENDPOINTS, answers=_SERVED, streams_if="watch", cost=LISTED
+    )
 
 
 ROUTES: Final = (
@@ -108,6 +134,7 @@ ROUTES: Final = (
         "why",
         (NODE,),
         answers=(Answer(200, "what there is to tell", WorkloadTold),),
+        cost=DEAR,
     ),
     Route(
         "GET",
@@ -118,6 +145,7 @@ ROUTES: Final = (
         "why",
         (NODE,),
         answers=(Answer(200, "what there is to tell", ReplicaTold),),
+        cost=DEAR,
     ),
     Route(
         "POST",
@@ -129,6 +157,8 @@ ROUTES: Final = (
         (COUNT,),
         Body((Workload,)),
         (Answer(200, "what there is room for", Capacity),),
+        cost=DEAR,
+        looks=True,
     ),
     Route(
         "POST",
@@ -140,6 +170,8 @@ ROUTES: Final = (
         (),
         MANIFESTS,
         (Answer(200, "what would become of each", PlanAnswer),),
+        cost=DEAR,
+        looks=True,
     ),
     _endpoints("/v1/endpoints", "listAllEndpoints", "List or watch where replicas that serve are reached, of all tenants."),
     _endpoints(
@@ -158,6 +190,8 @@ ROUTES: Final = (
         nodes_top,
         "use",
         answers=(Answer(200, "one a node", ListOf[NodeTop]),),
+        cost=LISTED,
+        tenants=False,
     ),
     Route(
         "GET",
@@ -168,6 +202,7 @@ ROUTES: Final = (
         "use",
         (Parameter("tenant", str, "only those of this tenant", default=""),),
         answers=(Answer(200, "one a replica that runs", ListOf[ReplicaTop]),),
+        cost=LISTED,
     ),
     Route(
         "GET",
@@ -202,6 +237,8 @@ ROUTES: Final = (
             Parameter("previous", bool, "true: the attempt before the latest", default=False),
         ),
         answers=(Answer(200, "as it was written", str, TEXT),),
+        elsewhere=True,
+        audited=True,
         streams_if="follow",
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
@@ -21,12 +22,19 @@ RETRY_AFTER_MS: Final = 1_000
 
 STATUSES: Final[dict[Code, int]] = {
     Code.INVALID: 422,
+    Code.RESERVED: 403,
+    Code.POLICY: 403,
     Code.ROLE: 403,
+    Code.TENANT: 403,
     Code.NOT_OWNER: 403,
     Code.NOT_FOUND: 404,
     Code.FAULT: 500,
 }
 """Of a refusal of the authority; any other is 409: it stands against what is there."""
+
+
+_FIELD: Final = re.compile(r"((?:metadata|spec|kind)[^ :]{0,200}): ")
+"""How the authority's words begin that are about one field."""
 
 
 class Failure(Exception):
@@ -72,6 +80,13 @@ def breach(found: Problem, manifest: int | None = None) -> ProblemItem:
     return ProblemItem(field=found.path, message=found.message, cure=found.cure, manifest=manifest)
 
 
+def wrong(found: Sequence[Problem]) -> Failure:
+    """Of what a manifest says. What only Remit may say is forbidden rather than wrong, whatever else is."""
+    reserved = [problem for problem in found if problem.reserved]
+    items = [breach(problem) for problem in (*reserved, *(problem for problem in found if not problem.reserved))]
+    return invalid(items, status=403, code=Code.RESERVED) if reserved else invalid(items)
+
+
 def invalid(found: Sequence[ProblemItem], *, status: int = 422, code: str = "invalid") -> Failure:
     """One document for all that is wrong; the first is told in its own fields as well."""
     first = found[0]
@@ -86,7 +101,18 @@ def refused(verdict: Refused, *, conditional: bool = False) -> Failure:
     if conditional and verdict.code in (Code.REVISION, Code.EXISTS, Code.NOT_FOUND):
         status = 412
     meaning = REFUSALS[verdict.code]
-    return Failure(status, verdict.code.value, verdict.detail or meaning.meaning, cure=meaning.cure, revision=verdict.revision)
+    field = _FIELD.match(verdict.detail)
+    detail, cure = verdict.detail, meaning.cure
+    if field and verdict.code is Code.INVALID and " | " not in detail and "; " in detail:
+        detail, _, cure = detail.partition("; ")  # whoever refused one field has said what to write there
+    return Failure(
+        status,
+        verdict.code.value,
+        detail or meaning.meaning,
+        field=field[1] if field else "",
+        cure=cure,
+        revision=verdict.revision,
+    )
 
 
 def unanswered(error: NoAnswer, operation: str = "") -> Failure:

@@ -58,7 +58,7 @@ class Look(NamedTuple):
 
 
 class Looking:
-    """Satisfies `board.Listener`: it counts what changes. `offload` must be a thread of its own, not the store's."""
+    """`offload` must be a thread of its own, not the store's."""
 
     def __init__(
         self,
@@ -74,16 +74,8 @@ class Looking:
         self._offload = offload
         self._filters, self._scores = tuple(filters), tuple(scores)
         self._waiting = 0
-        self._changes = 0
         self._known: _Known | None = None
         self._forgetting: asyncio.TimerHandle | None = None
-        board.subscribe(self)
-
-    def changed(self, key: str, old: Any, new: Any) -> None:
-        self._changes += 1
-
-    def reached(self) -> None:
-        pass
 
     def rules(self) -> Rules:
         return Rules((self.clock.boot(), self.clock.now_ms()), self._filters, self._scores)
@@ -127,7 +119,7 @@ class Looking:
         """All rows as they are seen now, however old that is. They never change in place, so only the table is copied."""
         if self.board.head is None:
             raise unavailable("nothing of this scope has been read here yet")
-        return Seen(self.board.head, self.board.revision, dict(self.board.rows), self._changes)
+        return Seen(self.board.head, self.board.revision, dict(self.board.rows), self.board.changes)
 
     @contextmanager
     def _place(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +19,11 @@ from remit.model.records import Phase, Replica
 from remit.observation.board import Board
 from remit.store.protocol import HEAD, Store
 from remit.world.promises import Clock
+
+GATHER: Final = 80
+"""A beat has so many of the pauses that an agent is left alone for after a piece of news, when there are swarms of them."""
+SWARM: Final = 256
+"""So many rows changed since it was last told anything: what is news to it is a small part of much."""
 
 
 class _Row(Struct, frozen=True):
@@ -74,26 +79,40 @@ class OrderFeed:
 
     def __init__(self, board: Board, store: Store, clock: Clock, tempo: Tempo) -> None:
         self._board, self._store, self._clock, self._tempo = board, store, clock, tempo
+        self.callbacks: dict[str, str] = {}
+        """What each node's agent wants to be shown by whoever asks it for something; of those that follow orders here."""
+
+    def _swarm(self, before: int) -> bool:
+        """Whoever writes one piece for each listener at every commit has no time for anything else."""
+        return self._board.changes - before > SWARM
 
     async def stream(self, asked: OrdersOf) -> AsyncGenerator[bytes, None]:
         nodes = tuple(dict.fromkeys(asked.nodes))
         listening = _Listening()
         for node in nodes:
             self._board.subscribe(listening, node)
+            self.callbacks[node] = asked.callback
         try:
             await self._catch_up()
             listening.take()
             known: dict[str, int] = {}
             incarnation = self._incarnation()
             yield self._told(nodes, self._all_keys(nodes), known, whole=True)
+            changes = self._board.changes
             while self._incarnation() == incarnation and self._board.sober:
                 with suppress(TimeoutError):
                     async with self._clock.timeout_ms(self._tempo.beat_ms):
                         await listening.wait()
-                yield self._told(nodes, listening.take(), known)
+                keys = listening.take()
+                yield self._told(nodes, keys, known)
+                if self._swarm(changes):
+                    await self._clock.sleep_ms(max(1, self._tempo.beat_ms // GATHER))
+                changes = self._board.changes
         finally:
             for node in nodes:
                 self._board.unsubscribe(listening, node)
+                if self.callbacks.get(node) == asked.callback:  # else another stream has begun meanwhile
+                    del self.callbacks[node]
 
     async def _catch_up(self) -> None:
         """Whoever asks may have been told more before than this board shows: by another server, before it was killed."""

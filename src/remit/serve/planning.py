@@ -20,6 +20,7 @@ from remit.commitment.draft import Draft
 from remit.commitment.loading import FIRST
 from remit.commitment.moving import spawn
 from remit.correction.wanted import RUNS, Census, available, floor
+from remit.law.admission import settled
 from remit.model.answers import PlanAnswer, PlanItem, PlannedPlacement
 from remit.model.claims import Actor, Apply, Operation, OperationID, Refused, Role, Spawn
 from remit.model.fields import Metadata
@@ -205,7 +206,9 @@ class _Placing:
         return board
 
     def _priority(self, workload: Workload) -> int:
-        rank = self._view.things.classes.get(workload.spec.priority_class)
+        meta = workload.metadata
+        terms = self._draft.asks_now().admission.terms(meta.tenant, meta.name, meta.labels)
+        rank = self._view.things.classes.get(settled(workload.spec, terms)[0].priority_class)
         return 0 if rank is None else rank.spec.value
 
     def _placed(self, work: _Work) -> PlannedPlacement:

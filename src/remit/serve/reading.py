@@ -9,11 +9,12 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from remit.model.objects import decode, key_of
+from remit.model.objects import TENANTED, decode, key_of
 from remit.model.problems import shown
 from remit.serve.asked import Asked
 from remit.serve.desk import Desk
 from remit.serve.failures import Failure
+from remit.serve.replies import Reply
 from remit.serve.routes import JSON
 from remit.serve.selecting import Selector, labels_on, selector
 from remit.serve.shown import listed, tag
@@ -38,7 +39,7 @@ async def get_one(asked: Asked, desk: Desk, kind: str) -> Response:
 def one_object(kind: str, row: Row, status: int = 200, **headers: str) -> Response:
     """`headers` have underscores for hyphens."""
     told = {name.replace("_", "-"): value for name, value in headers.items() if value}
-    return Response(shown_object(kind, row.value, row.revision), status, {"ETag": tag(row.revision), **told}, JSON)
+    return Reply(shown_object(kind, row.value, row.revision), status, {"ETag": tag(row.revision), **told})
 
 
 def no_such(kind: str, name: str, tenant: str) -> Failure:
@@ -47,7 +48,7 @@ def no_such(kind: str, name: str, tenant: str) -> Failure:
 
 
 def prefix_of(kind: str, tenant: str) -> str:
-    return f"{kind.lower()}/{tenant}/" if tenant else f"{kind.lower()}/"
+    return f"{kind.lower()}/{tenant}/" if tenant and kind in TENANTED else f"{kind.lower()}/"
 
 
 def selector_of(asked: Asked, kind: str) -> Selector:
@@ -100,7 +101,9 @@ def _place(token: str, prefix: str) -> tuple[int, str]:
         revision, after = _tokens.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     except (binascii.Error, ValueError):
         revision, after = 0, ""
-    if revision <= 0 or not after.startswith(prefix):
+    if revision > 0 and after and not after.startswith(prefix):
+        raise Failure(403, "not_owner", "continue is of another list", field="continue", cure="list anew without it")
+    if revision <= 0 or not after:
         cure = "use what metadata.continue of the page before says, with the same path; or list anew without it"
         raise Failure(400, "malformed", "continue is none that this list has given", field="continue", cure=cure)
     return revision, after
@@ -123,4 +126,4 @@ def if_match(asked: Asked) -> int | None:
 def encoded(value: Any, status: int = 200, **headers: str) -> Response:
     """An answer that is no object."""
     told = {name.replace("_", "-"): text for name, text in headers.items() if text}
-    return Response(msgspec.json.encode(value), status, told, JSON)
+    return Reply(msgspec.json.encode(value), status, told)

@@ -17,7 +17,7 @@ from remit.serve.applying import apply_all
 from remit.serve.asked import Asked
 from remit.serve.desk import Desk
 from remit.serve.reading import get_list, get_one
-from remit.serve.routes import JSON, MANY_BYTES_MAX, MERGE_PATCH, NDJSON, Answer, Body, Handler, Parameter, Route
+from remit.serve.routes import JSON, LISTED, MANY_BYTES_MAX, MERGE_PATCH, NDJSON, Answer, Body, Handler, Parameter, Route
 from remit.serve.watching import get_watch
 from remit.serve.writing import create, delete, patch, replace
 
@@ -49,7 +49,11 @@ def of_kind(deed: Of, kind: str) -> Handler:
     async def handler(asked: Asked, desk: Desk) -> Response:
         return await deed(asked, desk, kind)
 
-    return handler
+    async def sealing(asked: Asked, desk: Desk) -> Response:
+        with desk.keyring.writing():
+            return await deed(asked, desk, kind)
+
+    return sealing if kind == "Secret" and deed in (create, replace, patch) else handler
 
 
 async def list_or_watch(asked: Asked, desk: Desk, kind: str) -> Response:
@@ -73,12 +77,14 @@ def _list(kind: str, path: str, name: str, summary: str) -> Route:
         Answer(200, "a page; or lines, if watched", ListOf[KINDS[kind]]),  # type: ignore[valid-type]
         Answer(200, "one line a change", WatchLine, NDJSON),
     )
-    return Route("GET", path, name, summary, of_kind(list_or_watch, kind), kind, LIST, answers=answers, streams_if="watch")
+    handler = of_kind(list_or_watch, kind)
+    return Route("GET", path, name, summary, handler, kind, LIST, answers=answers, kind=kind, streams_if="watch", cost=LISTED)
 
 
 def _one(kind: str, at: str) -> Route:
     answers = (Answer(200, "as it stands", KINDS[kind], headers=("ETag",)),)
-    return Route("GET", f"{at}/{{name}}", f"get{kind}", f"Read {an(kind)}.", of_kind(get_one, kind), kind, answers=answers)
+    handler = of_kind(get_one, kind)
+    return Route("GET", f"{at}/{{name}}", f"get{kind}", f"Read {an(kind)}.", handler, kind, answers=answers, kind=kind)
 
 
 def _writes(kind: str, at: str) -> Iterator[Route]:
@@ -87,7 +93,16 @@ def _writes(kind: str, at: str) -> Iterator[Route]:
     made = Answer(201, "it was created", cls, headers=("ETag", "Location", OPERATION_HEADER))
     stands = Answer(200, "it was replaced", cls, headers=("ETag", OPERATION_HEADER))
     yield Route(
-        "POST", at, f"create{kind}", f"Create {an(kind)}.", of_kind(create, kind), kind, (DRY_RUN, OPERATION), body, (made,)
+        "POST",
+        at,
+        f"create{kind}",
+        f"Create {an(kind)}.",
+        of_kind(create, kind),
+        kind,
+        (DRY_RUN, OPERATION),
+        body,
+        (made, Answer(200, "it would be created: a dry run", cls, headers=("ETag", OPERATION_HEADER))),
+        kind=kind,
     )
     yield Route(
         "PUT",
@@ -99,6 +114,7 @@ def _writes(kind: str, at: str) -> Iterator[Route]:
         (DRY_RUN, OPERATION, IF_MATCH, IF_NONE_MATCH),
         body,
         (stands, made),
+        kind=kind,
     )
     yield Route(
         "PATCH",
@@ -110,6 +126,7 @@ def _writes(kind: str, at: str) -> Iterator[Route]:
         (DRY_RUN, OPERATION, IF_MATCH),
         Body((dict[str, Any],), (MERGE_PATCH,)),
         (stands,),
+        kind=kind,
     )
     yield Route(
         "DELETE",
@@ -123,6 +140,7 @@ def _writes(kind: str, at: str) -> Iterator[Route]:
             Answer(200, "it is gone", DeleteAnswer, headers=(OPERATION_HEADER,)),
             Answer(202, "it goes once its finalizers and replicas have", DeleteAnswer, headers=(OPERATION_HEADER,)),
         ),
+        kind=kind,
     )
 
 

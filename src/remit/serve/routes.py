@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct
 from starlette.responses import Response
 
 from remit.model.answers import LINES_TYPE, PATCH_TYPE
+from remit.model.identity import Audience
 
 if TYPE_CHECKING:
     from remit.serve.asked import Asked
@@ -24,6 +26,10 @@ TEXT: Final = "text/plain"
 
 OBJECT_BYTES_MAX: Final = 1 << 20
 MANY_BYTES_MAX: Final = 16 << 20
+
+LISTED: Final = 2
+DEAR: Final = 10
+"""What a route costs: a page of many, and what places things on trial."""
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Handler = Callable[["Asked", "Desk"], Awaitable[Response]]
@@ -64,9 +70,13 @@ class Answer(Struct, frozen=True):
 class Route(Struct, frozen=True):
     """`path` has its variables in braces. `name` is the operation's own, stable for programs that are generated from it.
 
-    `open`: no token is asked for. `streams`: it lasts for as long as the asker listens, and counts as a watcher.
-    `streams_if` names the flag of the query that makes it so. `first`: it does not wait behind others, as what keeps a scope
-    alive must not.
+    `open`: no token is asked for; else one for its `audience`. `kind`: of which objects it is, if of any. `tenants`: whoever
+    belongs to one tenant may ask it, and is answered for that one. `looks`: nothing changes by it, although it is no GET.
+    `audited`: who asks it is written down, although nothing changes by it. `streams`: it lasts for as long as the asker
+    listens, and counts as a watcher. `streams_if` names the flag of the query that makes it so. `converses`: its body is not
+    read beforehand, and goes on while it is answered; `Asked.receive` gives it piece by piece. `elsewhere`: it is another
+    process that is waited for, which may never answer, so nobody's turn is spent on it. `first`: it does not wait behind
+    others, as what keeps a scope alive must not. `cost`: against reading one object (flowing.py).
     """
 
     method: Method
@@ -79,11 +89,28 @@ class Route(Struct, frozen=True):
     body: Body | None = None
     answers: tuple[Answer, ...] = ()
     open: bool = False
+    audience: tuple[Audience, ...] = ("user",)
+    kind: str = ""
+    tenants: bool = True
+    looks: bool = False
+    audited: bool = False
     streams: bool = False
     streams_if: str = ""
+    converses: bool = False
+    elsewhere: bool = False
     first: bool = False
+    cost: int = 1
+
+    @property
+    def reading(self) -> bool:
+        return self.method == "GET" or self.looks
 
     @property
     def variables(self) -> tuple[str, ...]:
         """Of the path, in their order."""
-        return tuple(part[1:-1] for part in self.path.split("/") if part.startswith("{"))
+        return _variables(self.path)
+
+
+@cache
+def _variables(path: str) -> tuple[str, ...]:
+    return tuple(part[1:-1] for part in path.split("/") if part.startswith("{"))

@@ -48,6 +48,11 @@ MANIFESTS: Final[dict[str, dict[str, Any]]] = {
             "author": "ann",
         },
     ),
+    "Token": _manifest(
+        "Token",
+        "member-risk-ann",
+        {"role": "member", "tenant": "risk", "subject": "ann", "digest": "0" * 64, "expires": "2027-01-31T12:00:00Z"},
+    ),
 }
 """One of each declared kind; the reader of manifests takes them all."""
 

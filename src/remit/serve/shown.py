@@ -15,13 +15,16 @@ import msgspec
 from msgspec import Raw, Struct
 
 from remit.model.answers import GoneMeta, GoneObject
+from remit.model.data import Secret, SecretStatus
 from remit.model.fields import API_VERSION
-from remit.model.kinds import Secret
 from remit.model.objects import KINDS, TENANTED, AnyObject, decode, encode
+from remit.model.sealed import plain_bytes
+from remit.serve.others import nameless
 
 BY_WORD: Final = {kind.lower(): kind for kind in KINDS}
 """The kind by the first word of its keys."""
 
+_WITH_VICTIMS: Final = ("Replica", "Decision")
 _HEADS: Final = {
     kind: (
         f'{{"kind":"{kind}","apiVersion":"{API_VERSION}","metadata":{{'.encode(),
@@ -57,6 +60,8 @@ def shown(kind: str, value: bytes, revision: int) -> bytes:
     """One object as JSON."""
     if kind == "Secret":
         value = _veiled(value)
+    elif kind in _WITH_VICTIMS and b'"victims":' in value:
+        value = nameless(value, decode(value).metadata.tenant)  # whoever reads it; `explain` tells admins their names
     with_version, plain = _HEADS[kind]
     head = with_version if value.startswith(with_version) else plain
     if not value.startswith(head):  # in nobody's spelling: read, and written as ours
@@ -84,7 +89,8 @@ def _veiled(value: bytes) -> bytes:
     if not isinstance(thing, Secret):
         return value
     spec = msgspec.structs.replace(thing.spec, data=dict.fromkeys(thing.spec.data, ""))
-    return encode(msgspec.structs.replace(thing, spec=spec))
+    sizes = {name: plain_bytes(value) for name, value in thing.spec.data.items()}
+    return encode(msgspec.structs.replace(thing, spec=spec, status=SecretStatus(sizes=sizes)))
 
 
 def parts_of(key: str) -> tuple[str, str, str]:

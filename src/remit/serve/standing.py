@@ -80,6 +80,7 @@ ROUTES: Final = (
         status,
         tag="server",
         answers=(Answer(200, "how it stands", ScopeStatus),),
+        audience=("user", "agent", "component"),
     ),
     Route(
         "GET",

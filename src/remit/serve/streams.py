@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from remit.commitment.authority import one_failure
+from remit.model.identity import Principal
 from remit.serve.routes import NDJSON
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ class Streamed(Response):
     """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent; without one it
     is broken off.
 
-    `pieces` is closed whatever happens. It counts as one of the desk's watchers from when it is sent.
+    `pieces` is closed whatever happens. It counts as one of the desk's watchers from when it is sent. `pulse` is called now and
+    then, so that whoever makes the pieces may say something although nothing has happened. A listener who takes nothing for
+    long is noticed at the same time: a timer for each piece would cost more than the piece.
     """
 
     def __init__(
@@ -65,7 +68,12 @@ class Streamed(Response):
         media: str = NDJSON,
         last: bytes = b"",
         headers: Mapping[str, str] | None = None,
+        pulse: Callable[[], None] | None = None,
     ) -> None:
+        self._pulse = pulse
+        self._under_way, self._count = False, 0
+        self.principal: Principal | None = None
+        """Whose token must stay good for as long as this lasts."""
         self._pieces, self._desk, self._last = pieces, desk, last
         self.status_code = 200
         self.media_type = media
@@ -83,30 +91,45 @@ class Streamed(Response):
                     sending = group.create_task(self._send_all(send))
                     leaving = group.create_task(_left(receive))
                     closing = group.create_task(self._desk.closing.wait())
-                    await asyncio.wait((sending, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
-                    for task in (sending, leaving, closing):
+                    lapsing = group.create_task(self._lapse())
+                    stalling = group.create_task(self._stall())
+                    tasks = (sending, leaving, closing, lapsing, stalling)
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in tasks:
                         task.cancel()
-            stalled = _ended(sending) and not sending.result()
-            if stalled or _ended(leaving):
-                return  # nobody hears how it ends: the connection is cut
+            cut = any(_ended(task) for task in (lapsing, stalling))
+            if _ended(leaving) or (cut and not _ended(sending)):
+                return  # nobody hears, or may hear, how it ends: the connection is cut
             ended = _ended(closing) and not _ended(sending)
             if ended and not self._last:
                 return  # broken off without a last chunk: what was to go on must not look whole
             with suppress(TimeoutError):
-                await self._piece(send, self._last if ended else b"", more=False)
+                async with self._desk.clock.timeout_ms(SEND_MS_MAX):
+                    await send({"type": "http.response.body", "body": self._last if ended else b"", "more_body": False})
 
-    async def _send_all(self, send: Send) -> bool:
-        """False: the listener takes nothing any more."""
-        try:
-            async for piece in self._pieces:
-                await self._piece(send, piece, more=True)
-        except TimeoutError:
-            return False
-        return True
+    async def _lapse(self) -> None:
+        """Until the asker's token is not good any more."""
+        if self.principal is None:
+            await asyncio.Event().wait()
+        else:
+            await self._desk.identities.lapse(self.principal)
 
-    async def _piece(self, send: Send, piece: bytes, *, more: bool) -> None:
-        async with self._desk.clock.timeout_ms(SEND_MS_MAX):
-            await send({"type": "http.response.body", "body": piece, "more_body": more})
+    async def _stall(self) -> None:
+        """Until the listener has taken nothing of a piece for too long."""
+        tick_ms, stuck_ms, seen = min(self._desk.tempo.beat_ms, SEND_MS_MAX), 0, -1
+        while stuck_ms < SEND_MS_MAX:
+            await self._desk.clock.sleep_ms(tick_ms)
+            if self._pulse is not None:
+                self._pulse()
+            stuck_ms = stuck_ms + tick_ms if self._under_way and self._count == seen else 0
+            seen = self._count
+
+    async def _send_all(self, send: Send) -> None:
+        async for piece in self._pieces:
+            self._under_way = True
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._under_way = False
+            self._count += 1
 
 
 def _ended(task: asyncio.Task[Any]) -> bool:
@@ -122,6 +145,6 @@ async def _left(receive: Receive) -> None:
 LAST: Final = line(Resync("shutdown"))
 
 
-def watched(lines: AsyncGenerator[bytes, None], desk: Desk) -> Streamed:
+def watched(lines: AsyncGenerator[bytes, None], desk: Desk, *, pulse: Callable[[], None] | None = None) -> Streamed:
     """A watch: NDJSON, whose last line says how to go on."""
-    return Streamed(lines, desk, last=LAST)
+    return Streamed(lines, desk, last=LAST, pulse=pulse)

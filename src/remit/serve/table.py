@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from typing import Final
 
-from remit.serve import describing, evidence, programs, resources, standing
+from remit.serve import (
+    audited,
+    backing,
+    describing,
+    evidence,
+    execs,
+    joining,
+    metering,
+    programs,
+    resources,
+    rotating,
+    standing,
+    supporting,
+)
 from remit.serve.routes import Route
 
 ROUTES: Final[tuple[Route, ...]] = (
     *resources.ROUTES,
     *evidence.ROUTES,
+    *audited.ROUTES,
+    *execs.ROUTES,
     *programs.ROUTES,
+    *joining.ROUTES,
+    *rotating.ROUTES,
     *standing.ROUTES,
+    *metering.ROUTES,
+    *backing.ROUTES,
+    *supporting.ROUTES,
     *describing.routes(lambda: ROUTES),
 )

@@ -43,7 +43,8 @@ async def get_watch(asked: Asked, desk: Desk, kind: str) -> Response:
         # It was told by a store that is no more: a backup was restored that had not come so far.
         detail = f"revision {after} has not been yet; the store stands at {now}"
         raise Failure(410, "compacted", detail, cure="list again, then watch after its revision", revision=now) from None
-    return watched(_Watch(desk, prefix, wanted, now if after is None else after, past, kind not in OFF_BOARD).lines(), desk)
+    watch = _Watch(desk, prefix, wanted, now if after is None else after, past, kind not in OFF_BOARD)
+    return watched(watch.lines(), desk, pulse=watch.pulse)
 
 
 class _Watch:
@@ -56,6 +57,12 @@ class _Watch:
         self._heartbeat_ms = HEARTBEAT_BEATS * desk.tempo.beat_ms
         self._due_ms = 0
         """When something must be said again, even if it is nothing."""
+        self._listening: Listening | None = None
+
+    def pulse(self) -> None:
+        """Look whether something must be said."""
+        if self._listening is not None and self._desk.clock.now_ms() >= self._due_ms:
+            self._listening.wake()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         incarnation = self._desk.hub.incarnation
@@ -96,13 +103,9 @@ class _Watch:
 
     async def _live(self, listening: Listening, incarnation: str) -> AsyncGenerator[bytes, None]:
         hub = self._desk.hub
+        self._listening = listening
         while True:
-            due = False
-            try:
-                async with self._until_due():
-                    await listening.wait()
-            except TimeoutError:
-                due = True  # and something may have come in the same moment: it is told before the revision moves on
+            await listening.wait()
             if incarnation and hub.incarnation != incarnation:
                 yield _resync("restored")
                 return
@@ -114,7 +117,7 @@ class _Watch:
             self._after = max(self._after, hub.revision)
             if any(lines):
                 yield self._said(b"".join(lines) + line(Bookmark(self._after)))
-            elif due:
+            elif self._desk.clock.now_ms() >= self._due_ms:
                 yield self._said(line(Heartbeat(self._after)))
 
     def _until_due(self) -> AbstractAsyncContextManager[object]:

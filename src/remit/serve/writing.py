@@ -11,16 +11,29 @@ from typing import Final
 
 from starlette.responses import Response
 
-from remit.client.client import NoAnswer
+from remit.client.client import NOTHING_SEEN, NoAnswer
 from remit.commitment.trying import Tried
 from remit.model.answers import OPERATION_HEADER, DeleteAnswer
-from remit.model.claims import Abandon, Accepted, AnyClaim, Apply, Code, Delete, OperationID, Refused, Verdict, window_of
+from remit.model.claims import (
+    Abandon,
+    Accepted,
+    AnyClaim,
+    Apply,
+    Code,
+    Delete,
+    Operation,
+    OperationID,
+    Refused,
+    Verdict,
+    window_of,
+)
+from remit.model.data import Secret
 from remit.model.judging import written
 from remit.model.objects import AnyObject, decode, encode, key, key_of
 from remit.model.problems import shown
 from remit.model.routes import object_path
 from remit.serve.asked import Asked
-from remit.serve.bodies import beside, check_path, judged, merged, one_manifest, strict
+from remit.serve.bodies import beside, check_path, judged, merged, one_manifest, sealed, strict
 from remit.serve.desk import Desk
 from remit.serve.failures import Failure, refused, unanswered
 from remit.serve.reading import encoded, if_match, no_such, one_object
@@ -48,13 +61,13 @@ def given_id(asked: Asked) -> OperationID | None:
 
 async def ask(asked: Asked, desk: Desk, claim: AnyClaim) -> tuple[OperationID, Verdict]:
     """The verdict, and the id that it is kept under."""
-    client = desk.client(asked.actor)
     given = given_id(asked)
-    operation = given or await client.issue()
+    operation = given or await desk.issue(asked.actor)
     try:
-        verdict = await client.ask(claim, operation_id=operation, trace=asked.trace)
+        verdict = (await desk.ask((Operation(operation, asked.actor, claim, NOTHING_SEEN, asked.trace),)))[0]
         if given is None and isinstance(verdict, Refused) and verdict.code is Code.OPERATION_EXPIRED:
             # The scope was restored since this server last looked: the id was never anybody's.
+            client = desk.client(asked.actor)
             await client.status()
             operation = await client.issue()
             verdict = await client.ask(claim, operation_id=operation, trace=asked.trace)
@@ -71,6 +84,9 @@ def must(verdict: Verdict, *, conditional: bool = False) -> Accepted:
 
 async def row_at(desk: Desk, name: str, revision: int) -> Row | None:
     """As it stood then; as it stands now, if that is no longer known."""
+    stands = desk.declared(name)
+    if stands is not None and stands[1] == revision:
+        return Row(name, encode(stands[0]), revision)  # a row is what was declared, written out
     try:
         rows = (await desk.store.range(name, limit=1, revision=revision)).rows
     except Compacted:
@@ -154,7 +170,7 @@ async def patch(asked: Asked, desk: Desk, kind: str) -> Response:
         row = await desk.store.get(name)
         if row is None:
             raise no_such(kind, asked.path["name"], asked.tenant)
-        thing = await beside(desk, row.value, lambda row=row: _patched(row, change))  # type: ignore[misc]
+        thing = await beside(desk, row.value, lambda row=row: _patched(desk, row, change))  # type: ignore[misc]
         check_path(thing, asked, kind)
         claim = Apply(thing, matching or row.revision)
         if base is None:
@@ -170,8 +186,12 @@ async def patch(asked: Asked, desk: Desk, kind: str) -> Response:
     raise Failure(409, "revision", detail, cure="try again a little later")
 
 
-def _patched(row: Row, change: dict[str, object]) -> AnyObject:
-    return judged(encode(merged(written(decode(row.value)), change)))
+def _patched(desk: Desk, row: Row, change: dict[str, object]) -> AnyObject:
+    """A secret is opened for as long as it is judged: its limits are those of what is written, not of what is stored."""
+    stands = decode(row.value)
+    if not isinstance(stands, Secret):
+        return judged(encode(merged(written(stands), change)))
+    return sealed(desk, judged(encode(merged(written(desk.keyring.seals.opening(stands)), change))), kept=stands.spec.data)
 
 
 async def _found_or_asked(asked: Asked, desk: Desk, operation: OperationID, claim: AnyClaim, base: str) -> tuple[Verdict, bool]:
@@ -198,7 +218,7 @@ async def _is_other(desk: Desk, name: str, revision: int, change: dict[str, obje
     if not rows or rows[0].key != name:
         return False
     left = rows[0]
-    return bool(written(_patched(left, change)) != written(decode(left.value)))
+    return bool(written(_patched(desk, left, change)) != written(decode(left.value)))
 
 
 # ------------------------------------------------------------------------------------------------------------------ delete

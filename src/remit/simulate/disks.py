@@ -99,6 +99,16 @@ class SimDisk:
         inside = [path for path in self._entries if path == directory or directory in path.parents]
         return sorted(inside, key=lambda path: (-len(path.parts), path))
 
+    def move(self, made: Path, to: Path) -> None:
+        """All of it at once, and nothing of it is forced."""
+        for inside in reversed(self.under(made)):
+            content = self._entries[inside]
+            self.drop(inside)
+            self.put(to / inside.relative_to(made), content)
+
+    def bytes_below(self, directory: Path) -> int:
+        return sum(len(self._entries[path] or b"") for path in self.under(directory))
+
     def hold(self, path: Path, holder: _Holder) -> None:
         if path in self._holders and self._holders[path].alive():
             raise Busy(f"{path} is held by another process", "stop that one, or use another place")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from remit.simulate.carriers import Depot, SimCarrier
 from remit.simulate.clocks import SeededIds, SimClock
 from remit.simulate.disks import SimDisk
 from remit.simulate.hosts import SimHost, SimPorts, SimProber
@@ -29,6 +30,7 @@ class Machine:
         self.disk = SimDisk()
         self.machinery = Machinery(loop, name, recorder)
         self.ports = SimPorts(self.machinery)
+        self.depot = Depot()
         self.pipes: dict[str, int] = {}
         """What processes of this machine tell each other without a network."""
         self.slow_start_s = 0.0
@@ -124,4 +126,5 @@ class Process:
             host=SimHost(self.machine.name, self.machine.clock),
             ports=self.machine.ports,
             prober=SimProber(self.machine.machinery, lambda: 0.002),
+            carrier=SimCarrier(self.machine.disk, machine.depot, lambda: not unit.dead),
         )

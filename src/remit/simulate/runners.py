@@ -3,12 +3,14 @@
 A program is what its argument list says: `work 30000 0` runs for thirty seconds and exits with 0, `work - 0` runs until it is
 asked to end, and a fourth word is how many ms it takes to end then (`-`: it does not listen, and has to be killed). Further
 words, in any order: `listen=PORT` answers there; `ready=MS` answers well only so long after its start, and `sick=MS` no longer
-after that; `memory=BYTES` is what it takes once it is ready (above its limit it is killed for that), and `cpu=MILLI`.
+after that; `memory=BYTES` is what it takes once it is ready (above its limit it is killed for that), and `cpu=MILLI`. With
+`echo=1`, beside a run, it writes what it is fed, and ends with its code at the end of that.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
@@ -26,6 +28,7 @@ from remit.world.promises import (
     check_in_time,
     check_order,
 )
+from remit.world.sessions import Said, Window
 
 SIGTERM: Final = 15
 SIGKILL: Final = 9
@@ -46,6 +49,7 @@ class Program(NamedTuple):
     sick: int | None = None
     memory: int = 0
     cpu: int = 0
+    echo: int = 0
 
     def argv(self) -> tuple[str, ...]:
         runs = "-" if self.runs_ms is None else str(self.runs_ms)
@@ -57,7 +61,7 @@ class Program(NamedTuple):
         return age_ms >= self.ready and (self.sick is None or age_ms < self.sick)
 
 
-_WORDS: Final = ("listen", "ready", "sick", "memory", "cpu")
+_WORDS: Final = ("listen", "ready", "sick", "memory", "cpu", "echo")
 _USE: Final = f"use {PROGRAM} MS CODE STOP_MS"
 
 
@@ -168,6 +172,55 @@ class Machinery:
         run.ended.set_result(ended)
 
 
+class SimSession:
+    """A command beside a run: the twin of `world.entering.Entered`."""
+
+    def __init__(self, program: Program, run: Run) -> None:
+        self._program = program
+        self._loop = asyncio.get_running_loop()
+        self._said: deque[bytes] = deque()
+        self._moved = asyncio.Event()
+        self._ended: asyncio.Future[Ended] = self._loop.create_future()
+        if program.runs_ms is not None and not program.echo:
+            self._loop.call_later(program.runs_ms / 1000, self._end, Ended(code=program.code))
+        run.ended.add_done_callback(lambda _: self._end(Ended(signal=SIGKILL)))
+
+    async def read(self) -> Said | None:
+        while not self._said:
+            if self._ended.done():
+                return None
+            self._moved.clear()
+            await self._moved.wait()
+        return Said("stdout", self._said.popleft())
+
+    async def feed(self, data: bytes, /) -> None:
+        if self._program.echo and data and not self._ended.done():
+            self._said.append(data)
+            self._moved.set()
+
+    def end_input(self) -> None:
+        if self._program.echo:
+            self._end(Ended(code=self._program.code))
+
+    def resize(self, window: Window, /) -> None:
+        """Nothing here minds how large it is."""
+
+    async def wait(self) -> Ended:
+        return await asyncio.shield(self._ended)
+
+    async def end(self) -> None:
+        self._end(Ended(signal=SIGKILL))
+
+    async def close(self) -> None:
+        await self.end()
+        self._said.clear()
+
+    def _end(self, ended: Ended) -> None:
+        if not self._ended.done():
+            self._ended.set_result(ended)
+            self._moved.set()
+
+
 class SimRunner:
     """One process's hand on its machine: the twin of `world.runner.ProcessRunner`. A dead hand moves nothing."""
 
@@ -209,6 +262,15 @@ class SimRunner:
         except TimeoutError:
             self._check_alive()
             self._machinery.kill(running)
+
+    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> SimSession:
+        check_order(order)
+        await asyncio.sleep(self._pause())
+        self._check_alive()
+        run = self._machinery.find(running)
+        if run is None:
+            raise NotStarted("what it is to run beside has ended", "look whether it runs, and ask again")
+        return SimSession(program_of(order.argv), run)
 
     def usage(self, running: Running, /) -> Usage:
         run = self._machinery.find(running)

@@ -125,6 +125,8 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
     """How much of all processors a tenant may use, in percent. There are two tenants."""
     deletes: int = 25
     """How much of what users do is to delete something, in percent."""
+    reads: bool = False
+    """Do services read a config?"""
 
 
 class FaultLine(Struct, frozen=True, forbid_unknown_fields=True):

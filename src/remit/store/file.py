@@ -49,6 +49,7 @@ from remit.store.rules import check_revision, prefix_end, range_start
 
 FILE_NAME = "store.sqlite"
 SCHEMA = 1
+SIGN = b"SQLite format 3\0"
 APPLICATION = 0x52454D54
 _PAGE_BYTES = 8192
 _CACHE_KIB = 128 << 10
@@ -419,7 +420,7 @@ def check_header(path: Path) -> None:
             header = file.read(_HEADER_BYTES)
     except OSError as error:
         raise translate(error, path) from error
-    if len(header) < _HEADER_BYTES or not header.startswith(b"SQLite format 3\0"):
+    if len(header) < _HEADER_BYTES or not header.startswith(SIGN):
         raise corrupt(path, "it is not a SQLite database")
     schema, application = int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big")
     if application != APPLICATION:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from remit.model.tallies import SECONDS, SIZES, Buckets
 from remit.store import chain
 from remit.store.faults import translated
 from remit.store.feed import Bounds, Feed, Transaction
@@ -56,8 +57,13 @@ class SqliteStore:
 
     place: chain.Place
 
-    def __init__(self, opened: _Opened, offload: Offload, bounds: Bounds) -> None:
+    def __init__(
+        self, opened: _Opened, offload: Offload, bounds: Bounds, stopwatch_ns: Callable[[], int] | None = None
+    ) -> None:
         self._owner, self._file = opened
+        self._stopwatch_ns = stopwatch_ns
+        self.writes, self.groups = Buckets(SECONDS), Buckets(SIZES)
+        """How long a group took to be durable, one fsync included, and how many rows were in it."""
         self._offload = offload
         self._upkeep = Upkeep(self._file)
         self._feed = Feed(self._file.revision, bounds)
@@ -69,10 +75,19 @@ class SqliteStore:
 
     @classmethod
     async def open(
-        cls, directory: Path, *, offload: Offload, holder: str, incarnation: str, bounds: Bounds = Bounds()
+        cls,
+        directory: Path,
+        *,
+        offload: Offload,
+        holder: str,
+        incarnation: str,
+        bounds: Bounds = Bounds(),
+        stopwatch_ns: Callable[[], int] | None = None,
     ) -> SqliteStore:
-        """Own `directory`, and raise the epoch there as `holder`. `incarnation` names the chain if it starts here."""
-        store = cls(await offload(lambda: _open(directory)), offload, bounds)
+        """Own `directory`, and raise the epoch there as `holder`. `incarnation` names the chain if it starts here.
+        With `stopwatch_ns`, writes are timed.
+        """
+        store = cls(await offload(lambda: _open(directory)), offload, bounds, stopwatch_ns)
         try:
             store.place = await chain.seize(store, holder, incarnation)
         except BaseException:
@@ -138,6 +153,19 @@ class SqliteStore:
             finally:
                 await self._offload(copy.abandon)
 
+    @property
+    def directory(self) -> Path:
+        return self._file.path.parent
+
+    @property
+    def is_backing_up(self) -> bool:
+        return self._backing_up.locked()
+
+    def size_bytes(self) -> int:
+        """On the disk: the file and its write-ahead log. Blocking, if only for a moment."""
+        path = self._file.path
+        return sum(part.stat().st_size for part in (path, path.with_name(path.name + "-wal")) if part.exists())
+
     async def close(self) -> None:
         """Answer what was accepted, then let go of the file and the directory."""
         if self._closed:
@@ -185,7 +213,7 @@ class SqliteStore:
     async def _write(self, group: Sequence[_Waiting]) -> None:
         commits = [one.commit for one in group]
         try:
-            written: Written = await self._offload(lambda: self._file.write(commits))
+            written: Written = await self._offload(lambda: self._timed(commits))
         except StoreError as error:
             for one in group:
                 if not one.answer.done():
@@ -201,6 +229,16 @@ class SqliteStore:
         for one, outcome in zip(group, written.outcomes, strict=True):
             if not one.answer.done():
                 one.answer.set_result(outcome)
+
+    def _timed(self, commits: Sequence[Commit]) -> Written:
+        """In the writer's own thread: who waits for the thread is not timed."""
+        if self._stopwatch_ns is None:
+            return self._file.write(commits)
+        began_ns = self._stopwatch_ns()
+        written = self._file.write(commits)
+        self.writes.add((self._stopwatch_ns() - began_ns) / 1e9)
+        self.groups.add(sum(len(one.changes) for one in written.transactions))
+        return written
 
     async def _tidy(self, rows: int) -> None:
         try:

@@ -1,6 +1,6 @@
 """At which address of this machine does a process listen? A socket that is bound; who is answered there is not known.
 
-Loopback only: what listens elsewhere needs to know whom it speaks to.
+Loopback only, unless whoever calls is spoken to over TLS: a token that goes over a network in the clear is everybody's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from remit.world.promises import NotServed
 BACKLOG: Final = 1_024
 STALLED_MS_MAX: Final = 60_000
 LOCALHOST: Final = "localhost"
+_SELF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - every address, and the one among them that is always there
 
 
 class Listen(NamedTuple):
@@ -25,29 +26,32 @@ class Listen(NamedTuple):
 
 
 class Bound:
-    """A socket that nobody else has; `url` is where it is reached."""
+    """A socket that nobody else has; `url` is where it is reached. `secure`: only over TLS."""
 
-    def __init__(self, listen: Listen) -> None:
-        self.socket = _bind(listen)
+    def __init__(self, listen: Listen, *, secure: bool = False) -> None:
+        self.secure = secure
+        self.socket = _bind(listen, secure)
         self.host, self.port = self.socket.getsockname()[:2]
 
     @property
     def url(self) -> str:
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        """From this machine, if it is reached at every address."""
+        host = _SELF.get(self.host, self.host)
+        return f"{'https' if self.secure else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def close(self) -> None:
         self.socket.close()
 
 
-def _bind(listen: Listen) -> socket.socket:
+def _bind(listen: Listen, secure: bool) -> socket.socket:
     host = "127.0.0.1" if listen.host == LOCALHOST else listen.host
     try:
         address = ip_address(host)
     except ValueError:
-        raise NotServed(f"{listen.host!r} is no address", "use 127.0.0.1, ::1 or localhost") from None
-    if not address.is_loopback:
-        cause = f"{listen.host} can be reached from other machines, and one token for everybody is too little for that"
-        raise NotServed(cause, "listen on 127.0.0.1 or ::1, and reach it from elsewhere through a tunnel")
+        raise NotServed(f"{listen.host!r} is no address", "use an address of this machine, or localhost") from None
+    if not address.is_loopback and not secure:
+        cause = f"{listen.host} can be reached from other machines, where tokens would go in the clear"
+        raise NotServed(cause, "say --tls, which makes a certificate authority and all that it needs; or listen on 127.0.0.1")
     found = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,13 +8,16 @@ A name is used again one day; a name and the number of its directory are not, so
 with a later one. An empty group is removed; one in which somebody runs is never given out twice.
 """
 
+# Paths are text here: there are a dozen for each start and end, and a `Path` costs as much as the call that it is for.
+# ruff: noqa: PTH102, PTH106, PTH116
+
 from __future__ import annotations
 
 import errno
 import os
 import signal
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Final, Literal, NamedTuple
 
@@ -23,6 +26,9 @@ from remit.world.promises import Limits, Usage
 PARENT: Final = "remit"
 WANTED: Final = ("cpu", "cpuacct", "memory", "pids")
 _ENTRANCE: Final = "cgroup.procs"
+_ALONE: Final = 2
+"""How many links a directory without others in it has: its name, and its dot."""
+_PIECE: Final = 1 << 16
 _SHARES_MIN, _SHARES_MAX = 2, 262_144
 _GONE: Final = (errno.ENOENT, errno.ENODEV)
 """A group that is not there, or no longer: reading in one that was removed meanwhile says ENODEV."""
@@ -38,7 +44,7 @@ class Hierarchy:
     version: ClassVar[Literal["v1", "v2"]]
 
     def __init__(self, parent: Path, controllers: Iterable[str], *, kills: bool = False) -> None:
-        self.parent = parent
+        self.parent, self._at = parent, str(parent)
         self.controllers = frozenset(controllers)
         self.kills = kills
         """Does one write end everybody inside, also those who are being born?"""
@@ -58,15 +64,15 @@ class Hierarchy:
     def members(self, name: str) -> list[int]:
         """Work that may may make groups below its own: they are its own all the same."""
         found: set[int] = set()
-        for place in _below(self.parent / name):
-            found.update(int(word) for word in _text(place / _ENTRANCE).split())
+        for place in _below(self.of(name)):
+            found.update(map(int, _text(f"{place}/{_ENTRANCE}").split()))
         return sorted(found)
 
     def remove(self, name: str) -> bool:
         """Is it gone? Not while somebody is inside."""
-        for place in _below(self.parent / name):
+        for place in _below(self.of(name)):
             try:
-                place.rmdir()
+                os.rmdir(place)
             except OSError as error:
                 if error.errno not in _GONE:
                     return False
@@ -75,14 +81,17 @@ class Hierarchy:
     def stop_births(self, name: str) -> None:
         """Nobody inside can have children any more, so that killing one by one comes to an end."""
         if "pids" in self.controllers:
-            for place in _below(self.parent / name):
-                _write(place / "pids.max", "0")
+            for place in _below(self.of(name)):
+                _write(f"{place}/pids.max", "0")
 
     def pids(self, name: str) -> int:
-        return int(_text(self.parent / name / "pids.current") or 0)
+        return int(_text(self.of(name, "pids.current")) or 0)
+
+    def of(self, name: str, file: str = "") -> str:
+        return f"{self._at}/{name}/{file}" if file else f"{self._at}/{name}"
 
     def set(self, name: str, file: str, value: int) -> None:
-        (self.parent / name / file).write_text(str(value))
+        _put(self.of(name, file), str(value))
 
 
 class V1(Hierarchy):
@@ -92,23 +101,23 @@ class V1(Hierarchy):
         if limits.memory_bytes and "memory" in self.controllers:
             self.set(name, "memory.limit_in_bytes", limits.memory_bytes)
             # Memory and swap together: else what is over the limit goes to swap. Absent where the system has no such count.
-            _write(self.parent / name / "memory.memsw.limit_in_bytes", str(limits.memory_bytes))
+            _write(self.of(name, "memory.memsw.limit_in_bytes"), str(limits.memory_bytes))
         if limits.cpu_milli and "cpu" in self.controllers:
             self.set(name, "cpu.shares", shares(limits.cpu_milli))
         if limits.pids and "pids" in self.controllers:
             self.set(name, "pids.max", limits.pids)
 
     def memory_bytes(self, name: str) -> int:
-        used = int(_text(self.parent / name / "memory.usage_in_bytes") or 0)
-        return max(0, used - _fields(self.parent / name / "memory.stat").get("total_inactive_file", 0))
+        used = int(_text(self.of(name, "memory.usage_in_bytes")) or 0)
+        return max(0, used - _fields(self.of(name, "memory.stat")).get("total_inactive_file", 0))
 
     def cpu_ms(self, name: str) -> int:
-        return int(_text(self.parent / name / "cpuacct.usage") or 0) // 1_000_000
+        return int(_text(self.of(name, "cpuacct.usage")) or 0) // 1_000_000
 
     def oom_kills(self, name: str) -> int:
         # Kernels before 4.13 do not count them; there, that the limit was hit is the evidence that is left.
-        told = _fields(self.parent / name / "memory.oom_control")
-        return told["oom_kill"] if "oom_kill" in told else int(_text(self.parent / name / "memory.failcnt") or 0)
+        told = _fields(self.of(name, "memory.oom_control"))
+        return told["oom_kill"] if "oom_kill" in told else int(_text(self.of(name, "memory.failcnt")) or 0)
 
 
 class V2(Hierarchy):
@@ -117,22 +126,32 @@ class V2(Hierarchy):
     def limit(self, name: str, limits: Limits) -> None:
         if limits.memory_bytes and "memory" in self.controllers:
             self.set(name, "memory.max", limits.memory_bytes)
-            _write(self.parent / name / "memory.swap.max", "0")
-            _write(self.parent / name / "memory.oom.group", "1")  # all or nothing: half a tree is no use to anybody
+            _write(self.of(name, "memory.swap.max"), "0")
+            _write(self.of(name, "memory.oom.group"), "1")  # all or nothing: half a tree is no use to anybody
         if limits.cpu_milli and "cpu" in self.controllers:
             self.set(name, "cpu.weight", weight(limits.cpu_milli))
         if limits.pids and "pids" in self.controllers:
             self.set(name, "pids.max", limits.pids)
 
     def memory_bytes(self, name: str) -> int:
-        used = int(_text(self.parent / name / "memory.current") or 0)
-        return max(0, used - _fields(self.parent / name / "memory.stat").get("inactive_file", 0))
+        used = int(_text(self.of(name, "memory.current")) or 0)
+        return max(0, used - _fields(self.of(name, "memory.stat")).get("inactive_file", 0))
 
     def cpu_ms(self, name: str) -> int:
-        return _fields(self.parent / name / "cpu.stat").get("usage_usec", 0) // 1_000
+        return _fields(self.of(name, "cpu.stat")).get("usage_usec", 0) // 1_000
 
     def oom_kills(self, name: str) -> int:
-        return _fields(self.parent / name / "memory.events").get("oom_kill", 0)
+        return _fields(self.of(name, "memory.events")).get("oom_kill", 0)
+
+
+class Birthplace(NamedTuple):
+    """Descriptors: of the group of version 2 in which a process begins (0: none), and of those that it joins by writing 0.
+
+    Of version 1 it is the file of single threads: to move a whole process takes a lock of all the machine, a thread does not.
+    """
+
+    into: int
+    entrances: tuple[int, ...]
 
 
 class GroupMark(NamedTuple):
@@ -171,37 +190,47 @@ class Cgroups:
 
     def make(self, name: str, limits: Limits) -> GroupMark:
         """A new group with nobody inside. Raises `Occupied`, or OSError."""
-        if not self.remove(name):
-            raise Occupied(name)
+        try:
+            os.mkdir(self._all[0].of(name), 0o755)  # mostly there is none
+        except FileExistsError:
+            if not self.remove(name):
+                raise Occupied(name) from None
+            os.mkdir(self._all[0].of(name), 0o755)
         try:
             for one in self._all:
-                (one.parent / name).mkdir(mode=0o755)
+                with suppress(FileExistsError):  # the first is ours; one that is empty is left of an earlier one
+                    os.mkdir(one.of(name), 0o755)
                 one.limit(name, limits)
-            return GroupMark(name, (self._all[0].parent / name).stat().st_ino)
+            return GroupMark(name, os.stat(self._all[0].of(name)).st_ino)
         except OSError:
             self.remove(name)
             raise
 
-    def places(self, name: str) -> list[Path]:
+    def places(self, name: str) -> list[str]:
         """Its directory in each hierarchy; the first is the one that is numbered, and whose members count."""
-        return [one.parent / name for one in self._all]
+        return [one.of(name) for one in self._all]
 
-    def open_entrances(self, name: str) -> list[int]:
-        """Whoever writes 0 to each of these has joined. They are the caller's to close."""
+    @contextmanager
+    def entrances(self, name: str) -> Iterator[tuple[int, ...]]:
+        """Whoever writes 0 to each of these has joined."""
         with ExitStack() as opened:
-            found = []
-            for one in self._all:
-                found.append(os.open(one.parent / name / _ENTRANCE, os.O_WRONLY | os.O_CLOEXEC))
-                opened.callback(os.close, found[-1])
-            opened.pop_all()
-        return found
+            yield tuple(_opened(one.of(name, _ENTRANCE), os.O_WRONLY, opened) for one in self._all)
+
+    @contextmanager
+    def birthplace(self, name: str) -> Iterator[Birthplace]:
+        """Where a process of one thread is born that shall be in all of them from the beginning on."""
+        with ExitStack() as opened:
+            into = [one for one in self._all if one.version == "v2"][:1]
+            born = _opened(into[0].of(name), os.O_PATH | os.O_DIRECTORY, opened) if into else 0
+            joined = (_opened(one.of(name, "tasks"), os.O_WRONLY, opened) for one in self._all if one not in into)
+            yield Birthplace(born, tuple(joined))
 
     def holds(self, mark: GroupMark) -> bool:
         """Is this the same group still?"""
         if not self._all:
             return False
         try:
-            return (self._all[0].parent / mark.name).stat().st_ino == mark.number
+            return os.stat(self._all[0].of(mark.name)).st_ino == mark.number
         except OSError:
             return False
 
@@ -237,7 +266,7 @@ class Cgroups:
         first = self._all[0]
         if first.kills:
             with suppress(FileNotFoundError):
-                (first.parent / name / "cgroup.kill").write_text("1")
+                _put(first.of(name, "cgroup.kill"), "1")
             return
         for one in self._all:
             one.stop_births(name)
@@ -270,25 +299,53 @@ def weight(milli: int) -> int:
 # -- small files ---------------------------------------------------------------------------------------------------------------
 
 
-def _below(place: Path) -> list[Path]:
-    """A group and the groups inside it, innermost first."""
-    return [Path(root) for root, _, _ in os.walk(place, topdown=False)]
+def _below(place: str) -> list[str]:
+    """A group and the groups inside it, innermost first. A directory's links count those in it, so most need no look."""
+    try:
+        if os.stat(place).st_nlink == _ALONE:
+            return [place]
+    except OSError:
+        return [place]
+    return [root for root, _, _ in os.walk(place, topdown=False)]
 
 
-def _text(path: Path) -> str:
+def _opened(path: str, flags: int, files: ExitStack) -> int:
+    opened = os.open(path, flags | os.O_CLOEXEC)
+    files.callback(os.close, opened)
+    return opened
+
+
+def _text(path: str) -> str:
     """What a group that is gone, or a controller that is not there, says: nothing."""
     try:
-        return path.read_text()
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        text = bytearray()
+        while piece := os.read(file, _PIECE):
+            text += piece
+        return text.decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
 
 
-def _fields(path: Path) -> dict[str, int]:
+def _fields(path: str) -> dict[str, int]:
     pairs = (line.split() for line in _text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _write(path: Path, text: str) -> None:
+def _put(path: str, text: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+def _write(path: str, text: str) -> None:
     """Where it is possible: older or smaller systems do not have every file."""
     with suppress(OSError):
-        path.write_text(text)
+        _put(path, text)

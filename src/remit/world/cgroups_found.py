@@ -34,6 +34,9 @@ def find(parent: str = PARENT, *, mounts: str | None = None) -> Cgroups:
     tries = [try_one(place, parent) for place in places if place.version == 2 or set(place.controllers) & set(WANTED)]
     usable = [one.found for one in tries if one.found is not None]
     usable = [one for one in usable if one.controllers or one.kills]
+    if any(one.version == "v2" for one in usable):
+        # Time is counted in every group of version 2: one more directory for each start would tell the same.
+        usable = [one for one in usable if one.version == "v2" or one.controllers != {"cpuacct"}]
     has = {name for one in usable for name in one.controllers}
     missing = [name for name in ("cpu", "memory", "pids") if name not in has]
     if not missing:

@@ -26,7 +26,7 @@ class FileDisk:
     """The file system of this machine."""
 
     def read(self, path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
-        with _told(path), path.open("rb") as file:
+        with told(path), path.open("rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
             raise TooLarge(f"{path} has more than {bytes_max} bytes", "see what wrote it; move it away")
@@ -34,11 +34,11 @@ class FileDisk:
 
     def write_atomically(self, path: Path, data: bytes) -> None:
         beside = path.with_name(f".{path.name}{_WRITING}")
-        with _told(path):
+        with told(path):
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
             _hold_neighbour(fd, beside, path)
-            with _told(path), _unlinked_on_failure(beside):
+            with told(path), _unlinked_on_failure(beside):
                 os.ftruncate(fd, 0)
                 _write_all(fd, data)
                 os.fsync(fd)
@@ -48,7 +48,7 @@ class FileDisk:
         _force_directory(path.parent)
 
     def append(self, path: Path, data: bytes, *, durably: bool) -> None:
-        with _told(path):
+        with told(path):
             made = durably and not path.exists()
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
             try:
@@ -61,44 +61,47 @@ class FileDisk:
             _force_directory(path.parent)
 
     def exists(self, path: Path) -> bool:
-        with _told(path):
+        with told(path):
             return path.exists()
 
     def remove(self, path: Path) -> None:
-        with _told(path):
+        with told(path):
             path.unlink(missing_ok=True)
         if self.exists(path.parent):
             _force_directory(path.parent)  # also if it was gone: an earlier removal may have been cut off before this
 
     def make_directory(self, path: Path, *, durably: bool = True) -> None:
         if not durably:
-            with _told(path):
+            with told(path):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return
         missing = [place for place in path.parents if not self.exists(place)]
         for place in (*reversed(missing), path):
-            with _told(place), suppress(FileExistsError):  # two may make it at once
+            with told(place), suppress(FileExistsError):  # two may make it at once
                 place.mkdir(mode=0o700)
             _force_directory(place.parent)  # also if it was there: an earlier making may have been cut off before this
         if not path.is_dir():
             raise DiskError(f"{path} is no directory", "move it away, or use another place")
 
     def remove_tree(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
+        try:
+            path.rmdir()  # what was never written to is gone at once
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
 
     def list(self, directory: Path) -> tuple[str, ...]:
-        with _told(directory):
+        with told(directory):
             names = [place.name for place in directory.iterdir()]
         return tuple(sorted(name for name in names if not (name.startswith(".") and name.endswith(_WRITING))))
 
     def free_bytes(self, path: Path) -> int:
-        with _told(path):
+        with told(path):
             found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     @contextmanager
     def lock(self, path: Path) -> Iterator[None]:
-        with _told(path):
+        with told(path):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
             if not _held(fd, path):
@@ -114,7 +117,7 @@ def _hold_neighbour(fd: int, beside: Path, path: Path) -> None:
     if not _held(fd, path):
         raise busy
     # Between our open and our lock another may have renamed the neighbour: then ours is the live file, not to be truncated.
-    with _told(path):
+    with told(path):
         try:
             same = os.fstat(fd).st_ino == beside.stat().st_ino
         except FileNotFoundError:
@@ -124,7 +127,7 @@ def _hold_neighbour(fd: int, beside: Path, path: Path) -> None:
 
 
 def _held(fd: int, path: Path) -> bool:
-    with _told(path):
+    with told(path):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -162,7 +165,7 @@ def _force_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

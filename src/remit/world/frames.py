@@ -22,7 +22,7 @@ ITEM_BYTES: Final = 64
 """What an item counts in addition to its body: empty ones fill memory as well."""
 
 _HEADER: Final = Struct(">IBQ")
-_LOOPBACK_CURE: Final = "use unix:/path, or tcp:127.0.0.1:port: what is sent is neither encrypted nor signed"
+_LOOPBACK_CURE: Final = "use unix:/path, or tcp:127.0.0.1:port, which are not encrypted; tls:host:port is, for any host"
 
 
 class Kind(IntEnum):
@@ -59,10 +59,10 @@ def framed(kind: Kind, tag: int, body: bytes = b"") -> bytes:
     return _HEADER.pack(len(body), kind, tag) + body
 
 
-async def next_frame(reader: asyncio.StreamReader) -> Frame:
+async def next_frame(reader: asyncio.StreamReader, bytes_max: int = BODY_BYTES_MAX) -> Frame:
     """Raises `NoFrame`, or what asyncio raises at the end of a connection: `OSError` or `IncompleteReadError`."""
     length, kind, tag = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-    if length > BODY_BYTES_MAX:
+    if length > bytes_max:
         raise NoFrame(f"a body of {length} bytes")
     return Frame(kind, tag, await reader.readexactly(length) if length else b"")
 
@@ -73,14 +73,15 @@ def reason(error: OSError) -> str:
 
 
 class Address(NamedTuple):
-    """Where a process listens: `path` of a Unix socket, or a `host` of this machine and its `port`."""
+    """Where a process listens: `path` of a Unix socket, or a `host` and its `port`: of this machine, unless it is `secure`."""
 
     path: str = ""
     host: str = ""
     port: int = 0
+    secure: bool = False
 
     def __str__(self) -> str:
-        return f"unix:{self.path}" if self.path else f"tcp:{self.host}:{self.port}"
+        return f"unix:{self.path}" if self.path else f"{'tls' if self.secure else 'tcp'}:{self.host}:{self.port}"
 
 
 def address(text: str) -> Address:
@@ -89,13 +90,13 @@ def address(text: str) -> Address:
     if scheme == "unix" and rest.startswith("/"):
         return Address(path=rest)
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if scheme not in ("tcp", "tls") or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{text!r} is no address; {_LOOPBACK_CURE}")
     host = host.removeprefix("[").removesuffix("]")
     try:
-        loopback = ipaddress.ip_address(host).is_loopback
+        found = ipaddress.ip_address(host)
     except ValueError:
-        loopback = False
-    if not loopback:
+        raise ValueError(f"{text!r} is no address in numbers; {_LOOPBACK_CURE}") from None
+    if not found.is_loopback and scheme != "tls":
         raise ValueError(f"{text!r} is not on this machine; {_LOOPBACK_CURE}")
-    return Address(host=host, port=int(port))
+    return Address(host=host, port=int(port), secure=scheme == "tls")

@@ -37,7 +37,7 @@ class Guard:
         """0: none runs."""
         return 0 if self._process is None else self._process.pid
 
-    def hold(self, number: int, places: Sequence[Path]) -> None:
+    def hold(self, number: int, places: Sequence[str]) -> None:
         """A group by the number of its first directory. Raises `NotStarted`: then nobody would end it."""
         group = _line(number, places)
         self._held[group] = None
@@ -48,7 +48,7 @@ class Guard:
             why = (error.strerror or str(error)).lower()
             raise NotStarted(f"nobody would end it with its starter ({why})", "see what the machine says of it") from error
 
-    def let_go(self, number: int, places: Sequence[Path]) -> None:
+    def let_go(self, number: int, places: Sequence[str]) -> None:
         group = _line(number, places)
         if self._held.pop(group, group) is None:
             try:
@@ -117,5 +117,5 @@ class Guard:
                 process.stdin.close()
 
 
-def _line(number: int, places: Sequence[Path]) -> str:
-    return "\t".join((str(number), *map(str, places)))
+def _line(number: int, places: Sequence[str]) -> str:
+    return "\t".join((str(number), *places))

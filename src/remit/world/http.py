@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from email.utils import formatdate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from remit.law.bearers import NOBODY, Bearer
 from remit.world.binding import BACKLOG, Bound
+from remit.world.corking import Corked
+from remit.world.greeting import Doorstep, greeting
+from remit.world.tls import bearer_at
 
 CONNECTIONS_MAX: Final = 2_000
 HEAD_BYTES_MAX: Final = 64 << 10
@@ -28,13 +33,23 @@ KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 15.0
 """How long what was taken may still take at the end."""
 
+Turned = Callable[[str, int, str, str], None]
+"""Hears of a connection that was closed unheard: from which address, with which status and code, and why."""
+
 
 @asynccontextmanager
 async def http_listening(
-    app: Callable[..., Any], bound: Bound, *, closing: Callable[[], None], connections_max: int = CONNECTIONS_MAX
+    app: Callable[..., Any],
+    bound: Bound,
+    *,
+    closing: Callable[[], None],
+    connections_max: int = CONNECTIONS_MAX,
+    secure: Callable[[], ssl.SSLContext] | None = None,
+    turned: Turned = lambda address, status, code, why: None,
 ) -> AsyncGenerator[None, None]:
     """Answer with an ASGI application as long as this lasts. `closing` is called when nothing new is taken any more: what would
-    go on for ever is to end then.
+    go on for ever is to end then. `secure`: over TLS, with the context that is good when somebody comes. Who has shown a
+    certificate stands in the ASGI scope, as `bearer`. `turned` hears of every connection that was closed unheard.
     """
     # It complains of hostile requests and of our bugs, in many lines; the application tells our own bugs, in one.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
@@ -50,17 +65,43 @@ async def http_listening(
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     config.load()
-    shared = _Shared(connections_max)
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Guarded(config, shared, {}), sock=bound.socket, backlog=BACKLOG)
+    shared = _Shared(connections_max, turned)
+
+    def factory() -> _Guarded:
+        return _Guarded(config, shared, {})
+
     try:
-        yield
+        async with _taking(bound, factory, shared, secure):
+            yield
     finally:
-        server.close()
         for connection in list(shared.connections):
             connection.shutdown()
         closing()
         await _drained(shared)
+
+
+def _taking(
+    bound: Bound, factory: Callable[[], _Guarded], shared: _Shared, secure: Callable[[], ssl.SSLContext] | None
+) -> AbstractAsyncContextManager[None]:
+    if secure is None:
+        return _taking_all(bound, factory)
+    doorstep = Doorstep(
+        secure,
+        lambda: len(shared.connections),
+        shared.connections_max,
+        _PLAIN.words,
+        lambda address, why: shared.turned(address, _PLAIN.status, _PLAIN.code, why),
+    )
+    return greeting(bound.socket, factory, doorstep)
+
+
+@asynccontextmanager
+async def _taking_all(bound: Bound, factory: Callable[[], _Guarded]) -> AsyncGenerator[None, None]:
+    server = await asyncio.get_running_loop().create_server(factory, sock=bound.socket, backlog=BACKLOG)
+    try:
+        yield
+    finally:
+        server.close()
 
 
 async def _drained(shared: _Shared) -> None:
@@ -81,9 +122,11 @@ async def _drained(shared: _Shared) -> None:
 class _Shared(ServerState):
     """What all connections have in common."""
 
-    def __init__(self, connections_max: int) -> None:
+    def __init__(self, connections_max: int, turned: Turned) -> None:
         super().__init__()
-        self.connections_max = connections_max
+        self.connections_max, self.turned = connections_max, turned
+        self.silent: dict[_Guarded, None] = {}
+        """Those that have not asked for anything yet, the first that came first."""
         self._dated = 0
 
     def date(self) -> None:
@@ -101,9 +144,18 @@ _TURNED: Final = (
 )
 
 
-def _turned(status: int, title: str, code: str, detail: str, cure: str) -> bytes:
+class _Away(NamedTuple):
+    """Why a connection is closed before anybody has heard a request, and in which bytes that is said."""
+
+    status: int
+    code: str
+    detail: str
+    words: bytes
+
+
+def _turned(status: int, title: str, code: str, detail: str, cure: str) -> _Away:
     body = _PROBLEM.format(title=title, status=status, code=code, detail=detail, cure=cure)
-    return _TURNED.format(status=status, title=title, length=len(body), body=body).encode()
+    return _Away(status, code, detail, _TURNED.format(status=status, title=title, length=len(body), body=body).encode())
 
 
 _BUSY: Final = _turned(503, "Service Unavailable", "overloaded", "too many connections", "use fewer, or come back later")
@@ -111,7 +163,10 @@ _LARGE: Final = _turned(
     431, "Request Header Fields Too Large", "too_large", "the head of the request is too large", "send less"
 )
 _SLOW: Final = _turned(408, "Request Timeout", "timeout", "the head of the request did not come in time", "send it at once")
-_NO_HTTP: Final = _turned(400, "Bad Request", "malformed", "this is no HTTP/1.1 request", "speak HTTP/1.1, without TLS")
+_NO_HTTP: Final = _turned(
+    400, "Bad Request", "malformed", "this is no HTTP/1.1 request", "speak HTTP/1.1; https:// only where the server says so"
+)
+_PLAIN: Final = _turned(400, "Bad Request", "tls", "this server speaks TLS alone", "write https:// instead of http://")
 
 
 class _Guarded(HttpToolsProtocol):
@@ -124,16 +179,27 @@ class _Guarded(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._turned = False
+        self._bearer: Bearer = NOBODY
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self.server_state.connections_max:
+        super().connection_made(Corked(transport, self.loop))
+        self._bearer = bearer_at(transport)
+        if len(self.connections) > self.server_state.connections_max and not self._make_room():
             self._turn(_BUSY)
         else:
+            self.server_state.silent[self] = None
             self._await_head()
+
+    def _make_room(self) -> bool:
+        """Whoever came and says nothing goes first: else a few thousand who say nothing would shut out everybody else."""
+        first = next(iter(self.server_state.silent), None)
+        if first is not None:
+            first._turn(_BUSY)
+        return first is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
+        self.server_state.silent.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -149,10 +215,12 @@ class _Guarded(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["bearer"] = self._bearer  # type: ignore[typeddict-unknown-key]
         self._await_head()
 
     def on_headers_complete(self) -> None:
         self._head_came()
+        self.server_state.silent.pop(self, None)
         self._head_bytes = 0
         self.server_state.date()
         super().on_headers_complete()
@@ -173,12 +241,14 @@ class _Guarded(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _turn(self, words: bytes) -> None:
+    def _turn(self, why: _Away) -> None:
         """Say why, and close; nobody has heard the request. In the middle of an answer there is nothing to be said."""
         self._turned = True
         self._head_came()
+        self.server_state.silent.pop(self, None)
+        self.server_state.turned(self.client[0] if self.client else "", why.status, why.code, why.detail)
         if not self.transport.is_closing():
             cycle: RequestResponseCycle | None = self.cycle
             if cycle is None or cycle.response_complete:
-                self.transport.write(words)
+                self.transport.write(why.words)
             self.transport.close()

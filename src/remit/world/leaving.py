@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def ask_to_go(pid: int, *, at_once: bool = False) -> bool:
@@ -19,3 +22,21 @@ def ask_to_go(pid: int, *, at_once: bool = False) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+@contextmanager
+def watched(pid: int | None) -> Iterator[Callable[[], bool]]:
+    """Yields what tells whether the process that has this number now is still there; one that takes the number later is not
+    meant. Locks are let go of a moment before their holder has ended.
+    """
+    try:
+        handle = os.pidfd_open(pid or 0)
+    except (OverflowError, ValueError, OSError):
+        yield lambda: False
+        return
+    ends = select.poll()
+    ends.register(handle, select.POLLIN)
+    try:
+        yield lambda: not ends.poll(0)
+    finally:
+        os.close(handle)

@@ -10,16 +10,36 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
-from remit.world.frames import ITEM_BYTES, WINDOW_BYTES, Address, Frame, Kind, NoFrame, address, framed, next_frame, reason
+from remit.world.frames import (
+    BODY_BYTES_MAX,
+    ITEM_BYTES,
+    WINDOW_BYTES,
+    Address,
+    Frame,
+    Kind,
+    NoFrame,
+    address,
+    framed,
+    next_frame,
+    reason,
+)
 from remit.world.listening import listening
 from remit.world.promises import LinkError, Service, Unheard, Unreached
 
+if TYPE_CHECKING:
+    from remit.world.tls import Secure
+
 
 class SocketLink:
-    """`addresses` by name: `unix:/path` or `tcp:127.0.0.1:port`. A connection is made when first needed, and anew if broken."""
+    """`addresses` by name: `unix:/path`, `tcp:127.0.0.1:port` or, with `secure`, `tls:host:port`. A connection is made when
+    first needed, and anew if broken. One over which more than `bytes_max` comes in one piece is broken off. Nothing is written
+    to whom `secure` does not admit.
+    """
 
-    def __init__(self, addresses: Mapping[str, str]) -> None:
+    def __init__(self, addresses: Mapping[str, str], secure: Secure | None = None, *, bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._secure, self._bytes_max = secure, bytes_max
         self._addresses = {name: address(text) for name, text in addresses.items()}
         self._connections: dict[str, _Connection] = {}
         self._turns: dict[str, asyncio.Lock] = {}
@@ -52,7 +72,7 @@ class SocketLink:
                 connection.write(Kind.LEAVE, call.tag)
 
     def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
-        return listening(self._address(at), service)
+        return listening(self._address(at), service, self._secure)
 
     async def close(self) -> None:
         """End every connection. Whatever waits for an answer over one fails; the next call makes a new one."""
@@ -72,18 +92,20 @@ class SocketLink:
             async with self._turns.setdefault(to, asyncio.Lock()):
                 connection = self._connections.get(to)
                 if connection is None or not connection.whole:
-                    connection = self._connections[to] = await _connect(self._address(to), to)
+                    made = await _connect(self._address(to), to, self._secure, self._bytes_max)
+                    connection = self._connections[to] = made
         return connection
 
 
 class _Call:
     """What has come back for one call and is not taken yet; the window of a stream bounds it."""
 
-    __slots__ = ("_came", "_failure", "_items", "over", "tag", "to")
+    __slots__ = ("_came", "_failure", "_held", "_items", "over", "tag", "to")
 
     def __init__(self, to: str, tag: int) -> None:
         self.to, self.tag = to, tag
         self.over = False
+        self._held = 0
         self._items: deque[bytes] = deque()
         self._failure: LinkError | None = None
         self._came: asyncio.Future[None] | None = None
@@ -97,11 +119,16 @@ class _Call:
                 return None
             self._came = asyncio.get_running_loop().create_future()
             await self._came
-        return self._items.popleft()
+        item = self._items.popleft()
+        self._held -= len(item) + ITEM_BYTES
+        return item
 
     def take(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.REPLY | Kind.ITEM:
+                self._held += len(frame.body) + ITEM_BYTES
+                if self._held - len(frame.body) > WINDOW_BYTES + ITEM_BYTES:  # one of ours waits until some is taken
+                    raise NoFrame("it sends more than is taken")
                 self._items.append(frame.body)
                 self._wake()
             case Kind.END:
@@ -122,22 +149,47 @@ class _Call:
             self._came.set_result(None)
 
 
-async def _connect(place: Address, to: str) -> _Connection:
+async def _connect(place: Address, to: str, secure: Secure | None, bytes_max: int) -> _Connection:
     try:
         if place.path:
             reader, writer = await asyncio.open_unix_connection(place.path)
+        elif place.secure:
+            reader, writer = await _connect_securely(place, to, secure)
         else:
             reader, writer = await asyncio.open_connection(place.host, place.port)
     except OSError as error:
         raise Unreached(f"nobody answers for {to} at {place} ({reason(error)})", "start it, then ask again") from error
-    return _Connection(reader, writer, to)
+    return _Connection(reader, writer, to, bytes_max)
+
+
+async def _connect_securely(
+    place: Address, to: str, secure: Secure | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if secure is None or secure.calling is None:
+        raise Unreached(f"{to} at {place} is spoken to over TLS, and there is no certificate here", "give this process one")
+    from ssl import SSLError  # a keeper, which speaks to nobody in this way, does not load what does
+
+    from remit.world.tls import CLOSING_S_MAX, HANDSHAKE_S_MAX, reason_of
+
+    try:
+        reader, writer = await asyncio.open_connection(
+            place.host, place.port, ssl=secure.calling(),
+            ssl_handshake_timeout=HANDSHAKE_S_MAX, ssl_shutdown_timeout=CLOSING_S_MAX,
+        )  # fmt: skip
+    except SSLError as error:
+        why = f"who answers for {to} at {place} is nobody that is believed here ({reason_of(error)})"
+        raise Unreached(why, "see who listens there; one whose certificate is spent, or another scope's, joins anew") from error
+    if not secure.knows(writer.transport):
+        writer.transport.abort()
+        raise Unreached(f"who answers at {place} is not {to}", "see which machine has that address now")
+    return reader, writer
 
 
 class _Connection:
     """Lasts until either side is gone; then everything that waits for an answer over it fails."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: str) -> None:
-        self._reader, self._writer, self._to = reader, writer, to
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: str, bytes_max: int) -> None:
+        self._reader, self._writer, self._to, self._bytes_max = reader, writer, to, bytes_max
         self._calls: dict[int, _Call] = {}
         self._tag = 0
         self._broken = False
@@ -171,7 +223,7 @@ class _Connection:
         why = "the connection was closed"
         try:
             while True:
-                frame = await next_frame(self._reader)
+                frame = await next_frame(self._reader, self._bytes_max)
                 if (call := self._calls.get(frame.tag)) is not None:
                     call.take(frame)
         except (OSError, NoFrame) as error:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from remit.world.frames import ITEM_BYTES, WINDOW_BYTES, Address, Frame, Kind, NoFrame, framed, next_frame, reason
 from remit.world.promises import NotServed, Service
+
+if TYPE_CHECKING:
+    from remit.world.tls import Secure
 
 CALLS_MAX: Final = 1_024
 CALLS_BYTES_MAX: Final = 256 << 20
@@ -23,8 +26,13 @@ CLOSE_MS: Final = 1_000
 
 
 @asynccontextmanager
-async def listening(place: Address, service: Service) -> AsyncGenerator[None, None]:
-    listener = _Listener(service)
+async def listening(place: Address, service: Service, secure: Secure | None = None) -> AsyncGenerator[None, None]:
+    """At a `tls:` address, only whoever `secure` admits is heard."""
+    listener = _Listener(service, secure)
+    if place.secure:
+        async with _listening_securely(place, listener, secure):
+            yield
+        return
     server = await _open(place, listener)
     node = Path(place.path).stat().st_ino if place.path else 0  # noqa: ASYNC240 - one look at a local file
     try:
@@ -35,6 +43,24 @@ async def listening(place: Address, service: Service) -> AsyncGenerator[None, No
         finally:
             if place.path:
                 _remove(Path(place.path), node)
+
+
+@asynccontextmanager
+async def _listening_securely(place: Address, listener: _Listener, secure: Secure | None) -> AsyncGenerator[None, None]:
+    if secure is None or secure.answering is None:
+        raise NotServed(f"{place} is listened at over TLS, and there is no certificate here", "give this process one")
+    from remit.world.binding import Bound, Listen  # a keeper, which never does this, does not load what does
+    from remit.world.greeting import Doorstep, greeting
+
+    doorstep = Doorstep(secure.answering, lambda: listener.count, CONNECTIONS_MAX)
+    with closing(Bound(Listen(place.host, place.port), secure=True)) as bound:
+        try:
+            async with greeting(bound.socket, listener.protocol, doorstep):
+                yield
+                listener.turn_away()
+        finally:
+            listener.turn_away()
+            await listener.end()
 
 
 async def _open(place: Address, listener: _Listener) -> asyncio.Server:
@@ -93,8 +119,8 @@ class _Flow:
 class _Listener:
     """Everything that is under way at one address. No task outlives `close`."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, secure: Secure | None = None) -> None:
+        self._service, self._secure = service, secure
         self._conversations: set[asyncio.Task[None]] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._streams: set[asyncio.Task[None]] = set()
@@ -105,26 +131,47 @@ class _Listener:
         if self._closing or len(self._conversations) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
+        if self._secure is not None and not self._secure.knows(writer.transport):
+            writer.transport.abort()  # the right authority, and the wrong role
+            return
         # So that `drain` waits until the system has it all: what was said is then not lost if the connection ends.
-        writer.transport.set_write_buffer_limits(high=0)
+        # Over TLS nothing at all would count as too much, so there it is a byte.
+        writer.transport.set_write_buffer_limits(high=0 if self._secure is None else 1)
         _ = _keep(self._converse(reader, writer), self._conversations)
 
+    @property
+    def count(self) -> int:
+        return len(self._conversations)
+
+    def protocol(self) -> asyncio.StreamReaderProtocol:
+        """For one connection."""
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self.begin)
+
     async def close(self, server: asyncio.Server) -> None:
-        self._closing = True
         loop = asyncio.get_running_loop()
         for socket in server.sockets:
             loop.remove_reader(socket.fileno())
-        for task in self._streams:
-            task.cancel()
+        self.turn_away()
         try:
             # A server that is closed while it accepts trips over itself: whoever was at the door is let in and turned away.
             for _ in range(3):
                 await asyncio.sleep(0)
             server.close()
+        finally:
+            server.close()
+            await self.end()
+
+    def turn_away(self) -> None:
+        """Nothing new is taken, and what would go on for ever ends."""
+        self._closing = True
+        for task in self._streams:
+            task.cancel()
+
+    async def end(self) -> None:
+        try:
             if self._requests:
                 await asyncio.wait(self._requests, timeout=CLOSE_MS / 1000)
         finally:
-            server.close()
             tasks = [*self._streams, *self._requests, *self._conversations]
             for task in tasks:
                 task.cancel()

@@ -10,6 +10,7 @@ _PROC: Final = Path("/proc")
 _NO_MORE: Final = frozenset("ZXx")
 """States of a process that has ended and is only waiting to be reaped."""
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_STAT_BYTES_MAX: Final = 4_096
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -40,7 +41,8 @@ class Member(NamedTuple):
 
 def member(pid: int) -> Member | None:
     try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - looked at several times for each start
+            text = file.read(_STAT_BYTES_MAX)
     except OSError:
         return None
     # The name in parentheses may hold anything, also spaces and parentheses.

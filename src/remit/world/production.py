@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remit.world.carrier import FileCarrier
 from remit.world.chance import seeded_by_the_system
 from remit.world.clock import BootClock
 from remit.world.disk import FileDisk
@@ -30,4 +31,5 @@ def production(addresses: Mapping[str, str] | None = None) -> World:
         host=ThisHost(clock),
         ports=KernelPorts(clock),
         prober=SocketProber(clock),
+        carrier=FileCarrier(),
     )

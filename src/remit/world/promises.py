@@ -12,7 +12,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from remit.world.carriage import Carrier
+    from remit.world.sessions import Session, Window
 
 T = TypeVar("T")
 
@@ -209,6 +213,14 @@ class Limits(NamedTuple):
     pids: int = 0
 
 
+class Mounted(NamedTuple):
+    """A file or directory of the machine that a sandbox shows at another place."""
+
+    source: Path
+    at: Path
+    writable: bool = False
+
+
 class Order(NamedTuple):
     """What is to run: never through a shell. `env` is all that it gets.
 
@@ -216,7 +228,9 @@ class Order(NamedTuple):
     `group`: a name, safe as a file name, under which all that comes of it is kept together and limited, however it forks;
     a name in which somebody still runs is refused, so that a name is run once at a time. `writable`: directories of
     its own: they are given to its `user`, and with a sandbox they are all that it can change. `with_parent`: it is killed when
-    its starter ends, however that ends. `not_after_ms`: past this instant of the clock it is not started any more.
+    its starter ends, however that ends. `not_after_ms`: past this instant of the clock it is not started any more. `root`: what
+    it sees as /, to read, in place of the machine; with that, or with `mounts`, it needs a sandbox. `hidden`: directories that
+    a sandbox shows nothing of, but what of them is `writable` or mounted.
     """
 
     argv: tuple[str, ...]
@@ -231,6 +245,9 @@ class Order(NamedTuple):
     writable: tuple[Path, ...] = ()
     with_parent: bool = False
     not_after_ms: int | None = None
+    root: Path | None = None
+    mounts: tuple[Mounted, ...] = ()
+    hidden: tuple[Path, ...] = ()
 
 
 _GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -250,6 +267,8 @@ def check_order(order: Order) -> None:
         check_group(order.group)
     elif any(order.limits):
         raise ValueError("limits are those of a group: name one")
+    if (order.root is not None or order.mounts) and order.sandbox == "none":
+        raise ValueError("a root or a mount is a sandbox's")
 
 
 def check_in_time(order: Order, now_ms: int) -> None:
@@ -314,6 +333,13 @@ class Runner(Protocol):
         """Ask it to end, and after `grace_ms` make it. Returns when nothing of its tree is left; at once if all was gone.
 
         Also for one that has ended and left children behind.
+        """
+        ...
+
+    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> Session:
+        """Start a command in the surroundings of a run that was started by a like order: its user, group, limits, directory and
+        sandbox. Of the order it takes `argv`, `env`, `directory`, `user` and `sandbox`. With a `window` it has a terminal, else
+        three pipes. Raises `NotStarted`; then nothing runs.
         """
         ...
 
@@ -402,6 +428,7 @@ class World:
     host: Host
     ports: Ports
     prober: Prober
+    carrier: Carrier
 
 
 class WorldError(Exception):

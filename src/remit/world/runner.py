@@ -18,10 +18,10 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from remit.world import procfs, spawning
+from remit.world import entering, procfs, spawning
 from remit.world.cgroups import PARENT, Cgroups, GroupMark, Occupied, mark_of
 from remit.world.cgroups_found import find
 from remit.world.guarding import Guard
@@ -39,6 +39,8 @@ from remit.world.promises import (
     check_order,
 )
 from remit.world.sandbox import PROGRAM
+from remit.world.sessions import Window
+from remit.world.starting import Lost, Starter
 
 ENDED_MAX: Final = 10_000
 """How many ends are remembered for whoever waits late. Of an older one only that it ended is known."""
@@ -64,8 +66,11 @@ class ProcessRunner:
         self._parent = parent
         self._found: Cgroups | None = None
         self._guard = Guard()
+        self._starter: Starter | None = Starter()
+        """None: on this machine nothing can be started so."""
         self._children: dict[Running, None] = {}
         self._ended: dict[Running, Ended] = {}
+        self._entered = 0
 
     async def start(self, order: Order, /) -> Running:
         check_order(order)
@@ -74,7 +79,7 @@ class ProcessRunner:
                 self._children[child] = self._children.pop(child)  # to the end of the line
         # Here and not in a thread: it takes a millisecond or two, and whoever is cancelled has started nothing unknown.
         check_in_time(order, self._clock.now_ms())
-        pid, mark = self._spawn(order)
+        pid, mark = await self._spawn(order)
         found = procfs.member(pid)
         if found is None:
             raise NotStarted("/proc does not show the process that was started", "mount /proc, and run on Linux")
@@ -97,6 +102,17 @@ class ProcessRunner:
         elif self._known(running) is not None:
             await self._stop_processes(running, grace_ms)
         self._settle(running)
+
+    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> entering.Entered:
+        check_order(order)
+        around = entering.surroundings(running, order, self._mark(running), self._members(running))
+        self._entered += 1
+        name = f"exec-{os.getpid()}-{self._entered}"  # no other runner's of this machine, nor of this one before
+
+        def is_there() -> bool:
+            return self._lives(running) and around.pid in self._members(running)
+
+        return await entering.enter(order, around, self._cgroups, name, is_there, window)
 
     def usage(self, running: Running, /) -> Usage:
         if (mark := self._mark(running)) is not None:
@@ -133,24 +149,25 @@ class ProcessRunner:
             self._found = find(self._parent)
         return self._found
 
-    def _spawn(self, order: Order) -> tuple[int, GroupMark | None]:
+    async def _spawn(self, order: Order) -> tuple[int, GroupMark | None]:
         if not order.group or self._cgroups.name == "none":
             return spawning.spawn(order), None
         for _ in range(_SWEPT_MAX):
             try:
-                return self._spawn_inside(order)
+                return await self._spawn_inside(order)
             except spawning.Swept:
                 continue
+            except spawning.Unusable:
+                self._starter = None
         raise NotStarted(f"the cgroup {order.group} vanished {_SWEPT_MAX} times", "see who removes what is in there")
 
-    def _spawn_inside(self, order: Order) -> tuple[int, GroupMark]:
-        name, entrances, mark = order.group, list[int](), None
+    async def _spawn_inside(self, order: Order) -> tuple[int, GroupMark]:
+        name, mark = order.group, None
         try:
             mark = self._cgroups.make(name, order.limits)
             if order.with_parent:
                 self._guard.hold(mark.number, self._cgroups.places(name))
-            entrances = self._cgroups.open_entrances(name)
-            pid = spawning.spawn(order, entrances=entrances)
+            return await self._begin_inside(order), mark
         except Occupied:
             raise NotStarted(
                 f"in the group {name} somebody still runs", "end that first: a name is run once at a time"
@@ -162,13 +179,34 @@ class ProcessRunner:
             self._drop(mark)
             why = (error.strerror or str(error)).lower()
             raise NotStarted(f"the cgroup {name} cannot be made as ordered ({why})", "see `remit doctor`") from error
-        except (NotStarted, spawning.Swept):
+        except (NotStarted, spawning.Swept, spawning.Unusable):
             self._drop(mark)
             raise
-        finally:
-            for entrance in entrances:
-                os.close(entrance)
-        return pid, mark
+
+    async def _begin_inside(self, order: Order) -> int:
+        """Through a starter, which makes it where it belongs; else by ourselves, and it joins."""
+        name, starter = order.group, self._starter
+        if starter is None:
+            with self._cgroups.entrances(name) as entrances:
+                return spawning.spawn(order, entrances=entrances)
+        left_ms = None if order.not_after_ms is None else order.not_after_ms - self._clock.now_ms()
+        try:
+            with self._cgroups.birthplace(name) as entry, spawning.prepared(order) as prepared:
+                return await starter.spawn(order, prepared, entry, left_ms)
+        except Lost:
+            await self._undo(name)
+            raise NotStarted("whoever starts work here ended over it", "nothing to do: it is tried anew") from None
+        except asyncio.CancelledError:
+            await asyncio.shield(self._undo(name))
+            raise
+
+    async def _undo(self, group: str) -> None:
+        """Something of ours may be in there, and nobody was told its number."""
+        unknown = self._cgroups.members(group)
+        await self.clear(group)
+        for pid in unknown:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 
     def _drop(self, mark: GroupMark | None) -> None:
         """Remove a group, if nobody is in it. One that is gone has not to be ended with us any more."""
@@ -181,6 +219,14 @@ class ProcessRunner:
         """Its cgroup, if it has one and that is still the one it was."""
         mark = mark_of(running.group) if running.group else None
         return mark if mark is not None and self._cgroups.holds(mark) else None
+
+    def _members(self, running: Running) -> list[int]:
+        """All that is known to have come of it; nobody, if it is not the one that it was."""
+        if (mark := self._mark(running)) is not None:
+            return self._cgroups.members(mark.name)
+        if running.group or self._known(running) is None:
+            return []
+        return [one.pid for one in procfs.tree(running.pid)]
 
     async def _stop_group(self, running: Running, mark: GroupMark, grace_ms: int) -> None:
         name, cgroups = mark.name, self._cgroups
@@ -213,6 +259,9 @@ class ProcessRunner:
         return found | {(one.pid, one.ticks) for pid, _ in sorted(found | ours) for one in procfs.tree(pid)}
 
     def _lives(self, running: Running) -> bool:
+        if running in self._children:  # until it is reaped its number is its own, and the system says at once how it is
+            with suppress(ChildProcessError):
+                return _told_of(running.pid) is None
         found = self._known(running)
         return found is not None and found.runs
 
@@ -226,7 +275,7 @@ class ProcessRunner:
 
     def _settle(self, running: Running) -> bool:
         """Note how it ended, and let go what was kept for it. Is there nothing more to do?"""
-        if running not in self._children and self._lives(running):
+        if self._lives(running):
             return False
         mark = self._mark(running)
         if running in self._children and not self._reaped(running, mark):
@@ -242,7 +291,7 @@ class ProcessRunner:
     def _reaped(self, running: Running, mark: GroupMark | None) -> bool:
         """A number is let go once nobody of its process group is left; at once if a cgroup says who belongs to it."""
         try:
-            told = os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            told = _told_of(running.pid)
         except ChildProcessError:  # somebody else in this process has reaped it
             del self._children[running]
             return True
@@ -261,6 +310,11 @@ class ProcessRunner:
         self._ended[running] = ended
         while len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
+
+
+def _told_of(pid: int) -> os.waitid_result | None:
+    """How a child has ended, if it has; it is not reaped by that. Raises ChildProcessError."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 async def _until_it_ends(pid: int, lives: Callable[[], bool]) -> None:

@@ -15,21 +15,21 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from remit.world.promises import NotStarted, Order
-from remit.world.sandbox import PROGRAM, sandboxed
+from remit.world.sandbox import PROGRAM, outer_directory, outside, sandboxed
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _TOLD_BYTES_MAX: Final = 64
-_FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
+FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
 """As it was when we began: what we start gets no more open files than that, whatever we need ourselves."""
 
-_CURES: Final = {
+CURES: Final = {
     errno.ENOENT: "install it, or give its path",
     errno.EACCES: "make it executable for this user",
     errno.EPERM: "make it executable for this user",
@@ -67,24 +67,43 @@ class Identity(NamedTuple):
     groups: tuple[int, ...]
 
 
-def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
-    """The number of the new process. `entrances`: of the groups that it joins before anything else."""
-    argv = _wrapped(order) if order.sandbox == "bwrap" else order.argv
-    identity = _identity(order.user)
+class Unusable(Exception):
+    """This machine does not let a process be born inside a group: it has to join."""
+
+
+class Prepared(NamedTuple):
+    """An order, looked at: the words that are run, as whom, and the files for what it says (below 0: nowhere)."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    identity: Identity | None
+    streams: tuple[int, ...]
+
+
+@contextmanager
+def prepared(order: Order) -> Iterator[Prepared]:
+    """Whatever can be found wrong before there is a process. The files are closed afterwards."""
+    argv, env = _wrapped(order) if order.sandbox == "bwrap" else (order.argv, order.env)
+    identity = identity_of(order.user)
     _give(order.writable, identity)
     with ExitStack() as files:
-        streams = [_stream(path, identity, files) for path in (order.stdout, order.stderr)]
+        yield Prepared(argv, env, identity, tuple(_stream(path, identity, files) for path in (order.stdout, order.stderr)))
+
+
+def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
+    """The number of the new process. `entrances`: of the groups that it joins before anything else."""
+    with prepared(order) as (argv, env, identity, streams), ExitStack() as files:
         hear, tell = _pipe(order)
         files.callback(os.close, hear)
         files.callback(os.close, tell)
         needs = bool(entrances) or identity is not None or order.with_parent
-        needs = needs or resource.getrlimit(resource.RLIMIT_NOFILE) != _FILES
+        needs = needs or resource.getrlimit(resource.RLIMIT_NOFILE) != FILES
         begin = _beginning(tuple(entrances), identity, os.getpid() if order.with_parent else 0, tell) if needs else None
         try:
             process = subprocess.Popen(  # noqa: S603 - never through a shell, and what may run is decided above
                 argv,
-                env=dict(order.env),
-                cwd=order.directory,
+                env=dict(env),
+                cwd=outer_directory(order),
                 stdin=subprocess.DEVNULL,
                 stdout=streams[0],
                 stderr=streams[1],
@@ -94,7 +113,8 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
         except OSError as error:
             raise _refused(order, argv, error) from error
         except subprocess.SubprocessError as error:
-            raise _not_begun(order, os.read(hear, _TOLD_BYTES_MAX)) from error
+            step, _, code = os.read(hear, _TOLD_BYTES_MAX).decode().partition(" ")
+            raise not_begun(order, argv, step, int(code or 0)) from error
         except ValueError as error:
             raise NotStarted(f"{order.argv[0]!r} cannot be run ({error})", "mend the order") from error
     # From here on it is watched by its number. A handle would complain that the work outlives it, which is the promise.
@@ -102,20 +122,28 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
     return process.pid
 
 
-def _wrapped(order: Order) -> tuple[str, ...]:
+def _wrapped(order: Order) -> tuple[tuple[str, ...], Mapping[str, str]]:
     program = shutil.which(PROGRAM)
     if program is None:
         raise NotStarted("bubblewrap is not installed, and the order wants a sandbox", "apt install bubblewrap")
-    # Inside, a program that is not there would only be an exit code.
-    if shutil.which(order.argv[0], path=order.env.get("PATH", os.defpath)) is None:
-        raise NotStarted(f"{order.argv[0]} cannot be run (no such file or directory)", _CURES[errno.ENOENT])
-    missing = [place for place in order.writable if not place.exists()]
+    # Inside, a program that is not there would only be an exit code. What another root or a mount has is seen only there.
+    if order.root is None and not order.mounts and not _is_there(order):
+        raise NotStarted(f"{order.argv[0]} cannot be run (no such file or directory)", CURES[errno.ENOENT])
+    needed = (*order.writable, *(one.source for one in order.mounts), *((order.root,) if order.root is not None else ()))
+    missing = [place for place in needed if not place.exists()]
     if missing:
-        raise NotStarted(f"{missing[0]} is to be writable, and is not there", "make it, or leave it out")
-    return sandboxed(order, program)
+        raise NotStarted(f"{missing[0]} is to be seen in its sandbox, and is not there", "make it, or leave it out")
+    return sandboxed(order, program), outside(order.env)
 
 
-def _identity(user: str) -> Identity | None:
+def _is_there(order: Order) -> bool:
+    word = order.argv[0]
+    if "/" in word and order.directory is not None:
+        word = str(order.directory / word)
+    return shutil.which(word, path=order.env.get("PATH", os.defpath)) is not None
+
+
+def identity_of(user: str) -> Identity | None:
     """None: nothing changes."""
     if not user:
         return None
@@ -193,7 +221,7 @@ def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: in
             for entrance in entrances:
                 os.write(entrance, b"0")
             step = "files"
-            resource.setrlimit(resource.RLIMIT_NOFILE, _FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
             step = "user"
             if identity is not None:
                 os.setgroups(identity.groups)
@@ -212,11 +240,18 @@ def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: in
     return begin
 
 
-def _not_begun(order: Order, told: bytes) -> Exception:
-    step, _, number = told.decode().partition(" ")
-    code = int(number or 0)
-    if step == "join" and code in (errno.ENODEV, errno.ENOENT):
+def not_begun(order: Order, argv: tuple[str, ...], step: str, code: int) -> Exception:
+    """What it means that a new process, or the making of one, came no further than this."""
+    if step in ("join", "clone") and code in (errno.ENODEV, errno.ENOENT):
         return Swept(order.group)
+    if step == "clone" and code not in (errno.EAGAIN, errno.ENOMEM):
+        return Unusable(os.strerror(code).lower())
+    if step == "late":
+        return NotStarted("it is too late for it to be started", "ask what has become of it, then order it anew")
+    if step == "cwd" and order.directory is not None:
+        return _refused(order, argv, OSError(code, os.strerror(code), str(order.directory)))
+    if step in ("exec", "clone"):
+        return _refused(order, argv, OSError(code, os.strerror(code)))
     cause, cure = _STEPS.get(step, ("it did not get to its first instruction", "see what the machine says of it"))
     return NotStarted(f"{order.argv[0]} cannot be run: {cause} ({os.strerror(code).lower()})", cure)
 
@@ -225,4 +260,4 @@ def _refused(order: Order, argv: tuple[str, ...], error: OSError) -> NotStarted:
     why, place = (error.strerror or str(error)).lower(), order.directory
     if place is not None and str(error.filename) == str(place):
         return NotStarted(f"the directory {place} cannot be entered ({why})", "make it, or name another")
-    return NotStarted(f"{argv[0]} cannot be run ({why})", _CURES.get(error.errno or 0, "see what the machine says of it"))
+    return NotStarted(f"{argv[0]} cannot be run ({why})", CURES.get(error.errno or 0, "see what the machine says of it"))

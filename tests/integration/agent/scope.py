@@ -6,6 +6,7 @@ Agents and their keepers are the processes that people run. Whatever a test find
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
+from remit.agent.building import vault
 from remit.agent.directory import Directory
 from remit.agent.journal import Journal
 from remit.agent.keeping import Begun
@@ -52,8 +54,8 @@ TEMPO = Tempo(BEAT_MS)
 ALL = {"cpu": "1000", "memory": "100Gi", "devices": {"gpu": 100}}
 
 
-def door(link: Link, *, token: str = TOKEN) -> web.Application:
-    """What of the HTTP API agents use."""
+def door(link: Link, callbacks: list[str], *, token: str = TOKEN) -> web.Application:
+    """What of the HTTP API agents use. `callbacks`: what agents have said that they want to be shown, the last one last."""
 
     async def ask(request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {token}":
@@ -63,8 +65,10 @@ def door(link: Link, *, token: str = TOKEN) -> web.Application:
     async def follow(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
+        body = await request.read()
+        callbacks.append(json.loads(body).get("callback", ""))
         with suppress(LinkError, ConnectionError):
-            async with aclosing(link.stream(SERVER, await request.read())) as items:
+            async with aclosing(link.stream(SERVER, body)) as items:
                 async for item in items:
                     await response.write(item + b"\n")
         return response
@@ -81,7 +85,9 @@ class Scope:
         self.world, self.root, self.url, self.tempo = world, root, "", Tempo(beat_ms)
         self.store = MemoryStore()
         self.people = self.client(Actor("ann", Role.OPERATOR))
+        self.keys = root / "seal.keys"
         self.agents: list[AgentProcess] = []
+        self.callbacks: list[str] = []
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -89,7 +95,7 @@ class Scope:
         return Client({SERVER: Remote(self.world.link, SERVER)}, actor, self.world)
 
     async def open(self) -> None:
-        self._runner = web.AppRunner(door(self.world.link), access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(door(self.world.link, self.callbacks), access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
@@ -193,6 +199,7 @@ class AgentProcess:
             with suppress(Exception):
                 await end_keeper(self.directory.root, 100)
             await asyncio.sleep(0.05)
+        vault(self.directory).destroy()
 
 
 def keepers_on(root: Path) -> list[int]:
@@ -254,6 +261,7 @@ async def _serve(made: Scope) -> None:
                 beat_ms=tempo.beat_ms,
                 term_ms=tempo.lease_ms,
                 tempo=tempo,
+                keys=made.keys,
             )
         )
         await until(lambda: _answers(made))

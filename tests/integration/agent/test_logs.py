@@ -17,7 +17,7 @@ from remit.model.orders import LogsOf
 from remit.model.records import Replica
 from remit.world.link import SocketLink
 from remit.world.promises import LinkError
-from tests.integration.agent.scope import TOKEN, AgentProcess, Scope, play, shell, until
+from tests.integration.agent.scope import AgentProcess, Scope, play, shell, until
 
 BOUNDS = "file_bytes=20000,older=2,copies=3,node_bytes=1000000,age_ms=60000"
 LINKS: dict[Scope, SocketLink] = {}
@@ -32,7 +32,13 @@ async def asked(scope: Scope, found: Replica, **more: object) -> AsyncIterator[b
         assert isinstance(node, Node)
         LINKS[scope] = SocketLink({"agent": f"tcp:{node.spec.address}:{node.spec.port}"})
     link = LINKS[scope]
-    words = {"token": TOKEN, "key": "replica/t/" + found.metadata.name, "uid": found.metadata.uid, "attempt": 1, **more}
+    words = {
+        "token": scope.callbacks[-1],
+        "key": "replica/t/" + found.metadata.name,
+        "uid": found.metadata.uid,
+        "attempt": 1,
+        **more,
+    }
     async with aclosing(link.stream("agent", msgspec.json.encode(LogsOf(**words)))) as items:  # type: ignore[arg-type]
         async for item in items:
             yield item

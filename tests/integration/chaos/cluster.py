@@ -78,18 +78,18 @@ class Cluster:
         self.root, self.port = root, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.data, self.token_file = root / "data", root / "data" / "token"
-        asks = ["--server", self.url, "--token-file", str(self.token_file), "--beat", beat]
+        self._nodes = nodes
         self.server = self._program(
             "server", ["server", "--data", str(self.data), "--listen", f"127.0.0.1:{self.port}", "--beat", beat]
         )
-        self.scheduler = self._program("scheduler", ["scheduler", *asks])
-        self.controllers = self._program("controllers", ["controllers", *asks])
+        self.scheduler = self._program("scheduler", ["scheduler", *self._asks("scheduler", beat)])
+        self.controllers = self._program("controllers", ["controllers", *self._asks("controllers", beat)])
         self.agents = [
             self._program(
                 f"agent-{n}",
                 [
                     "agent",
-                    *asks,
+                    *self._asks(f"agent-{n}", beat),
                     "--data",
                     str(self._agent_data(n)),
                     "--name",
@@ -102,6 +102,19 @@ class Cluster:
             )
             for n in range(1, agents + 1)
         ]
+
+    def _asks(self, name: str, beat: str) -> list[str]:
+        return ["--server", self.url, "--token-file", str(self.root / f"{name}.token"), "--beat", beat]
+
+    def _issue(self) -> None:
+        """A token for each part, and none for more than its own."""
+        for program in self.programs[1:]:
+            nodes = self.node_names(program, self._nodes) if program in self.agents else []
+            role = "agent" if nodes else program.name
+            words = [word for node in nodes for word in ("--node", node)]
+            asks = ["--server", self.url, "--token-file", str(self.token_file)]
+            made = subprocess.run([REMIT, "token", "create", "--role", role, *words, *asks], capture_output=True, check=True)
+            (self.root / f"{program.name}.token").write_bytes(made.stdout)
 
     def _agent_data(self, n: int) -> Path:
         return self.root / f"agent-{n}"
@@ -124,6 +137,7 @@ class Cluster:
             if time.monotonic() > until or not self.server.runs:
                 raise RuntimeError(f"the server does not answer:\n{self.server.last_words()}")
             time.sleep(0.05)
+        self._issue()
         for program in self.programs[1:]:
             program.start()
 

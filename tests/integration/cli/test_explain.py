@@ -157,7 +157,7 @@ def test_the_shape_of_the_json_is_stable(data: Path) -> None:
     replica = as_json("explain", "replica/web-0", "--data", str(data))
     assert list(replica) == [
         *("kind", "tenant", "name", "workload", "generation", "phase", "attempt", "priority", "node", "since", "evidence"),
-        *("waits", "chosen", "grants", "devices", "victims", "there", "here", "history", "result", "reason"),
+        *("waits", "chosen", "grants", "devices", "victims", "there", "here", "history", "result", "reason", "said"),
     ]
     capacity = as_json("capacity", "-f", str(MORE), "--data", str(data))
     assert list(capacity) == [

@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from remit.cli.token_files import issued_in
 from remit.client.api import ALL_TENANTS, Api, ApiError, Bookmark, Changed, Deleted, Synced
 from remit.client.blocking import BlockingApi
 from remit.client.connecting import connect
 from remit.model.claims import Accepted, Acquire, Actor, Operation, Role
+from remit.model.data import Config, DataSpec, Secret, SecretSpec
 from remit.model.fields import Metadata
-from remit.model.kinds import Config, DataSpec, Region, Secret, Template, Tenant, TenantSpec, Workload, WorkloadSpec
+from remit.model.identity import Token, TokenSpec, digest_of
+from remit.model.kinds import Region, Template, Tenant, TenantSpec, Workload, WorkloadSpec
 from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
 from remit.world.production import production
@@ -224,7 +227,7 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
             assert (caught.value.status, caught.value.code) == (422, "invalid")
             assert "replicas" in caught.value.field
 
-            api.create(Secret(metadata=Metadata(name="s"), spec=DataSpec(data={"key": "value"})))
+            api.create(Secret(metadata=Metadata(name="s"), spec=SecretSpec(data={"key": "value"})))
             assert api.get(Secret, "s").spec.data == {"key": ""}
             assert [one.metadata.name for one in api.list(Workload, labels={"app": "web"}).items] == ["web"]
             assert api.list(Workload, labels="app=no").items == []
@@ -244,9 +247,16 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
             assert caught.value.status == 404
 
             operation = Operation(api.issue(), Actor("me", Role.SCHEDULER), Acquire("scheduler", Duration(10_000)))
-            first = api.claims([operation])
-            assert isinstance(first[0], Accepted)
-            assert api.claims([operation]) == first
+            with pytest.raises(ApiError) as caught:
+                api.claims([operation])
+            assert caught.value.status == 401, "people make no claims: they declare"
+            mine = digest_of("a-token-of-a-scheduler")
+            spec = TokenSpec(role="scheduler", digest=mine, expires="2999-01-01T00:00:00Z")
+            api.create(Token(metadata=Metadata(name="s"), spec=spec))
+            with BlockingApi(f"http://127.0.0.1:{server.port}", "a-token-of-a-scheduler") as program:
+                first = program.claims([operation])
+                assert isinstance(first[0], Accepted)
+                assert program.claims([operation]) == first
             assert api.delete(Workload, "web", expect=read.metadata.revision).action == "deleted"
             with pytest.raises(ApiError) as caught:
                 api.get(Workload, "web")
@@ -272,10 +282,11 @@ def test_a_component_reaches_its_server_by_one_link(tmp_path: Path) -> None:
     async def main() -> None:
         world = production()
         with Server(tmp_path / "data") as server:
-            async with connect([f"http://127.0.0.1:{server.port}/"], server.token, world) as connected:
-                client = connected.client_for(Actor("ann", Role.OPERATOR))
-                assert (await client.status()).scope == "local"
-                async with api_to(server) as api:
+            async with api_to(server) as api:
+                token = await issued_in(tmp_path / "token", api, world.ids, "scheduler")
+                async with connect([f"http://127.0.0.1:{server.port}/"], token, world) as connected:
+                    client = connected.client_for(Actor("one", Role.SCHEDULER))
+                    assert (await client.status()).scope == "local"
                     await api.apply([ACME])
                     row = await connected.rows.get("tenant/acme")
                     assert row is not None

@@ -62,11 +62,12 @@ class Server:
         self.process.wait()
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Its exit code, and what it said on stderr."""
+        """Its exit code, and what it said on stderr of things that went wrong; that it refused something is no such thing."""
         self.process.send_signal(number)
         code = self.process.wait(30)
         assert self.process.stderr is not None
-        return code, self.process.stderr.read().decode()
+        said = self.process.stderr.read().decode().splitlines(keepends=True)
+        return code, "".join(line for line in said if not line.startswith("{") or json.loads(line)["level"] != "info")
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)

@@ -7,12 +7,14 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -405,6 +407,26 @@ def test_a_sandbox_lets_it_write_where_it_may_and_nowhere_else(parent: str, tmp_
 
 
 @with_bwrap
+def test_a_sandbox_shows_nothing_of_what_is_hidden_but_its_own(parent: str, tmp_path: Path) -> None:
+    """The agent's directory has its token, its keeper's socket and everybody's rooms; as root, work could open them all."""
+
+    with TemporaryDirectory(dir="/var/tmp") as there, socket.socket(socket.AF_UNIX) as keeper:  # /tmp is covered anyway
+        mine = Path(there, "work", "mine")
+        mine.mkdir(parents=True)
+        Path(there, "work", "others").mkdir()
+        Path(there, "token").write_text("a token")
+        keeper.bind(str(Path(there, "keeper.sock")))
+        script = f"cd {there}; find . | sort; touch x || echo no; echo y > work/mine/y && cat work/mine/y"
+        order = shell(script)._replace(sandbox="bwrap", directory=mine, writable=(mine,), hidden=(Path(there),))
+
+        async def scene(one: ProcessRunner) -> None:
+            assert (await one.wait(await one.start(order._replace(stdout=tmp_path / "out")))).code == 0
+
+        play(scene, parent)
+    assert (tmp_path / "out").read_text().split() == [".", "./work", "./work/mine", "no", "y"]
+
+
+@with_bwrap
 @pytest.mark.parametrize("group", ["", "boxed"])
 def test_a_sandbox_ends_gently_and_tells_how_and_a_deaf_one_is_killed(grouped: str, tmp_path: Path, group: str) -> None:
     async def scene(one: ProcessRunner) -> None:
@@ -441,7 +463,7 @@ def test_a_program_that_is_not_there_does_not_start_in_a_sandbox_either(parent: 
     async def scene(one: ProcessRunner) -> None:
         with pytest.raises(NotStarted, match="no-such-program"):
             await one.start(Order(("no-such-program",), ENV, sandbox="bwrap"))
-        with pytest.raises(NotStarted, match="writable"):
+        with pytest.raises(NotStarted, match="sandbox"):
             await one.start(Order(("/bin/true",), ENV, sandbox="bwrap", writable=(tmp_path / "no",)))
 
     play(scene, parent)

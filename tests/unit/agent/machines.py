@@ -16,6 +16,7 @@ from remit.agent.keeper import Keeper
 from remit.agent.keeping import Answer, Begin, Begun, Table, Word, encode
 from remit.agent.saying import Sayings
 from remit.world.promises import Confinement, DiskError, Ended, NoRoom, NotStarted, Order, Running, Usage, World
+from remit.world.sessions import Session, Window
 from tests.unit.world.virtual import VirtualClock, virtual_world
 
 NODE = "n1"
@@ -84,6 +85,9 @@ class Hand:
                     await self._clock.sleep_ms(grace_ms)
                     machine.told.append((pid, "kill"))
                 machine.end(pid, Ended(signal=9 if machine.deaf else 15))
+
+    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> Session:
+        raise NotStarted("nothing begins beside what is only written down", "use a world with a machine in it")
 
     def usage(self, running: Running, /) -> Usage:
         return Usage(1_000, 1 << 20, 1) if running.pid in self.machine.runs else Usage()

@@ -8,10 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from remit.agent.copies import Copy
-from remit.agent.core import Act, End, Leave, Mind, Say, Start
+from remit.agent.core import Act, End, Leave, Mind, Prepare, Say, Start
 from remit.agent.keeping import Begun
 from remit.agent.orders import Assigned, generation_name
+from remit.agent.preparing import Making
 from remit.agent.probing import Health
+from remit.agent.work import NOTHING
 from remit.law.tempo import Tempo, lost_after_ms
 from remit.model.fields import Metadata, Stamp
 from remit.model.kinds import (
@@ -116,12 +118,20 @@ def test_what_is_bound_is_asked_to_start_and_only_then_started() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"configs": (Mount(name="c"),)}, {"secrets": (Mount(name="s"),)}])
-def test_work_that_would_start_without_what_it_needs_is_not_started(asked: dict[str, Any]) -> None:
+def test_work_that_reads_is_started_once_it_is_there__and_asked_for_anew_at_each_start(asked: dict[str, Any]) -> None:
     bench = Bench(Phase.STARTING, made=replace(template(), **asked), kind="service")
-    assert bench.says() == ("crash", "not started")
-    (said,) = bench.look()
-    assert isinstance(said, Say)
-    assert said.move.reason.startswith(f"template.{next(iter(asked))} are not carried to nodes yet")
+    (deed,) = bench.look()
+    assert isinstance(deed, Prepare) and deed.number == 0
+    making = bench.mind.making[COPY] = Making()
+    assert bench.look() == [], "it is under way"
+    making.prepared = NOTHING
+    assert [type(deed) for deed in bench.look()] == [Start]
+    bench.ended(code=1)
+    (deed,) = [deed for deed in bench.look(NOW_MS + 60_000) if not isinstance(deed, Say)]
+    assert isinstance(deed, Prepare) and deed.number == 1, "what was read for the first start is not good for the second"
+    bench.mind.making[COPY] = Making(1)
+    bench.mind.making[COPY].prepared = NOTHING
+    assert [type(deed) for deed in bench.look(NOW_MS + 60_000)] == [Start]
 
 
 @pytest.mark.parametrize("phase", ON_NODE)
@@ -195,7 +205,7 @@ def test_a_timeout_ends_it_and_is_its_result_also_for_an_agent_that_did_not_see_
     bench = Bench(Phase.RUNNING, timeout=Duration(5_000), made=template(stop_grace=Duration(700)))
     bench.runs()
     assert bench.look(NOW_MS + 4_999) == []
-    assert bench.mind.wake_ms == NOW_MS + 5_000
+    assert min(bench.mind.wakes.values()) == NOW_MS + 5_000
     assert bench.look(NOW_MS + 5_000) == [End(COPY, 700, "timeout")]
     bench.ended(code=None, signal=15, why="timeout")
     bench.mind = Mind("n1", TEMPO)
@@ -260,7 +270,7 @@ def test_a_service_is_started_again_after_its_pause_once_nobody_is_sent_to_it() 
     for number, pause_ms in enumerate((1_000, 2_000, 3_000, 3_000)):
         bench.ended(code=1, number=number)
         assert bench.look(NOW_MS + pause_ms - 1, may_act=False) == []
-        assert bench.mind.wake_ms == NOW_MS + pause_ms
+        assert min(bench.mind.wakes.values()) == NOW_MS + pause_ms
         deed = bench.look(NOW_MS + pause_ms, may_act=False)[0]
         assert isinstance(deed, Start), "its attempt goes on: no lease is needed for that"
         assert deed.number == number + 1
@@ -302,7 +312,7 @@ def test_an_agent_that_comes_back_starts_nothing_again_on_orders_from_before_it_
     bench.mind.renewed(NOW_MS)
     bench.ended(code=1)
     assert bench.look(NOW_MS + 100) == []
-    assert bench.mind.wake_ms is not None
+    assert bench.mind.wakes
     bench.phase(Phase.RUNNING)
     assert [type(deed) for deed in bench.look(NOW_MS + 100)] == [Start]
 
@@ -369,7 +379,7 @@ def test_an_heir_without_the_data_says_that_nothing_runs_only_when_it_was_surely
     bench.mind.took_over(NOW_MS, follows=False)
     sure_ms = NOW_MS + lost_after_ms(2_000, TEMPO)
     assert bench.look(sure_ms - 1) == []
-    assert bench.mind.wake_ms == sure_ms
+    assert min(bench.mind.wakes.values()) == sure_ms
     assert bench.says(sure_ms)[0] in ("crash", "stopped")
     follower = Bench(phase, fence=Duration(2_000))
     follower.mind.took_over(NOW_MS, follows=True)

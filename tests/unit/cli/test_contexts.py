@@ -134,3 +134,26 @@ def test_a_token_that_cannot_be_sent_is_refused(env: dict[str, str], tmp_path: P
         Flags(server=HERE, token_file=str(tmp_path / "bad")).reach(env)
     with pytest.raises(Unconfigured, match="cannot be read"):
         Flags(server=HERE, token_file=str(tmp_path / "none")).reach(env)
+
+
+def test_like_another__the_same_server_and_authority__and_never_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMIT_CONFIG", str(tmp_path / "config.yaml"))
+    for name in ("root", "ann"):
+        (tmp_path / name).write_text(f"a-token-of-{name}-for-this")
+    run = CliRunner().invoke
+    words = ["context", "set", "prod", "--server", "https://remit.example:7420", "--ca-file", str(tmp_path / "ca.pem")]
+    assert run(remit, [*words, "--token-file", str(tmp_path / "root")]).exit_code == 0
+    assert (
+        run(
+            remit, ["context", "set", "ann", "--like", "prod", "--token-file", str(tmp_path / "ann"), "--tenant", "risk"]
+        ).exit_code
+        == 0
+    )
+    made = load(tmp_path / "config.yaml").named("ann")
+    assert (made.server, made.ca_file, made.tenant) == ("https://remit.example:7420", str(tmp_path / "ca.pem"), "risk")
+    assert made.token_file == str(tmp_path / "ann")
+    assert run(remit, ["context", "set", "bob", "--like", "prod"]).exit_code == 0
+    assert not load(tmp_path / "config.yaml").named("bob").token_file, "a token is its holder's alone"
+    assert "no context" in run(remit, ["context", "set", "eve", "--like", "nobody"]).output

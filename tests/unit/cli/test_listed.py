@@ -113,6 +113,15 @@ apiVersion: remit/v1
 kind: Allotment
 metadata: {name: al, tenant: risk}
 spec: {workload: web, region: eu, replicas: 1}
+---
+apiVersion: remit/v1
+kind: Token
+metadata: {name: ann}
+spec:
+  role: member
+  tenant: risk
+  digest: "0000000000000000000000000000000000000000000000000000000000000000"
+  expires: "2027-01-31T12:00:00Z"
 """
     return [*things, *read(more, "more.yaml").objects]
 

@@ -73,7 +73,7 @@ def test_json_lines_are_nothing_but_json() -> None:
     result = validate("--json", str(BAD / "many-problems.yaml"), str(EXAMPLES))
     problems = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(problems) == 5
-    assert set(problems[0]) == {"file", "line", "column", "path", "message", "cure"}
+    assert set(problems[0]) == {"file", "line", "column", "path", "message", "cure", "reserved"}
     assert "5 problems in" in result.stderr
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from remit.cli.written import json_text, manifest_text, plain, yaml_text
+from remit.model.data import Config, DataSpec, Secret, SecretSpec
 from remit.model.documents import Node as Read
 from remit.model.documents import read_documents
 from remit.model.fields import Condition, Metadata, Stamp
-from remit.model.kinds import Config, DataSpec, Secret, Template, Workload, WorkloadSpec, WorkloadStatus
+from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
 from remit.model.manifests import read
 from remit.model.objects import DECLARED
 from remit.model.problems import Problems
@@ -81,7 +82,7 @@ def test_what_remit_reports_is_told_in_comments_and_not_declared() -> None:
 
 
 def test_a_secret_that_is_not_shown_cannot_be_applied_as_an_empty_one() -> None:
-    text = manifest_text(Secret(metadata=Metadata(name="key", tenant="risk"), spec=DataSpec(data={"password": ""})))
+    text = manifest_text(Secret(metadata=Metadata(name="key", tenant="risk"), spec=SecretSpec(data={"password": ""})))
     assert "password: null" in text
     assert "is empty" in read(text.encode(), "key.yaml").problems[0].message
 

@@ -15,7 +15,7 @@ from remit.client.api import ALL_TENANTS, Api, ApiError, Changed, Deleted, Liste
 from remit.client.blocking import BlockingApi
 from remit.client.retry import RetryShape
 from remit.client.watching import Bookmark
-from remit.model.kinds import Config
+from remit.model.data import Config
 from tests.unit.client.fake_api import TOKEN, FakeApi, serving
 from tests.unit.client.raw_http import Said, raw_server
 
@@ -349,5 +349,6 @@ def test_the_blocking_calls_are_the_same_ones() -> None:
 
 
 def test_every_call_has_its_blocking_twin() -> None:
-    public = {name for name in vars(Api) if not name.startswith("_")} | {"tenant"}
+    conversing = {"exec"}  # both sides speak at once, which one step at a time cannot
+    public = ({name for name in vars(Api) if not name.startswith("_")} | {"tenant"}) - conversing
     assert public == {name for name in vars(BlockingApi) if not name.startswith("_")}

@@ -25,7 +25,8 @@ from remit.model.claims import (
     Vacate,
 )
 from remit.model.fields import Condition, Metadata
-from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec
+from remit.model.kinds import Policy, PolicySpec
+from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, SummarySpec
 from remit.model.resources import Duration
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, story, workload

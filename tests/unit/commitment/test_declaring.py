@@ -10,16 +10,17 @@ from msgspec.structs import replace
 
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused, Spawn
+from remit.model.data import Config, DataSpec
 from remit.model.fields import Metadata
 from remit.model.judging import judge
-from remit.model.kinds import Config, DataSpec, DeviceAsk, Node, NodeHealth, NodeStatus, Region, Rollout
+from remit.model.kinds import DeviceAsk, Node, NodeHealth, NodeStatus, Region, Rollout
 from remit.model.resources import Amount
 from tests.properties.machines import OPERATOR, USER, Scope, node, priority_class, story, tenant, workload
 
 
-async def told(scope: Scope, thing: objects.AnyObject) -> str:
+async def told(scope: Scope, thing: objects.AnyObject, code: Code = Code.INVALID) -> str:
     (verdict,) = await scope.ask(OPERATOR, Apply(thing))
-    assert isinstance(verdict, Refused) and verdict.code is Code.INVALID, verdict
+    assert isinstance(verdict, Refused) and verdict.code is code, verdict
     return verdict.detail
 
 
@@ -30,9 +31,11 @@ def with_labels(labels: dict[str, str]) -> Node:
 @story
 async def test_the_refusal_names_the_path_the_fault_and_the_cure(scope: Scope) -> None:
     reserved = '"remit/x" is reserved: only Remit writes what stands under remit/; choose another prefix, or none'
-    assert await told(scope, with_labels({"remit/x": "y"})) == f'metadata.labels["remit/x"]: {reserved}'
+    assert await told(scope, with_labels({"remit/x": "y"}), Code.RESERVED) == f'metadata.labels["remit/x"]: {reserved}'
     high = priority_class("vip", 1_000_000_001)
-    assert (await told(scope, high)).endswith("priorities above 1000000000 are Remit's own; use at most 1000000000")
+    assert (await told(scope, high, Code.RESERVED)).endswith(
+        "priorities above 1000000000 are Remit's own; use at most 1000000000"
+    )
     crowd = workload("w", replicas=1, gang=2, priority="A B")
     assert (await told(scope, crowd)).startswith("spec.gang.min: gang.min 2 is more than the 1 replicas; use at most 1")
     assert "spec.priorityClass: " in await told(scope, crowd), "and every other fault beside it"

@@ -32,8 +32,9 @@ from remit.model.claims import (
     Refused,
     Role,
 )
+from remit.model.data import Config, DataSpec
 from remit.model.fields import Metadata, Stamp
-from remit.model.kinds import Config, DataSpec, Placement
+from remit.model.kinds import Placement
 from remit.model.objects import encode
 from remit.model.records import DecisionSpec, EventSpec, Grant, Lease, LeaseSpec
 from remit.model.resources import Duration

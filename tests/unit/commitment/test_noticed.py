@@ -24,17 +24,8 @@ from remit.model.claims import (
     Verdict,
 )
 from remit.model.fields import Metadata
-from remit.model.kinds import (
-    Affinity,
-    NodeHealth,
-    Placement,
-    Policy,
-    PolicyAllow,
-    PolicyRule,
-    PolicySpec,
-    Spread,
-    Standby,
-)
+from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicySpec, Spread, Standby
+from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload

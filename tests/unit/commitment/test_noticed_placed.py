@@ -6,18 +6,8 @@ import pytest
 
 from remit.model.claims import Apply, Bind, Close, Code, Ganged, Issue, Mark, Refused, Reserve, Spawn
 from remit.model.fields import Metadata
-from remit.model.kinds import (
-    Affinity,
-    NodeHealth,
-    Placement,
-    Policy,
-    PolicyMatch,
-    PolicyRule,
-    PolicySpec,
-    PriorityClass,
-    PriorityClassSpec,
-    Toleration,
-)
+from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicySpec, PriorityClass, PriorityClassSpec, Toleration
+from remit.model.policies import PolicyMatch, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from tests.properties.machines import HOUR, OPERATOR, TAINTED, USER, Scope, amounts, node, story, tenant, workload
@@ -47,8 +37,8 @@ def capped(most: int, name: str = "cap", **match: object) -> Apply:
 
 
 async def priority(scope: Scope, name: str, owner: str = "t1", **shape: object) -> int:
-    """The priority that a new replica is given."""
-    await scope.must(USER, Apply(workload(name, owner=owner, priority="top", **shape)))  # type: ignore[arg-type]
+    """The priority that a new replica is given: also one whose author wrote its class before there was a rule."""
+    await scope.must(scope.actors["rollout"], Apply(workload(name, owner=owner, priority="top", **shape)))  # type: ignore[arg-type]
     await scope.must(scope.actors["workloads"], Spawn(owner, name, 1, 0))
     return int(scope.row(f"replica/{owner}/{name}-0")["spec"].get("priority", 0))
 
@@ -79,8 +69,10 @@ async def test_a_rank_can_be_limited_by_the_name_of_the_workload_as_places_can(s
 async def test_work_whose_rank_was_limited_preempts_only_what_is_below_the_limit(scope: Scope) -> None:
     (weak,) = await spawned(scope, "weak", priority="high")
     await bind(scope, weak)
+    await scope.must(USER, Apply(workload("strong", priority="top", replicas=1)))
     await scope.must(OPERATOR, capped(100))
-    (strong,) = await spawned(scope, "strong", priority="top")
+    await scope.must(scope.actors["workloads"], Spawn("t1", "strong", 1, 0))
+    strong = "replica/t1/strong-0"
     said = await refusal(scope, Reserve(strong, scope.at(strong), "n1", T1, victims={weak: scope.at(weak)}))
     assert said.code is Code.VICTIMS and said.detail.endswith("has priority 100, not below 100")
     assert scope.phase(weak) == "bound"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remit.model.claims import Accepted, Apply, Bind, Code, Forget, Ganged, Move, Refused, Reserve, Spawn
 from remit.model.kinds import Affinity, DeviceAsk, Placement
-from tests.properties.machines import OPERATOR, Scope, node, story, tenant
+from tests.properties.machines import OPERATOR, USER, Scope, node, story, tenant, workload
 from tests.unit.commitment.desk import T1, bind, held, move, moving, spawned
 
 GPU = (DeviceAsk(kind="gpu", count=1),)
@@ -33,6 +33,23 @@ async def test_a_reservation_posts_what_its_victims_will_not_free(scope: Scope) 
     assert await scope.refused(scope.actors["scheduler"], Bind(other, scope.at(other), "n1", T1)) is Code.NO_ROOM
     await bind(scope, strong)
     assert held(scope, "n1") == 4000
+
+
+@story
+async def test_a_victim_is_told_by_whom_only_if_that_is_of_its_tenant(scope: Scope) -> None:
+    (weak,) = await spawned(scope, "weak", cpu="3")
+    (strong,) = await spawned(scope, "strong", cpu="4", priority="high")
+    await bind(scope, weak)
+    await scope.must(scope.actors["scheduler"], reserve(scope, strong, weak))
+    assert scope.row(weak)["status"]["reason"] == f"preempted by {strong}"
+    (mine,) = await spawned(scope, "mine", cpu="3")
+    await bind(scope, mine, "n2")
+    await scope.must(USER, Apply(workload("zebra", cpu="4", priority="high", replicas=1, owner="t2")))
+    await scope.must(scope.actors["workloads"], Spawn("t2", "zebra", 1, 0, 1))
+    there = "replica/t2/zebra-0"
+    claim = Reserve(there, scope.at(there), "n2", "tenant/t2", victims={mine: scope.at(mine)})
+    await scope.must(scope.actors["scheduler"], claim)
+    assert scope.row(mine)["status"]["reason"] == "preempted by work of another tenant, of priority 100"
 
 
 @story

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from remit.model.claims import Adopt, Apply, Bind, Code, Delete, Refused, Reserve, Rollback
 from remit.model.fields import Metadata
-from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec
+from remit.model.kinds import Policy, PolicySpec, Template, Workload, WorkloadSpec
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Duration
+from remit.model.software import Artifact, HostPath, PolicyPermit, Volume
 from tests.properties.machines import OPERATOR, USER, Scope, story
 from tests.unit.commitment.desk import T1, bind, spawned
 
@@ -107,3 +111,72 @@ async def test_where_policies_come_on_lease_none_is_made_or_undone_here(scope: S
     assert await scope.refused(OPERATOR, Apply(policy("own", "b"))) is Code.NOT_OWNER
     assert await scope.refused(OPERATOR, Delete("Policy", "own")) is Code.NOT_OWNER
     assert await scope.refused(OPERATOR, Rollback(1)) is Code.NOT_OWNER
+
+
+# -- what a policy permits of the machines -----------------------------------------------------------------------------
+
+
+def asking(source: str = "", path: str = "", command: str = "true") -> Workload:
+    artifacts = (Artifact(source=source, sha256="0" * 64),) if source else ()
+    volumes = (Volume(name="v", path="v", host=HostPath(path=path)),) if path else ()
+    template = Template(command=(command,), artifacts=artifacts, volumes=volumes)
+    return Workload(metadata=Metadata(name="asks", tenant="t1"), spec=WorkloadSpec(type="service", template=template))
+
+
+def permitting(*tenants: str) -> Policy:
+    permit = PolicyPermit(artifact_hosts=("10.0.0.0/8",), host_paths=("/srv/data",))
+    rule = PolicyRule(match=PolicyMatch(tenants=tenants), permit=permit)
+    return Policy(metadata=Metadata(name="lent"), spec=PolicySpec(rules=(rule,)))
+
+
+@story
+async def test_what_is_not_public_and_no_policy_permits_is_refused_with_its_field_and_the_cure(scope: Scope) -> None:
+    """A32."""
+    for source in ("http://169.254.169.254/latest/meta-data/", "http://localhost:7420/v1/nodes", "https://10.1.2.3/a"):
+        (verdict,) = await scope.ask(USER, Apply(asking(source)))
+        assert isinstance(verdict, Refused)
+        assert verdict.code is Code.INVALID
+        assert verdict.detail.startswith("spec.template.artifacts[0].source: nothing is fetched from there: ")
+        assert verdict.detail.endswith("; use a public host, or let a policy permit it in permit.artifactHosts")
+    (verdict,) = await scope.ask(USER, Apply(asking(path="/srv/data/a")))
+    assert isinstance(verdict, Refused)
+    assert verdict.detail.startswith("spec.template.volumes[0].host.path: no policy in force permits /srv/data/a")
+    await scope.must(USER, Apply(asking("https://example.org/a")))
+
+
+@story
+async def test_a_policy_permits_it_to_those_that_it_speaks_of_while_it_stands(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(permitting("t2")))
+    assert await scope.refused(USER, Apply(asking("https://10.1.2.3/a"))) is Code.INVALID
+    await scope.must(OPERATOR, Apply(permitting("t1")))
+    await scope.must(USER, Apply(asking("https://10.1.2.3/a", "/srv/data/a")))
+    await scope.must(OPERATOR, Delete("Policy", "lent"))
+    await scope.must(USER, Apply(asking("https://10.1.2.3/a", "/srv/data/a")))
+    assert await scope.refused(USER, Apply(asking("https://10.1.2.3/a", "/srv/data/a", "false"))) is Code.INVALID
+
+
+def held(**says: str) -> Workload:
+    plain = asking()
+    return replace(plain, spec=replace(plain.spec, template=replace(plain.spec.template, **says)))
+
+
+@story
+async def test_somebody_of_a_tenant_does_not_say_how_its_work_is_held(scope: Scope) -> None:
+    """An agent is root, and would make whoever may say so root as well, or anybody else of its machine."""
+    member = replace(USER, tenant="t1")
+    for says, field in (({"sandbox": "none"}, "sandbox"), ({"user": "root"}, "user"), ({"user": "daemon"}, "user")):
+        (verdict,) = await scope.ask(member, Apply(held(**says)))
+        assert isinstance(verdict, Refused) and verdict.code is Code.INVALID, says
+        assert verdict.detail.startswith(f"spec.template.{field}: no policy in force permits work of this tenant "), says
+    await scope.must(member, Apply(held(sandbox="bwrap")))
+    await scope.must(OPERATOR, Apply(held(sandbox="none", user="root")))
+    await scope.must(member, Apply(held(sandbox="none", user="root")))  # as it stands
+
+
+@story
+async def test_a_policy_permits_a_tenant_users_of_the_nodes_and_to_do_without_a_sandbox(scope: Scope) -> None:
+    member = replace(USER, tenant="t1")
+    rule = PolicyRule(match=PolicyMatch(tenants=("t1",)), permit=PolicyPermit(users=("daemon",), unsandboxed=True))
+    await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="held"), spec=PolicySpec(rules=(rule,)))))
+    await scope.must(member, Apply(held(sandbox="none", user="daemon")))
+    assert await scope.refused(member, Apply(held(user="root"))) is Code.INVALID

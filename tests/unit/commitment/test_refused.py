@@ -30,8 +30,9 @@ from remit.model.claims import (
     Vouch,
     Yield,
 )
+from remit.model.data import Config, DataSpec
 from remit.model.fields import Metadata, Stamp
-from remit.model.kinds import Config, DataSpec, Device, DeviceAsk, NodeHealth, Region
+from remit.model.kinds import Device, DeviceAsk, NodeHealth, Region
 from remit.model.records import GrantSpec, Lease, LeaseSpec
 from remit.model.resources import Amount, Duration
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload

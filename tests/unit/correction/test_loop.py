@@ -52,6 +52,7 @@ class Wire(Passing):
         self.asked: list[Operation] = []
         self.answers: list[Verdict] = []
         self.lose = False
+        self.answer_after_ms = 0
         self.statuses = 0
 
     async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
@@ -59,6 +60,8 @@ class Wire(Passing):
         verdicts = await self.authority.ask(operations)
         if self.lose:
             raise Silence("lost")
+        if self.answer_after_ms:
+            await self.authority.clock.sleep_ms(self.answer_after_ms)
         self.answers += verdicts
         return verdicts
 
@@ -181,6 +184,28 @@ async def test_it_reacts_to_what_changes__and_asks_once(r: Room) -> None:
     await r.sleep(300)
     assert [await r.health(name) for name in ("n1", "n2")] == ["ready", "ready"]
     assert len(wire.claims(Mark)) == 2
+
+
+@room
+async def test_what_comes_alone_is_looked_at_at_once(r: Room) -> None:
+    marker, _, _, _ = r.loop()
+    await r.sleep(500)
+    asked_ms = r.world.clock.now_ms()
+    await r.nodes("n1")
+    await r.sleep(300)
+    assert [at_ms - asked_ms for key, at_ms in marker.looks][:1] == [0]
+
+
+@room
+async def test_an_answer_that_comes_after_the_board_has_shown_the_deed_is_followed_by_a_look(r: Room) -> None:
+    """L6: what is next for a key is not left to the next sweep."""
+    marker, _, wire, _ = r.loop()
+    await r.sleep(500)
+    wire.answer_after_ms = 50
+    await r.nodes("n1")
+    await r.sleep(300)
+    assert await r.health("n1") == "ready"
+    assert len(marker.looks) == 2, "to see what came of it"
 
 
 @room

@@ -15,19 +15,9 @@ from remit.correction.rollout import Rollouts
 from remit.correction.wanted import Census
 from remit.law.lifecycle import WAITS
 from remit.model.claims import Accepted, Close, Code, Delete, Refused
+from remit.model.data import Config, DataSpec
 from remit.model.fields import Deadline, Metadata, Owner, Stamp
-from remit.model.kinds import (
-    Config,
-    DataSpec,
-    Disruption,
-    NodeHealth,
-    Override,
-    OverrideScope,
-    OverrideSpec,
-    OverrideStatus,
-    Rollout,
-    Workload,
-)
+from remit.model.kinds import Disruption, NodeHealth, Override, OverrideScope, OverrideSpec, OverrideStatus, Rollout, Workload
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus, Phase, Replica
 from remit.model.resources import Amount, Duration
 from tests.unit.correction.table import Table, ready, replica, short, work

@@ -23,9 +23,6 @@ from remit.model.kinds import (
     NodeSpec,
     NodeStatus,
     Placement,
-    PolicyAllow,
-    PolicyMatch,
-    PolicyRule,
     PolicySpec,
     Spread,
     Taint,
@@ -33,6 +30,7 @@ from remit.model.kinds import (
     Toleration,
     WorkloadSpec,
 )
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from tests.unit.law.oracle import Scene, Work
 

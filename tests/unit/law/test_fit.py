@@ -20,9 +20,6 @@ from remit.model.kinds import (
     NodeSpec,
     NodeStatus,
     Placement,
-    PolicyAllow,
-    PolicyMatch,
-    PolicyRule,
     PolicySpec,
     Spread,
     Taint,
@@ -31,6 +28,7 @@ from remit.model.kinds import (
     Toleration,
     WorkloadSpec,
 )
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from tests.unit.law.scalar import OneNode, PlainPeers
 

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from remit.model.fields import Deadline
-from remit.model.kinds import Affinity, Placement, PolicyAllow, PolicyMatch, PolicyRule, Spread
+from remit.model.kinds import Affinity, Placement, Spread
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from tests.unit.observation.rows import Told, policy, ready, tenant, work
 
 APART = Placement(anti_affinity=(Affinity(label_selector={"app": "shy"}, topology_key="node"),))

@@ -23,13 +23,12 @@ from remit.model.kinds import (
     OverrideSpec,
     OverrideStatus,
     Placement,
-    PolicyAllow,
-    PolicyRule,
     PolicySpec,
     Spread,
     Tenant,
     TenantSpec,
 )
+from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import Grant, GrantSpec, GrantStatus, PolicyRevision, PolicyRevisionSpec
 from remit.model.resources import Duration
 from remit.proposal.capacity import room_for

@@ -15,12 +15,11 @@ from remit.model.kinds import (
     OverrideSpec,
     Placement,
     Policy,
-    PolicyAllow,
-    PolicyRule,
     PolicySpec,
     Spread,
     Taint,
 )
+from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.resources import Duration
 from tests.properties.machines import OPERATOR, Scope
 from tests.unit.commitment.desk import move

@@ -13,8 +13,10 @@ from urllib.parse import quote
 
 from remit.assembly import Serving, serving
 from remit.law.tempo import Tempo
+from remit.model.identity import TokenRole
 from remit.serve.app import Application
 from remit.serve.desk import Desk
+from remit.serve.providing import provide
 from remit.serve.routes import Route
 from remit.serve.table import ROUTES
 from remit.store.memory import MemoryStore
@@ -24,6 +26,12 @@ from remit.world.production import production
 from remit.world.promises import World
 
 TOKEN = "a-token-of-a-test"
+TOKENS: dict[TokenRole, str] = {
+    "admin": TOKEN,
+    "agent": "a-token-of-an-agent",
+    "scheduler": "a-token-of-a-scheduler",
+    "controllers": "a-token-of-controllers",
+}
 BEAT_MS = 100
 
 
@@ -52,13 +60,13 @@ class Api:
         body: Any = None,
         *,
         headers: Mapping[str, str] | None = None,
-        token: str | None = TOKEN,
+        token: str | None = "",
         pieces: list[bytes] | None = None,
     ) -> Reply:
         """`body`: bytes as they are, anything else as JSON. `pieces`: a body that comes in several, unannounced."""
         told, sent = {"content-type": "application/json"}, _body(body, pieces)
         if token is not None:
-            told["authorization"] = f"Bearer {token}"
+            told["authorization"] = f"Bearer {token or _usual(path)}"
         if pieces is None and sent[0]:
             told["content-length"] = str(len(sent[0]))
         elif pieces is not None:
@@ -77,9 +85,9 @@ class Api:
         return reply.json
 
     @asynccontextmanager
-    async def watch(self, path: str) -> AsyncIterator[Watched]:
+    async def watch(self, path: str, *, token: str = TOKEN) -> AsyncIterator[Watched]:
         watched = _Watching()
-        scope = _scope("GET", path, {"authorization": f"Bearer {TOKEN}"})
+        scope = _scope("GET", path, {"authorization": f"Bearer {token}"})
         task = asyncio.ensure_future(self.app(scope, watched.receive, watched.send))
         try:
             yield Watched(watched)
@@ -152,6 +160,11 @@ class _Watching:
                 await self.pieces.put(None)
 
 
+def _usual(path: str) -> str:
+    """Of whoever asks there usually."""
+    return TOKENS["controllers"] if path in ("/v1/ask", "/v1/claims", "/v1/follow") else TOKEN
+
+
 def _body(body: Any, pieces: list[bytes] | None) -> list[bytes]:
     if pieces is not None:
         return pieces
@@ -181,9 +194,7 @@ async def api(
     store = MemoryStore() if store is None else store
     tempo = Tempo(BEAT_MS)
     one = serving(store, world, scope="test", name="server", beat_ms=BEAT_MS, term_ms=3 * BEAT_MS, tempo=tempo)
-    desk = Desk(
-        one.standby, store, one.board, one.door, world, token=TOKEN, judging=judging, tempo=tempo, watchers_max=watchers_max
-    )
+    desk = Desk(one.standby, store, one.board, one.door, world, judging=judging, tempo=tempo, watchers_max=watchers_max)
     asked = Api(Application(routes, desk, lambda what, error: asked.complaints.append(f"{what}: {error!r}")), desk, one, store)
     running = asyncio.ensure_future(one.run()) if lead else None
     try:
@@ -191,6 +202,8 @@ async def api(
             async with asyncio.timeout(10):
                 while one.standby.leading is None or not one.board.sober:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.005)
+                for role, token in TOKENS.items():
+                    await provide(desk, token, role, subject=role, nodes=["n1"] if role == "agent" else ())
         yield asked
         assert not asked.complaints, asked.complaints
     finally:

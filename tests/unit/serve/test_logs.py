@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from remit.model.identity import Principal
 from remit.model.kinds import Node
 from remit.model.orders import LogsOf
 from remit.serve import logs
@@ -21,6 +22,7 @@ from tests.unit.observation.rows import ready, replica, tenant, work
 from tests.unit.serve.boards import Told
 
 TOKEN = "a token"
+ANN = Principal("ann", "ann", "member", "t1")
 
 
 def free_port() -> int:
@@ -37,7 +39,7 @@ def at(port: int, host: str = "127.0.0.1") -> Node:
 def agents(port: int, host: str = "127.0.0.1", **status: Any) -> Agents:
     web = replica("web", 0, "serving", "n1", **status)
     told = Told(at(port, host), tenant("t1"), *work("web"), web, replica("web", 1), replica("web", 2, "released", "gone"))
-    return Agents(told.board, told.clock, TOKEN)
+    return Agents(told.board, told.clock, {"n1": TOKEN})
 
 
 class Agent:
@@ -68,9 +70,9 @@ async def read(agent: Agent | None, wanted: Wanted = Wanted(), name: str = "web-
     port = free_port()
     found = agents(port, **status)
     if agent is None:
-        return [piece async for piece in await found.logs("t1", name, wanted)]
+        return [piece async for piece in await found.logs(ANN, "t1", name, wanted)]
     async with SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
-        return [piece async for piece in await found.logs("t1", name, wanted)]
+        return [piece async for piece in await found.logs(ANN, "t1", name, wanted)]
 
 
 def failed(*args: Any, **more: Any) -> Any:
@@ -117,7 +119,7 @@ def test_what_has_written_nothing__is_a_404_with_a_cure(name: str, word: str) ->
 
 def test_an_agent_that_cannot_be_asked__is_a_404() -> None:
     async def ask() -> Any:
-        return await agents(0).logs("t1", "web-0", Wanted())
+        return await agents(0).logs(ANN, "t1", "web-0", Wanted())
 
     with pytest.raises(Failure) as failure:
         asyncio.run(ask())
@@ -132,7 +134,7 @@ def test_an_agent_that_does_not_answer__is_a_502_with_a_cure() -> None:
 
 def test_an_agent_elsewhere__is_not_reached_for() -> None:
     async def ask() -> Any:
-        return await agents(80, "192.0.2.1").logs("t1", "web-0", Wanted())
+        return await agents(80, "192.0.2.1").logs(ANN, "t1", "web-0", Wanted())
 
     with pytest.raises(Failure) as failure:
         asyncio.run(ask())
@@ -159,13 +161,13 @@ def test_whoever_follows_and_leaves__leaves_no_connection_behind(monkeypatch: py
         port = free_port()
         found = agents(port)
         async with SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
-            pieces = await found.logs("t1", "web-0", Wanted(follow=True))
-            assert found._connections == 1
+            pieces = await found.logs(ANN, "t1", "web-0", Wanted(follow=True))
+            assert found._connections.held == 1
             if not at_once:
                 assert await anext(pieces) == b"one\n"
             await pieces.aclose()
             await asyncio.wait_for(agent.left.wait(), 5)
-            assert found._connections == 0
+            assert found._connections.held == 0
 
     async def both() -> None:
         await leave(Agent(b"one\n", ends=False), at_once=False)

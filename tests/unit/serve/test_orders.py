@@ -19,6 +19,7 @@ from remit.model.objects import AnyObject, encode, key
 from remit.model.orders import Orders, OrdersOf, decode_orders
 from remit.observation.board import Board
 from remit.serve.door import Door
+from remit.serve.keyring import Keyring
 from remit.serve.orders import OrderFeed
 from remit.store import chain
 from remit.store.memory import MemoryStore
@@ -231,7 +232,7 @@ async def test_after_a_stream_has_ended_or_failed_the_next_server_is_asked(world
 async def test_one_door_for_claims_rows_and_orders__by_what_they_are(world: World) -> None:
     server = Server(world, ready("n1"))
     await server.store.commit(Commit(puts=(("node/n1", encode(ready("n1"))),)))
-    door = Door(FakeAuthority(world), server.store, server.feed)
+    door = Door(FakeAuthority(world), server.store, server.feed, Keyring(world.disk, world.ids))
     status = msgspec.json.decode(await door.request(b'{"type":"call"}'), type=Reply).status
     assert status is not None and status.scope == "eu"
     page = msgspec.json.decode(await door.request(msgspec.json.encode(RangeOf(prefix="node/"))), type=RowsPage)
@@ -247,7 +248,7 @@ def test_words_that_cannot_be_read_are_answered__not_raised(body: bytes) -> None
     async def whole() -> None:
         world = virtual_world()
         server = Server(world, ready("n1"))
-        door = Door(FakeAuthority(world), server.store, server.feed)
+        door = Door(FakeAuthority(world), server.store, server.feed, Keyring(world.disk, world.ids))
         assert msgspec.json.decode(await door.request(body), type=Reply).failed == "unread"
         with pytest.raises(Unread, match="ask for orders or rows"):
             await anext(door.stream(body))

@@ -11,29 +11,27 @@ from msgspec.structs import replace
 
 from remit.model.answers import PlanAnswer, PlanItem
 from remit.model.claims import Actor, Role
+from remit.model.data import Config, DataSpec, Secret, SecretSpec
 from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
-    Config,
-    DataSpec,
     Gang,
     Placement,
     Policy,
-    PolicyAllow,
-    PolicyRule,
     PolicySpec,
     PriorityClass,
     PriorityClassSpec,
     Rollout,
-    Secret,
     Spread,
     Tenant,
     TenantSpec,
     Workload,
 )
 from remit.model.objects import AnyObject, dec_hook, encode
+from remit.model.policies import PolicyAllow, PolicyRule
 from remit.proposal.explained import Waits
 from remit.serve.planning import plan
+from remit.serve.sealing import Key, Seals
 from tests.properties.machines import amounts, workload
 from tests.unit.observation.rows import generation, ready, replica, tenant
 from tests.unit.proposal.clusters import Cluster
@@ -218,16 +216,18 @@ def test_a_rule_that_is_broken__is_told_with_its_field() -> None:
 
 def test_a_secret__shows_which_keys_change_and_never_what_they_hold() -> None:
     before = Secret(
-        metadata=Metadata(name="s", tenant="t1", uid="u", generation=1), spec=DataSpec(data={"a": "old-1", "b": "same"})
+        metadata=Metadata(name="s", tenant="t1", uid="u", generation=1), spec=SecretSpec(data={"a": "old-1", "b": "same"})
     )
-    after = Secret(metadata=Metadata(name="s", tenant="t1"), spec=DataSpec(data={"a": "new-2", "b": "same", "c": "new-3"}))
-    item = only(Told(tenant("t1"), before), after)
+    after = Secret(metadata=Metadata(name="s", tenant="t1"), spec=SecretSpec(data={"a": "new-2", "b": "same", "c": "new-3"}))
+    seals = Seals([Key.of(bytes(64))])
+    item = only(Told(tenant("t1"), seals.sealing(before)), seals.sealing(after))
     assert [(one.path, one.before, one.after) for one in item.diff] == [
         ("spec.data.a", "(hidden)", "(hidden)"),
         ("spec.data.c", UNSET, "(hidden)"),
     ]
     told = encode(item)
-    assert b"old-1" not in told and b"new-2" not in told and b"new-3" not in told
+    assert not any(word in told for word in (b"old-1", b"new-2", b"new-3", b"remit:sealed"))
+    assert only(Told(tenant("t1"), seals.sealing(before)), seals.sealing(before)).action == "unchanged"
     shown = only(Told(tenant("t1")), Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data={"a": "x"})))
     assert [(one.path, one.after) for one in shown.diff] == [("spec.data.a", "x")]
 

@@ -11,28 +11,31 @@ import msgspec
 
 from remit.client.remote import Call, Reply
 from remit.client.rows import RangeOf, RowsFrom, RowsPage
-from remit.model.claims import Actor, Apply, Operation, OperationID, Role, encode_operation
+from remit.model.claims import Acquire, Actor, AnyClaim, Apply, Operation, OperationID, Role, encode_operation
 from remit.model.fields import Metadata
 from remit.model.kinds import Tenant, TenantSpec
 from remit.model.objects import dec_hook, enc_hook
-from remit.model.resources import Amount
-from tests.unit.serve.asking import TOKEN, Api, node, story, tenant
+from remit.model.resources import Amount, Duration
+from tests.unit.serve.asking import TOKENS, Api, node, story, tenant
 
 
-async def operation(api: Api, nonce: str, name: str, role: Role = Role.OPERATOR) -> Operation:
+async def operation(api: Api, nonce: str, claim: AnyClaim, role: Role = Role.WORKLOADS) -> Operation:
     stands = (await api.get("/v1/status")).json
-    thing = Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=Amount()))
-    return Operation(OperationID(f"{stands['incarnation']}.{stands['window']}.{nonce}"), Actor("p", role), Apply(thing))
+    return Operation(OperationID(f"{stands['incarnation']}.{stands['window']}.{nonce}"), Actor("p", role), claim)
+
+
+ACQUIRE = Acquire("workloads", Duration(60_000))
+DECLARE = Apply(Tenant(metadata=Metadata(name="b"), spec=TenantSpec(quota=Amount())))
 
 
 @story
 async def test_claims_get_a_verdict_each(api: Api) -> None:
-    mine = [await operation(api, "1", "a"), await operation(api, "2", "b", Role.SCHEDULER)]
+    mine = [await operation(api, "1", ACQUIRE), await operation(api, "2", DECLARE)]
     body = {"operations": [json.loads(encode_operation(one)) for one in mine]}
     reply = await api.ask("POST", "/v1/claims", body, headers={"Remit-Trace": "t-7"})
     assert reply.status == 200
     first, second = reply.json["verdicts"]
-    assert first["verdict"] == "accepted" and (second["verdict"], second["code"]) == ("refused", "role")
+    assert first["verdict"] == "accepted" and (second["verdict"], second["code"]) == ("refused", "stale_epoch")
     assert (await api.ask("POST", "/v1/claims", body)).json == reply.json  # the same ids, the same answers
     assert any(b"t-7" in row.value for row in (await api.store.range("batch/", limit=1_000)).rows)
 
@@ -49,12 +52,12 @@ async def test_claims_that_cannot_be_read_name_the_field(api: Api) -> None:
 @story
 async def test_the_door_answers_over_http(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
-    asked = await operation(api, "1", "other")
+    asked = await operation(api, "1", ACQUIRE)
     body = msgspec.json.encode(Call((asked,)), enc_hook=enc_hook)
     reply = msgspec.json.decode((await api.ask("POST", "/v1/ask", body)).body, type=Reply, dec_hook=dec_hook)
     assert reply.verdicts is not None and len(reply.verdicts) == 1
     rows = msgspec.json.decode((await api.ask("POST", "/v1/ask", msgspec.json.encode(RangeOf("tenant/")))).body, type=RowsPage)
-    assert [row[0] for row in rows.rows] == ["tenant/acme", "tenant/other"]
+    assert [row[0] for row in rows.rows] == ["tenant/acme"]
     unread = await api.ask("POST", "/v1/ask", b"what?")
     assert unread.status == 200 and unread.json["failed"] == "unread"
 
@@ -76,7 +79,7 @@ async def test_the_door_streams_over_http_until_the_server_ends(api: Api) -> Non
         if b"tenant/acme" in lines[-1]:
             told.set()
 
-    headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"transfer-encoding", b"chunked")]
+    headers = [(b"authorization", f"Bearer {TOKENS['controllers']}".encode()), (b"transfer-encoding", b"chunked")]
     scope = {"type": "http", "method": "POST", "path": "/v1/follow", "raw_path": b"/v1/follow", "query_string": b""}
     following = asyncio.ensure_future(api.app({**scope, "headers": headers}, receive, send))
     await api.must("POST", "/v1/tenants", tenant())

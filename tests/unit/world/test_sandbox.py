@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remit.world.promises import Order
+from remit.world.promises import Mounted, Order
 from remit.world.sandbox import sandboxed
 
 ALWAYS = (
@@ -30,10 +30,53 @@ def test_outer_places_come_before_inner_ones_which_they_would_cover() -> None:
     assert found == (*ALWAYS, "--bind", "/srv/x", "/srv/x", "--bind", "/srv/x/y", "/srv/x/y", "--", "a")
 
 
-def test_a_directory_that_the_sandbox_covers_is_shown_again_to_read() -> None:
+def test_a_directory_that_the_sandbox_covers_stays_covered() -> None:
+    """Work names where it begins: /dev/shm has the secrets of others, and /tmp whatever is there."""
     seen = Order(("a",), directory=Path("/srv/x"))
     assert words(seen) == (*ALWAYS, "--chdir", "/srv/x", "--", "a")
+    for place in ("/tmp/x/y", "/dev/shm/x", "/proc/1"):
+        covered = Order(("a",), directory=Path(place))
+        assert words(covered) == (*ALWAYS, "--chdir", place, "--", "a")
     covered = Order(("a",), directory=Path("/tmp/x/y"))
-    assert words(covered) == (*ALWAYS, "--ro-bind", "/tmp/x/y", "/tmp/x/y", "--chdir", "/tmp/x/y", "--", "a")
     writable = covered._replace(writable=(Path("/tmp/x"),))
     assert words(writable) == (*ALWAYS, "--bind", "/tmp/x", "/tmp/x", "--chdir", "/tmp/x/y", "--", "a")
+
+
+def test_a_root_of_its_own_is_shown_part_by_part__and_its_places_beside_it(tmp_path: Path) -> None:
+    for name in ("usr", "etc", "tmp", "proc"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (tmp_path / "pipe").symlink_to("/etc/shadow")
+    room = Path("/srv/room")
+    mounts = (Mounted(Path("/srv/data"), Path("/work/data")), Mounted(room, Path("/work"), writable=True))
+    order = Order(("sh",), directory=Path("/work"), writable=(room,), root=tmp_path, mounts=mounts, sandbox="bwrap")
+    found = words(order)
+    assert found[1:13] == (
+        *("--symlink", "usr/bin", "/bin", "--ro-bind", str(tmp_path / "etc"), "/etc"),
+        *("--symlink", "/etc/shadow", "/pipe", "--ro-bind", str(tmp_path / "usr"), "/usr"),
+    )
+    assert found[13:19] == ("--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")
+    assert found[23:] == (
+        *("--bind", "/srv/room", "/work", "--ro-bind", "/srv/data", "/work/data"),
+        *("--remount-ro", "/", "--chdir", "/work", "--", "sh"),
+    )
+    assert "/" not in found[:13], "nothing of the machine is seen but what is named"
+
+
+def test_a_mount_without_a_root_is_shown_where_it_was_asked_for_and_read_only_unless_said() -> None:
+    room = Path("/srv/room")
+    mounts = (Mounted(Path("/lent"), room / "shared"), Mounted(Path("/other"), room / "own", writable=True))
+    found = words(Order(("a",), writable=(room,), mounts=mounts, sandbox="bwrap"))
+    assert found[len(ALWAYS) :] == (
+        *("--bind", "/srv/room", "/srv/room", "--bind", "/other", "/srv/room/own"),
+        *("--ro-bind", "/lent", "/srv/room/shared", "--", "a"),
+    )
+
+
+def test_of_what_is_hidden_only_its_own_is_shown(tmp_path: Path) -> None:
+    room = tmp_path / "work" / "own"
+    found = words(Order(("a",), writable=(room,), hidden=(tmp_path, tmp_path / "not-there"), sandbox="bwrap"))
+    assert found[len(ALWAYS) :] == (
+        *("--tmpfs", str(tmp_path), "--bind", str(room), str(room)),
+        *("--remount-ro", str(tmp_path), "--", "a"),
+    )

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
+from remit.world.carrier import FileCarrier
 from remit.world.chance import SeededChance
 from remit.world.disk import FileDisk
 from remit.world.promises import (
@@ -27,6 +28,7 @@ from remit.world.promises import (
     Usage,
     World,
 )
+from remit.world.sessions import Session, Window
 
 T = TypeVar("T")
 
@@ -146,6 +148,9 @@ class NoRunner:
     async def stop(self, running: Running, /, *, grace_ms: int) -> None:
         pass
 
+    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> Session:
+        raise NotStarted("nothing runs here", "use a world with a machine in it")
+
     def usage(self, running: Running, /) -> Usage:
         return Usage()
 
@@ -190,6 +195,7 @@ def virtual_world(seed: str = "1") -> World:
         host=NoHost(),
         ports=NoProbes(),
         prober=NoProbes(),
+        carrier=FileCarrier(),
     )
 
 

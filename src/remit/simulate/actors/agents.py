@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from remit.agent.agent import Agent, Feed
+from remit.agent.delivering import Delivering
 from remit.agent.hosting import Hosted
 from remit.agent.keeping import Keeping
+from remit.agent.preparing import Preparer
 from remit.agent.work import Place
 from remit.client.client import Client
+from remit.client.material import material_source
 from remit.client.orders import order_feed
 from remit.law.tempo import Tempo
 from remit.model.claims import Actor, Role
@@ -20,6 +23,7 @@ from remit.model.kinds import Device, Node, NodeSpec
 from remit.model.orders import Orders
 from remit.model.resources import Amount
 from remit.simulate.actors.seat import Seat
+from remit.simulate.vaults import SimVault
 
 JOURNAL: Final = Path("/keeper/journal")
 EPOCHS: Final = Path("/agent/epochs")
@@ -33,6 +37,8 @@ class Farm:
         seat.farm = self
         self.names = tuple(node.metadata.name for node in nodes)
         self.client: Client = seat.client(Actor(seat.process.name, Role.AGENT))
+        self.vault = SimVault()
+        delivering = Delivering(seat.world, material_source(seat.world.link, seat.servers), self.vault)
         self.agent = Agent(
             seat.world,
             self.client,
@@ -41,9 +47,11 @@ class Farm:
             [Hosted(node, place_of(node.metadata.name, seat.scope)) for node in nodes],
             name=seat.process.name,
             tempo=Tempo(seat.pace.beat_ms),
+            preparer=Preparer(seat.world, (delivering,)),
             epochs=EPOCHS,
             failed=seat.give_up,
         )
+        delivering.speaks = self.agent.actor
 
 
 def _observed(seat: Seat, feed: Feed) -> Feed:

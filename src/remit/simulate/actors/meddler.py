@@ -58,8 +58,9 @@ from remit.model.claims import (
     operation_id,
 )
 from remit.model.fields import Condition, Metadata
-from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec, Region
+from remit.model.kinds import NodeHealth, Policy, PolicySpec, Region
 from remit.model.objects import key_of
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, Phase, SummarySpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.actors.seat import Seat
@@ -215,6 +216,15 @@ class Meddler(Trespasser):
         await self.say(Role.BUDGETS, far, Yield("clock", LITTLE))
         transition = self.chance.choice(sorted(PLACED_HERE))
         await self.say(Role.REPAIR, Move("none", 1, transition), Acquire(f"repair/{NAME}", Duration(1)))
+
+    async def unsayable(self) -> None:
+        """What only Remit itself may say."""
+        await self.say(Role.OPERATOR, Apply(Region(metadata=Metadata(name=f"{NAME}-own", labels={"remit/mine": "yes"}))))
+
+    async def foreign(self) -> None:
+        """As somebody of one tenant, about another's."""
+        mine, theirs = f"{NAME}-one", f"{NAME}-two"
+        await self.say_as(Actor(NAME, Role.USER, tenant=mine), Delete("Workload", "none", theirs))
 
     async def missing(self) -> None:
         await self.say(Role.OPERATOR, Delete("Node", f"{NAME}-none"), Rollback(99_999_999))
@@ -422,6 +432,8 @@ def _misplaced(workload: str) -> Callable[[Meddler], Awaitable[None]]:
 
 MISCHIEF: Final[Mapping[Code, Callable[[Meddler], Awaitable[None]]]] = {
     Code.INVALID: Meddler.nonsense,
+    Code.RESERVED: Meddler.unsayable,
+    Code.TENANT: Meddler.foreign,
     Code.ROLE: Meddler.wrong_role,
     Code.NOT_OWNER: Meddler.not_mine,
     Code.STALE_EPOCH: Meddler.old_epoch,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from remit.client.client import NoAnswer
 from remit.law.ledgers import SCOPE
 from remit.model.claims import Actor, AnyClaim, Apply, DeclareLost, Delete, Operation, Role, Verdict
+from remit.model.data import Config, DataSpec
 from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
@@ -20,6 +21,7 @@ from remit.model.kinds import (
     Effect,
     Gang,
     HttpProbe,
+    Mount,
     Override,
     OverrideScope,
     OverrideSpec,
@@ -49,6 +51,7 @@ from remit.simulate.scenarios import Load
 from remit.world.promises import Chance
 
 TENANTS = ("acme", "beta")
+SETTINGS = "settings"
 URGENT = "urgent"
 CPU_EACH: Final = 4
 """Processors of a node: see node_named."""
@@ -123,6 +126,9 @@ class People:
         await self.insist(Apply(rank), operator=True)
         for name in TENANTS:
             await self.insist(Apply(self._tenant(name, self.load.quota)), operator=True)
+            if self.load.reads:
+                data = DataSpec(data={"MODE": "live"})
+                await self.insist(Apply(Config(metadata=Metadata(name=SETTINGS, tenant=name), spec=data)))
 
     def _tenant(self, name: str, percent: int) -> Tenant:
         cpu = 0 if self.above else max(1, self.cpu * percent // 100)
@@ -307,6 +313,8 @@ class People:
     def _in_service(self, template: Template) -> Template:
         """Started again within its attempt, after a while; and now and then it listens, and is asked how it is."""
         chance, beat_ms = self.chance, self.seat.pace.beat_ms
+        if self.load.reads:
+            template = replace(template, configs=(Mount(name=SETTINGS, path="settings"),))
         again = Restart(
             when=chance.choice(("", "", "", "", "never", "failure")),
             backoff=Duration(beat_ms // 2),

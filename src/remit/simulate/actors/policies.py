@@ -17,7 +17,8 @@ from remit.client.endpoint import Status
 from remit.client.tenure import Tenure
 from remit.model.claims import Adopt, AnyClaim, Apply, Role, Rollback
 from remit.model.fields import Metadata
-from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec
+from remit.model.kinds import Policy, PolicySpec
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import PolicyRevision
 from remit.model.resources import Duration
 from remit.observation.board import Board
@@ -30,6 +31,10 @@ LAPSE_BEATS: Final = 120
 """How long nothing is renewed, now and then: past the lease, and then some."""
 
 _REVISION: Final = "policyrevision/"
+
+
+CALM_MAX: Final = 50
+"""The most that work may rank where places are taken away: below what is urgent."""
 
 
 def latest(view: Board) -> PolicyRevision | None:
@@ -84,7 +89,8 @@ class Publisher(Settler):
         match = PolicyMatch(tenants=(self.chance.choice(tenants),)) if tenants else PolicyMatch()
         without = self.chance.choice(zones)
         allow = PolicyAllow(zones=tuple(zone for zone in zones if zone != without))
-        return PolicyRule(match=match, allow=allow, reason=f"nothing goes to zone {without} for a while")
+        reason = f"nothing goes to zone {without} for a while, and nobody is pushed aside for it"
+        return PolicyRule(match=match, allow=allow, priority_max=CALM_MAX, reason=reason)
 
     def _zones(self) -> list[str]:
         zones = {zone for _, seen in self.view.kind("region/") for zone in seen.thing.spec.zones}

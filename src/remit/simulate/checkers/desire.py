@@ -75,7 +75,10 @@ def _is_other(history: History, workload: Json, replica: Json) -> bool:
     if row is None:
         return True
     own = row["spec"]
-    return bool(own.get("labels", {}) != meta.get("labels", {}) or _seen(own["spec"]) != _seen(workload["spec"]))
+    # As it runs: what a policy has given stands in the generation alone.
+    current = history.row(f"generation/{meta['tenant']}/{meta['name']}/{meta.get('generation', 1):08d}")
+    runs = workload["spec"] if current is None else current["spec"]["spec"]
+    return bool(own.get("labels", {}) != meta.get("labels", {}) or _seen(own["spec"]) != _seen(runs))
 
 
 def _seen(spec: Json) -> Json:

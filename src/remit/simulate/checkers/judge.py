@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from remit.simulate.checkers import answers, claiming, conduct, evidence, leading, preempting, reasons, room, sparing
+from remit.simulate.checkers import admitting, answers, claiming, conduct, evidence, leading, preempting, reasons, room, sparing
 from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
@@ -26,7 +26,7 @@ RECOUNT_EVERY: Final = 200
 """Commits of a scope between two countings from scratch."""
 
 VIOLATIONS_MAX: Final = 100
-CHECKED_BY: Final = (conduct, room, reasons, preempting, leading, sparing)
+CHECKED_BY: Final = (admitting, conduct, room, reasons, preempting, leading, sparing)
 """The pages that say what is asked of every commit; they put themselves into the register."""
 
 

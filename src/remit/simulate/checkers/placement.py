@@ -28,7 +28,7 @@ class Site:
         return self.name if key == "node" else self.places[key] if key in self.places else str(self.labels.get(key, ""))
 
 
-def _includes(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+def includes(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.items())
 
 
@@ -41,7 +41,7 @@ def barred(shape: Shape, site: Site, policy: Json) -> str:
     for rule in (rule for one in (policy or {}).get("policies", {}).values() for rule in one["rules"]):
         match, allow = rule.get("match", {}), rule.get("allow", {})
         tenants = match.get("tenants")
-        if (tenants and shape.tenant not in tenants) or not _includes(shape.labels, match.get("labels", {})):
+        if (tenants and shape.tenant not in tenants) or not includes(shape.labels, match.get("labels", {})):
             continue
         for name, value in site.places.items():
             if allow.get(f"{name}s") and value not in allow[f"{name}s"]:
@@ -49,7 +49,7 @@ def barred(shape: Shape, site: Site, policy: Json) -> str:
     for taint in site.taints:
         if taint["effect"] != "PreferNoSchedule" and not any(_tolerates(t, taint) for t in where.get("tolerations", ())):
             return f"taint {taint}"
-    if not _includes(site.labels, where.get("nodeSelector", {})):
+    if not includes(site.labels, where.get("nodeSelector", {})):
         return f"labels {site.labels} do not match"
     wanted = where.get("expressions", ())
     return next((f"{e} on {site.labels}" for e in wanted if not _admits(e, site.labels.get(e["key"]))), "")
@@ -100,7 +100,7 @@ class Others:
         counts: dict[str, int] = {}
         for generation, there in self.history.sums.spots.get(self.shape.tenant, {}).items():
             shape = self.history.shapes.get(generation)
-            if shape is not None and _includes(shape.labels, selector):
+            if shape is not None and includes(shape.labels, selector):
                 for site, count in self.spots(generation, there):
                     domain = site.domain(topology)
                     counts[domain] = counts.get(domain, 0) + count
@@ -121,13 +121,13 @@ def towards_others(history: History, shape: Shape, here: Site, *, counted: bool 
         other = history.shapes.get(generation)
         for term in other.anti if other is not None else ():
             domain = here.domain(term["topologyKey"])
-            if not domain or not _includes(shape.labels, term["labelSelector"]):
+            if not domain or not includes(shape.labels, term["labelSelector"]):
                 continue
             if any(site.domain(term["topologyKey"]) == domain for site, _ in others.spots(generation, there)):
                 return f"the anti-affinity {term} of {generation} in {domain}"
     for term in shape.where.get("affinity", ()):
         counts, domain = others.counted(term["labelSelector"], term["topologyKey"]), here.domain(term["topologyKey"])
-        first = not any(counts.values()) and _includes(shape.labels, term["labelSelector"])
+        first = not any(counts.values()) and includes(shape.labels, term["labelSelector"])
         if not domain or not (counts.get(domain) or first):
             return f"affinity {term} in {domain}"
     for term in shape.where.get("topologySpread", ()) if spread else ():
@@ -141,7 +141,7 @@ def _skewed(others: Others, here: Site, term: Json) -> str:
     selector = term.get("labelSelector") or {"remit/workload": shape.workload}
     counts, domain = others.counted(selector, topology), here.domain(topology)
     least = min((counts.get(one, 0) for one in open_to(others.history, shape, topology)), default=0)
-    if not domain or counts.get(domain, 0) + _includes(shape.labels, selector) - least > term.get("maxSkew", 1):
+    if not domain or counts.get(domain, 0) + includes(shape.labels, selector) - least > term.get("maxSkew", 1):
         return f"spread {term} in {domain}: {counts}"
     return ""
 

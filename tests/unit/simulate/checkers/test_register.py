@@ -8,7 +8,7 @@ from pathlib import Path
 from remit.simulate.checkers import judge, liveness
 from remit.simulate.checkers.register import BESIDE, NOT_YET, judged
 
-PROMISED = {*(f"S{n}" for n in range(1, 29)), *(f"L{n}" for n in range(1, 15))}
+PROMISED = {*(f"S{n}" for n in range(1, 31)), *(f"L{n}" for n in range(1, 15))}
 NAMED = re.compile(r'"([a-z_]+)",\s+"([SL]\d+)"')
 
 

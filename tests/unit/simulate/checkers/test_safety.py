@@ -982,6 +982,37 @@ def on_a_child_of_a_closed_grant(pen: Pen) -> None:
     pen.bind(a, grants=["c"])
 
 
+@breaks("replicas_rank_as_policy_allows")
+def above_what_the_policy_allows(pen: Pen) -> None:
+    """The first of the two is as high as it may be, and is not named."""
+    pen.commit({"policyrevision/1": policy(1, priorityMax=1)}, [pen.entry("apply", "policy/p", "operator")])
+    pen.spawn(1)
+    assert pen.found == []
+    pen.spawn(2)
+
+
+@breaks("tenants_declare_no_more_than_their_limits")
+def one_workload_too_many(pen: Pen) -> None:
+    pen.commit({"tenant/t1": limited(pen, workloads=2)}, [pen.entry("apply", "tenant/t1", "operator")])
+    pen.declare("x")
+    assert pen.found == []
+    pen.declare("y")
+
+
+@breaks("tenants_declare_no_more_than_their_limits")
+def more_replicas_than_it_may_declare(pen: Pen) -> None:
+    """What was above a limit already may stay, and shrink."""
+    pen.commit({"tenant/t1": limited(pen, replicas=2)}, [pen.entry("apply", "tenant/t1", "operator")])
+    pen.declare("w", 2, replicas=3)
+    assert pen.found == []
+    pen.declare("w", 3, replicas=4)
+
+
+def limited(pen: Pen, **limits: int) -> Json:
+    row = pen.rows["tenant/t1"]
+    return {**row, "spec": {**row["spec"], "limits": limits}}
+
+
 @pytest.mark.parametrize(("check", "breach"), BREACHES, ids=[f"{breach.__name__}-{check}" for check, breach in BREACHES])
 def test_a_breach_is_found_under_its_name(check: str, breach: Breach) -> None:
     pen = Pen().furnish()

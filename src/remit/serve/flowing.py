@@ -1,0 +1,64 @@
+"""Which flow does a request belong to, what does it cost, and how much may its tenant spend? No body is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from remit.model.identity import Principal
+from remit.model.kinds import Tenant
+from remit.model.objects import key_of
+from remit.model.policies import TenantLimits
+from remit.serve.desk import Desk
+from remit.serve.heads import Headers
+from remit.serve.routes import Route
+from remit.serve.turns import EXPENSIVE, Rate
+
+COST_BYTES: Final = 4 << 10
+"""Of a body: judging so many costs about as much as one more request."""
+SELECTING: Final = 4
+"""What a selector adds: every object of the kind is looked at."""
+_SELECTORS: Final = ("labelSelector", "fieldSelector")
+_ORDINARY: Final = TenantLimits()
+
+
+class Spending(NamedTuple):
+    """`cost` in turns; `drawn` of it on the bucket of the flow, which fills at `rate`."""
+
+    flow: str
+    cost: int
+    drawn: int
+    rate: Rate | None
+
+
+def spending(route: Route, asker: Principal, query: Mapping[str, Any], headers: Headers, desk: Desk) -> Spending:
+    flow, tenant = flow_of(asker)
+    cost = cost_of(route, query, headers)
+    if not tenant:
+        return Spending(flow, cost, 0, None)
+    drawn = cost if route.method != "GET" or cost >= EXPENSIVE else 0
+    return Spending(flow, cost, drawn, rate_of(desk, tenant))
+
+
+def flow_of(asker: Principal) -> tuple[str, str]:
+    """Whose turn it takes, and the tenant whose bucket it draws on: none for those who answer for no tenant."""
+    return (f"tenant {asker.tenant}", asker.tenant) if asker.tenant else (f"person {asker.subject}", "")
+
+
+def cost_of(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
+    cost = route.cost
+    if route.method == "GET":
+        return cost + (SELECTING if any(query.get(name) for name in _SELECTORS) else 0)
+    announced = headers.get("content-length", "")
+    return cost + sized(int(announced[:12]) if announced.isdigit() else 0)
+
+
+def sized(size: int) -> int:
+    """What a body of so many bytes costs."""
+    return size // COST_BYTES
+
+
+def rate_of(desk: Desk, tenant: str) -> Rate:
+    found = desk.board.get(key_of("Tenant", tenant))
+    limits = found.spec.limits if isinstance(found, Tenant) else _ORDINARY
+    return Rate(limits.requests_per_second, limits.requests_burst)

@@ -1,0 +1,63 @@
+"""How does an answer leave in one piece? The head of one is held until its body comes, or until nobody writes any more.
+
+Each write to a socket is a system call, and wakes whoever reads: a head by itself costs both sides as much as the body does.
+What is held leaves before anything else is done with the connection, and at the latest once the event loop comes round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+_HEAD: Final = b"HTTP/1."
+
+
+class Corked(asyncio.Transport):
+    """A transport in front of another. Only the first piece of an answer is ever held."""
+
+    def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._inner, self._loop, self._held = inner, loop, b""
+        # Asked for at every turn: straight from the other.
+        self.is_closing = inner.is_closing  # type: ignore[method-assign]
+        self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
+        self.pause_reading = inner.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = inner.resume_reading  # type: ignore[method-assign]
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        if self._held:
+            data, self._held = self._held + bytes(data), b""
+        elif data[:7] == _HEAD:
+            self._held = bytes(data)
+            self._loop.call_soon(self._flush)
+            return
+        self._inner.write(data)
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            if not self._inner.is_closing():
+                self._inner.write(held)
+
+    def close(self) -> None:
+        self._flush()
+        self._inner.close()
+
+    def abort(self) -> None:
+        self._held = b""
+        self._inner.abort()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._held) + self._inner.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._inner.set_write_buffer_limits(high, low)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._inner.set_protocol(protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._inner.get_protocol()
+
+    def is_reading(self) -> bool:
+        return self._inner.is_reading()

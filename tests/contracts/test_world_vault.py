@@ -1,0 +1,36 @@
+"""Do a machine's vault and its simulated twin keep one promise? Files by copy, replaced whole, gone when they are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from remit.simulate.vaults import SimVault
+from remit.world.vault import FileVault, Vault
+
+X, Y = PurePosixPath("a/x"), PurePosixPath("b")
+
+
+@pytest.fixture(params=["real", "simulated"])
+def vault(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vault]:
+    if request.param == "simulated":
+        yield SimVault()
+        return
+    (tmp_path / "memory").mkdir()
+    yield FileVault(tmp_path / "agent", tmp_path / "agent" / "vault", tmp_path / "memory")
+
+
+def test_what_is_put_is_there_under_its_name_until_it_is_removed(vault: Vault) -> None:
+    assert not vault.has("u1.1") and vault.names() == ()
+    assert vault.put("u1.1", {X: b"1"}, "") == vault.place("u1.1")
+    vault.put("u2.1", {Y: b"2"}, "")
+    assert vault.has("u1.1") and sorted(vault.names()) == ["u1.1", "u2.1"]
+    assert vault.place("u1.1") != vault.place("u2.1")
+    vault.put("u1.1", {Y: b"3"}, "")
+    assert sorted(vault.names()) == ["u1.1", "u2.1"]
+    vault.remove("u1.1")
+    vault.remove("u1.1")
+    vault.remove("never.1")
+    assert not vault.has("u1.1") and vault.names() == ("u2.1",)

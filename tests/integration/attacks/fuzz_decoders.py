@@ -1,0 +1,242 @@
+"""Does anything that decodes what others say trip over it? Every decoder is given bad bytes; only refusals may come out.
+
+    python -m tests.integration.attacks.fuzz_decoders --seconds 60 --seed 7
+
+Where atheris is installed it looks for new ways through the code (coverage-guided); else the bytes are changed without a guide.
+The last line of output is JSON. No test is in here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from remit.agent import journal, keeping
+from remit.client import remote, rows
+from remit.model import material, sessions
+from remit.model.claims import Acquire, Actor, Operation, OperationID, Role, decode_operation
+from remit.model.joining import Joining
+from remit.model.manifests import read
+from remit.model.objects import decode, enc_hook
+from remit.model.orders import OrdersOf, decode_orders
+from remit.model.resources import Duration
+from remit.serve import bodies, door
+from remit.serve.failures import Failure
+from remit.serve.samples import MANIFESTS
+from remit.world.frames import NoFrame, next_frame
+from tests.integration.attacks.mutating import mutated
+
+REFUSALS: Final = (msgspec.DecodeError, ValueError, RecursionError)
+"""What a decoder of messages may raise: whoever calls one expects these."""
+BYTES_MAX: Final = 1 << 16
+PER_DECODER_S: Final = 0.5
+
+Decodes = Callable[[bytes], object]
+
+
+def _heard(data: bytes) -> object:
+    """Parts of a session, in pieces of any size."""
+    ear, at = sessions.Ear(), 0
+    while at < len(data):
+        step = 1 + data[at] % 64
+        for part in ear.hear(data[at : at + step]):
+            if part.part == sessions.Part.BEGIN:
+                sessions.begin_of(part.body)
+        at += step
+    return ear
+
+
+def _framed(data: bytes) -> object:
+    async def frames() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        while True:
+            await next_frame(reader)
+
+    try:
+        asyncio.run(frames())
+    except (NoFrame, asyncio.IncompleteReadError) as error:
+        return error
+    return None
+
+
+def _judged(data: bytes) -> object:
+    """As a body is judged: whatever is wrong with it, the asker is told."""
+    try:
+        return bodies.judged_all(data)
+    except Failure as failure:
+        assert 400 <= failure.document.status < 500
+        return failure
+
+
+def _journalled(data: bytes) -> object:
+    """A journal that was damaged: what cannot be read was not relied on, and nothing is raised."""
+    return [journal._read_line(line) for line in data.split(b"\n")]
+
+
+def _refusing(decoder: Decodes) -> Decodes:
+    def decoded(data: bytes) -> object:
+        try:
+            return decoder(data)
+        except REFUSALS as error:
+            return error
+
+    return decoded
+
+
+DECODERS: Final[dict[str, Decodes]] = {
+    "manifest, YAML": lambda data: read(data, "a.yaml"),
+    "manifest, JSON": lambda data: read(data, "a.json"),
+    "body": _judged,
+    "call": _refusing(door._asked.decode),
+    "stream": _refusing(door._streamed.decode),
+    "reply": _refusing(remote._replies.decode),
+    "operation": _refusing(decode_operation),
+    "object": _refusing(decode),
+    "orders": _refusing(decode_orders),
+    "material": _refusing(material.decode_material),
+    "page of rows": _refusing(rows._pages.decode),
+    "event of rows": _refusing(rows._events.decode),
+    "word to a keeper": _refusing(keeping._words.decode),
+    "answer of a keeper": _refusing(keeping._answers.decode),
+    "table of a keeper": _refusing(keeping._tables.decode),
+    "journal": _journalled,
+    "session": _refusing(_heard),
+    "frames": _framed,
+}
+_ACTOR: Final = Actor("m", Role.AGENT, "agent/n1", 3)
+_encode = msgspec.json.Encoder(enc_hook=enc_hook).encode
+_OPERATION: Final = Operation(OperationID("i.1.n"), _ACTOR, Acquire("agent/n1", Duration(60_000)))
+
+
+def seeds() -> list[bytes]:
+    """What is good: of every sort."""
+    good = [json.dumps(one).encode() for one in MANIFESTS.values()]
+    good += [
+        b"apiVersion: remit/v1\nkind: Tenant\nmetadata: {name: a}\nspec: {weight: 2}\n---\n- &a [x, *a]\n",
+        json.dumps([*MANIFESTS.values()]).encode(),
+    ]
+    good += [
+        _encode(remote.Call((_OPERATION,))),
+        _encode(remote.Call(renew=_ACTOR)),
+        _encode(_OPERATION),
+        _encode(OrdersOf(("n1",))),
+    ]
+    good += [_encode(rows.RangeOf("a/")), _encode(rows.RowsFrom("")), _encode(Joining("a" * 64, ("n1",)))]
+    good += [_encode(material.MaterialOf(_ACTOR, "replica/a/b", "u", 1)), b'{"verdicts":[{"verdict":"accepted","revision":3}]}']
+    good += [_encode(material.Material({"a": {"b": "c"}})), b'{"incarnation":"i","revision":3,"whole":true,"gone":["a"]}']
+    good += [keeping.encode(keeping.Table(whole=True)), b'{"copy":["a","b",1],"number":3,"began_ms":1}\n{"copy"']
+    good += [sessions.spoken(sessions.Part.BEGIN, sessions.Begin(("id",))) + sessions.spoken(sessions.Part.INPUT, b"x")]
+    return [*good, struct.pack(">IBQ", 3, 1, 7) + b"abc"]
+
+
+def tried(data: bytes) -> str:
+    """What tripped over it; empty if nothing did."""
+    for name, decodes in DECODERS.items():
+        began = time.process_time()
+        try:
+            decodes(data)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+            return f"{name}: {error!r}"
+        if (took_s := time.process_time() - began) > PER_DECODER_S:
+            return f"{name}: it took {took_s:.1f} s"
+    return ""
+
+
+def unguided(seconds: float, seed: int) -> dict[str, Any]:
+    chance, good, inputs, until = random.Random(seed), seeds(), 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        data = mutated(chance, chance.choice(good), good)[:BYTES_MAX]
+        inputs += 1
+        if wrong := tried(data):
+            return {"inputs": inputs, "violations": 1, "wrong": wrong, "data": repr(data[:2_000])}
+    return {"inputs": inputs, "violations": 0}
+
+
+def guided(seconds: float, seed: int) -> dict[str, Any]:
+    """In a process of its own: atheris ends the one that it runs in."""
+    with tempfile.TemporaryDirectory(prefix="remit-fuzz-") as scratch:
+        corpus = Path(scratch) / "corpus"
+        corpus.mkdir()
+        for number, one in enumerate(seeds()):
+            (corpus / str(number)).write_bytes(one)
+        options = [
+            f"-max_total_time={int(seconds)}",
+            f"-seed={1 + seed % 2**31}",
+            f"-max_len={BYTES_MAX}",
+            "-timeout=20",
+            "-rss_limit_mb=2048",
+        ]
+        argv = [
+            sys.executable,
+            "-m",
+            __spec__.name,
+            "--inside",
+            *options,
+            "-print_final_stats=1",
+            f"-artifact_prefix={scratch}/",
+            str(corpus),
+        ]
+        done = subprocess.run(argv, capture_output=True, check=False, env=os.environ)
+        told = done.stderr.decode(errors="replace")
+        counted = next((int(line.split()[-1]) for line in told.splitlines() if "stat::number_of_executed_units" in line), 0)
+        found: dict[str, Any] = {
+            "inputs": counted,
+            "violations": int(done.returncode != 0),
+            "corpus": len(list(corpus.iterdir())),
+        }
+        if done.returncode:
+            kept = [file.read_bytes()[:2_000] for file in sorted(Path(scratch).iterdir()) if file.is_file()]
+            found |= {"wrong": told[-3_000:], "data": repr(kept[:1])}
+        return found
+
+
+def inside(argv: list[str]) -> None:
+    atheris = importlib.import_module("atheris")
+    for name in [name for name in sys.modules if name.startswith("remit.")]:
+        module = sys.modules[name]
+        for key, value in list(vars(module).items()):
+            if getattr(value, "__module__", "") == name and callable(value) and hasattr(value, "__code__"):
+                setattr(module, key, atheris.instrument_func(value))
+
+    def one(data: bytes) -> None:
+        if wrong := tried(data):
+            raise RuntimeError(wrong)
+
+    atheris.Setup([sys.argv[0], *argv], one)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--inside"]:
+        inside(sys.argv[2:])
+        return 0
+    parser = argparse.ArgumentParser(description="Give every decoder bad bytes.")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--unguided", action="store_true", help="without atheris, also where it is installed")
+    options = parser.parse_args()
+    guide = "none" if options.unguided or importlib.util.find_spec("atheris") is None else "coverage"
+    found = (unguided if guide == "none" else guided)(options.seconds, options.seed)
+    print(json.dumps({"guide": guide, "seed": options.seed, "decoders": len(DECODERS), **found}))
+    return int(found["violations"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

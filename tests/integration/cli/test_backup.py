@@ -1,0 +1,154 @@
+"""Is a copy of a running server whole, and does what ran find its way back into a scope that was restored from it?"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.test_up import SERVICE, Ups, alive
+
+JOB = """
+apiVersion: remit/v1
+kind: Workload
+metadata: {name: NAME, tenant: default}
+spec:
+  type: job
+  template:
+    command: [sleep, "SECONDS"]
+    resources: {cpu: 10m, memory: 16Mi}
+    stopGrace: 1s
+"""
+
+
+@pytest.fixture
+def ups(tmp_path: Path) -> Iterator[Ups]:
+    found = Ups(tmp_path)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+class Writing:
+    """Tenants are made without a pause; `made` says at which revision each was acknowledged."""
+
+    def __init__(self, data: Path) -> None:
+        self._url = (data / "server" / "url").read_text().strip()
+        self._token = (data / "server" / "token").read_text().strip()
+        self.made: dict[str, int] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def __enter__(self) -> Writing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            number += 1
+            name = f"made-{number}"
+            body = {"apiVersion": "remit/v1", "kind": "Tenant", "metadata": {"name": name}, "spec": {"quota": {"cpu": "1"}}}
+            self.made[name] = self.ask("POST", "/v1/tenants", body)["metadata"]["revision"]
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self._url + path, data, headers, method=method), timeout=20) as told:
+            return json.loads(told.read())
+
+
+def sleeping(seconds: str) -> list[int]:
+    """The processes that sleep for so long, wherever they come from."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[:2] == [b"sleep", seconds.encode()] and alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_backup_under_load_is_restored__what_ran_is_found_again_and_nothing_runs_twice(ups: Ups, tmp_path: Path) -> None:
+    first = ups.start("--nodes", "1")
+    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.ready(1)
+    assert ups.remit("apply", "-f", "-", "--wait", stdin=SERVICE).returncode == 0
+    kept = JOB.replace("NAME", "kept").replace("SECONDS", "36171")
+    assert ups.remit("apply", "-f", "-", stdin=kept).returncode == 0
+    ups.until("all run", lambda: len(ups.serving()) == 2 and len(sleeping("36171")) == 1)
+    before, job = ups.serving(), sleeping("36171")
+
+    for name in ("ann", "bob"):
+        assert ups.remit("token", "create", "--role", "member", "--for", name, "--name", name).returncode == 0
+
+    file = tmp_path / "scope.tar"
+    with Writing(ups.data) as writing:
+        ups.until("it writes", lambda: len(writing.made) > 20)
+        done = ups.remit("backup", str(file))
+        assert done.returncode == 0, done.stderr
+        count = len(writing.made)
+        ups.until("it goes on writing", lambda: len(writing.made) > count)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert ups.remit("backup", str(file)).returncode == 1  # it is there already
+    revision = int(done.stdout.split("revision ")[1].split(",")[0])
+    late = JOB.replace("NAME", "late").replace("SECONDS", "36172")
+    assert ups.remit("apply", "-f", "-", stdin=late).returncode == 0
+    ups.until("the late one runs", lambda: len(sleeping("36172")) == 1)
+    assert ups.remit("token", "revoke", "ann").returncode == 0
+
+    server = ups.data / "server"
+    owned = ups.remit("restore", str(file), "--data", str(server), "--force")
+    assert owned.returncode == 1 and str(first.pid) in owned.stderr
+    first.kill()
+    first.wait()
+    refused = ups.remit("restore", str(file), "--data", str(server))
+    assert refused.returncode == 1 and "--force" in refused.stderr
+    (tmp_path / "broken.tar").write_bytes(file.read_bytes()[:-5_000])
+    broken = ups.remit("restore", str(tmp_path / "broken.tar"), "--data", str(server), "--force")
+    assert broken.returncode == 1 and "nothing was touched" in broken.stderr
+    restored = ups.remit("restore", str(file), "--data", str(server), "--force")
+    assert restored.returncode == 0, restored.stderr
+    assert "kept at" in restored.stdout and "tenant/made-" in restored.stdout
+    assert "\n    remit token revoke ann\n" in restored.stdout, "she may ask again, and bob was never anything else"
+
+    ups.start("--nodes", "1")
+    ups.until("it answers again", lambda: ups.remit("get", "nodes").returncode == 0)
+    ups.until("the nodes tell again", lambda: len(ups.serving()) == 2)
+    assert ups.serving() == before and sleeping("36171") == job
+    ups.until("what the scope does not know is ended", lambda: not sleeping("36172"))
+    names = {one["metadata"]["name"] for one in ups.items("tenants")}
+    assert {name for name, at in writing.made.items() if at <= revision} <= names
+    assert not {name for name, at in writing.made.items() if at > revision} & names
+    phases = {one["metadata"]["name"]: one["status"]["phase"] for one in ups.items("replicas")}
+    assert phases["kept-0"] == "running" and sleeping("36171") == job
+    assert "restored from a backup" in ups._log.read_text()
+
+
+def test_a_backup_is_restored_into_an_empty_directory(ups: Ups, tmp_path: Path) -> None:
+    ups.start("--nodes", "0")
+    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    file = tmp_path / "scope.tar"
+    assert ups.remit("backup", str(file)).returncode == 0
+    elsewhere = tmp_path / "elsewhere"
+    restored = ups.remit("restore", str(file), "--data", str(elsewhere))
+    assert restored.returncode == 0, restored.stderr
+    assert "seal.keys" in restored.stdout and f"remit server --data {elsewhere}" in restored.stdout
+    assert elsewhere.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    assert ups.remit("restore", str(file), "--data", str(tmp_path / "mine")).returncode == 1
+    assert not list((ups.data / "server").glob("backup*"))

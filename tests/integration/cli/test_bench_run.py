@@ -1,0 +1,31 @@
+"""Does the benchmark of running work measure real jobs, in the shape that programs read?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from remit.cli import bench_run
+from remit.cli.bench_run import STEPS, Sizes
+from remit.cli.main import remit
+
+
+def test_every_job_is_run_and_its_steps_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_run, "QUICK", Sizes(jobs=12, idle=3, forks=3))
+    result = CliRunner().invoke(remit, ["bench", "run", "--quick", "--json"], prog_name="remit")
+    (line,) = result.stdout.splitlines()
+    found = json.loads(line)
+    assert list(found) == ["bench", "revision", "machine", "rows", "aims"]
+    assert [(aim["aim"], aim["better"]) for aim in found["aims"][:2]] == [(300, "higher"), (15, "lower")]
+    load = next(row for row in found["rows"] if row["row"] == "load" and row["sandbox"] == "none")
+    assert load["jobs"] == 12
+    assert load["per_s"] == pytest.approx(load["of_yardstick"] * load["yardstick_per_s"]) == found["aims"][0]["value"]
+    idle = next(row for row in found["rows"] if row["row"] == "idle" and row["sandbox"] == "none")
+    assert idle["jobs"] == 3
+    steps = [idle[f"{step}_p50_ms"] for step in ("answered", "start", *STEPS, "told")]
+    assert all(step > 0 for step in steps), "the process itself has told when it ran"
+    order = [idle[f"{step}_p50_ms"] for step in ("spawned", "bound", "starting", "start")]
+    assert order == sorted(order), "nothing starts before its start is committed"
+    assert idle["start_p50_ms"] == found["aims"][1]["value"]

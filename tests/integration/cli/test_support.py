@@ -1,0 +1,108 @@
+"""Is all in a support bundle that a report needs, and nothing that nobody else may see?"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from remit.cli.support import Cleaner
+from tests.integration.cli.test_up import Ups
+
+CANARY = "c4n4ry"
+HOSTILE = f"""
+apiVersion: remit/v1
+kind: Secret
+metadata: {{name: db, tenant: default}}
+spec: {{data: {{password: {CANARY}-of-a-secret}}}}
+---
+apiVersion: remit/v1
+kind: Config
+metadata: {{name: settings, tenant: default}}
+spec: {{data: {{MODE: {CANARY}-of-a-config}}}}
+---
+apiVersion: remit/v1
+kind: Workload
+metadata:
+  name: sleeper
+  tenant: default
+  annotations: {{note: {CANARY}-of-an-annotation}}
+spec:
+  type: service
+  replicas: 1
+  template:
+    command: [sleep, "3600", "--{CANARY}-of-a-command"]
+    env: {{PASSWORD: {CANARY}-of-an-environment}}
+    resources: {{cpu: 10m, memory: 16Mi}}
+"""
+
+
+@pytest.fixture
+def ups(tmp_path: Path) -> Iterator[Ups]:
+    found = Ups(tmp_path)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def parts(file: Path) -> dict[str, str]:
+    with tarfile.open(file) as tar:
+        return {one.name.removeprefix("remit-support/"): tar.extractfile(one).read().decode() for one in tar}  # type: ignore[union-attr]
+
+
+def test_a_bundle_has_what_a_report_needs__and_no_canary_is_in_it(ups: Ups, tmp_path: Path) -> None:
+    """A21."""
+    ups.start("--nodes", "1", "--log-level", "debug")
+    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.ready(1)
+    applied = ups.remit("apply", "-f", "-", stdin=HOSTILE)
+    assert applied.returncode == 0, applied.stderr
+    token = (ups.data / "server" / "token").read_text().strip()
+    ups.remit("get", "workload", token)  # people paste: it comes into the log of requests as a path
+    ups.remit("get", "workload", f"remit_{'k7' * 20}")
+    with (ups.data / "agent.log").open("a") as log:
+        log.write(f"it said: Authorization: Bearer {CANARY}-of-a-log password={CANARY}-in-words https://ann:{CANARY}@host/\n")
+
+    file = tmp_path / "report.tar.gz"
+    done = ups.remit("support-bundle", "-o", str(file), "--data", str(ups.data))
+    assert done.returncode == 0, done.stderr
+    assert file.stat().st_mode & 0o777 == 0o600 and file.stat().st_size < 4 << 20
+    found = parts(file)
+    for private in (
+        CANARY,
+        token,
+        "k7" * 20,
+        sha256(token.encode()).hexdigest(),
+        (ups.data / "server" / "seal.keys").read_text()[:20],
+    ):
+        held = [name for name, text in found.items() if private in text]
+        assert not held, f"{private!r} is in {held}"
+
+    assert json.loads(found["status.json"])["scope"] == "local"
+    support = json.loads(found["support.json"])
+    assert support["counts"]["secret"] == 1 and support["tasks"] and support["threads"] and support["settings"]["leads"] is True
+    assert any("accepted" in line for line in support["log"])
+    assert "remit_replicas{" in found["metrics.txt"] and json.loads(found["nodes.json"])["items"]
+    assert json.loads(found["workloads.json"])["items"][0]["metadata"]["name"] == "sleeper"
+    assert json.loads(found["account.json"])["items"] and "logs/agent.log" in found and json.loads(found["doctor.json"])
+    assert ups.remit("support-bundle", "-o", str(file)).returncode == 1  # it is there already
+
+
+def test_what_looks_like_a_secret_is_taken_out_of_any_part() -> None:
+    clean = Cleaner(("a-known-word",))
+    told = clean(
+        "x.json", json.dumps({"spec": {"env": {"A": CANARY}, "data": CANARY, "token": CANARY, "name": "web"}}).encode()
+    )
+    assert CANARY.encode() not in told and b"web" in told
+    text = f"remit_{'a1' * 12} Bearer {CANARY} {'ab' * 32} a-known-word token={CANARY}"
+    text += f" -----BEGIN KEY-----\n{CANARY}\n-----END KEY-----"
+    said = clean("x.txt", text.encode()).decode()
+    assert CANARY not in said and "ab" * 16 not in said and "a1a1" not in said and "a-known-word" not in said
+    cut = clean("x.json", b'{"half": "remit_' + b"z9" * 20)
+    assert b"z9z9" not in cut
+    assert len(clean("x.txt", b"y" * (8 << 20))) <= 4 << 20

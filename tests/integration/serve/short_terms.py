@@ -1,0 +1,38 @@
+"""A server over TLS whose agents have their tokens and certificates for seconds: `... DIRECTORY SECONDS`. No test here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from remit.assembly import served
+from remit.cli.token_files import token_in
+from remit.law.tempo import Tempo
+from remit.serve import joining
+from remit.world.binding import Listen
+from remit.world.certificates import Lifespans
+from remit.world.production import production
+from remit.world.tls_keys import Secured
+
+
+async def main(data: Path, seconds: int) -> None:
+    world = production()
+    joining.TERM_MS = seconds * 1000  # type: ignore[misc]
+    token, _ = token_in(data / "token", world.ids)
+    secured = Secured(lifespans=Lifespans(agent_s=seconds))
+    async with served(
+        data,
+        world,
+        listen=Listen(port=0),
+        token=token,
+        tempo=Tempo(200),
+        secured=secured,
+        complain=lambda asked, error: print(asked, error),
+    ) as server:
+        print(server.url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

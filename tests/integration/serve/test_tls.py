@@ -1,0 +1,167 @@
+"""Is a server spoken to over TLS by every client, from this machine and from another, and are mistakes told with the cure?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from remit.cli.main import remit as command_line
+from remit.client.api import Api, Trust, Unanswered
+from remit.client.blocking import BlockingApi
+from remit.model.kinds import Tenant
+from remit.world.certificates import CertificateAuthority
+from tests.integration.serve.places import HERE, THERE, machines, why_not
+
+REMIT = str(Path(sys.executable).parent / "remit")
+
+
+@contextmanager
+def serving(data: Path, *words: str, listen: str = "127.0.0.1:0", before: Sequence[str] = ()) -> Iterator[str]:
+    """A server, until it is left; its address."""
+    command = [*before, REMIT, "server", "--data", str(data), "--listen", listen, "--beat", "200ms", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], 30)
+        line = process.stdout.readline().decode() if ready else ""
+        found = re.search(r"https://\S+:\d+", line)
+        assert found, (line, process.stdout.read() if process.poll() is not None else "")
+        yield found[0]
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+class Done(NamedTuple):
+    returncode: int
+    stderr: str
+
+
+def remit(*words: str, before: Sequence[str] = (), **env: str) -> Done:
+    """In this process, which is quicker; or elsewhere."""
+    env = {"REMIT_CONFIG": "/nonexistent/config", "NO_COLOR": "1", **env}
+    if not before:
+        ended = CliRunner(env=env).invoke(command_line, words)
+        assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
+        return Done(ended.exit_code, ended.stderr)
+    done = subprocess.run(
+        [*before, REMIT, *words], env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=60
+    )
+    return Done(done.returncode, done.stderr)
+
+
+def test_everybody_speaks_tls_and_mistakes_are_told_with_the_cure(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    other = tmp_path / "other.pem"
+    other.write_bytes(CertificateAuthority.made("other").certificate)
+    with serving(data, "--tls", "--tls-name", "remit.example") as url:
+        token, ca = data / "token", str(data / "tls" / "ca.pem")
+        port = url.rpartition(":")[2]
+        asks = ["get", "tenants", "--token-file", str(token)]
+        assert remit(*asks, "--server", url, "--ca-file", ca).returncode == 0
+        assert remit(*asks, "--server", f"https://localhost:{port}", REMIT_CA_FILE=ca).returncode == 0
+        for wrong, cure in (
+            (["--server", url], "--ca-file"),
+            (["--server", url, "--ca-file", str(other)], "--ca-file"),
+            (["--server", url, "--ca-file", str(tmp_path / "none")], "--ca-file"),
+            (["--server", url, "--ca-file", str(token)], "--ca-file|ca.pem"),
+            (["--server", f"http://127.0.0.1:{port}"], "https://"),
+        ):
+            done = remit(*asks, *wrong)
+            assert done.returncode in (1, 2), done
+            assert re.search(cure, done.stderr), done.stderr
+            assert "Traceback" not in done.stderr
+
+        async def sdk() -> None:
+            async with Api(url, token.read_text().strip(), trust=Trust(ca)) as api:
+                assert (await api.list(Tenant)).items == []
+            async with Api(url, token.read_text().strip(), timeout_s=1) as api:
+                with pytest.raises(Unanswered, match="--ca-file"):
+                    await api.list(Tenant)
+
+        asyncio.run(sdk())
+        with BlockingApi(url, token.read_text().strip(), trust=Trust(ca)) as api:
+            assert not api.ready()
+
+
+def test_http_where_https_was_written_is_told(tmp_path: Path) -> None:
+    from tests.integration.serve.a_server import Server
+
+    with Server(tmp_path / "data") as plain:
+        token = str(tmp_path / "data" / "token")
+        done = remit("get", "tenants", "--token-file", token, "--server", f"https://127.0.0.1:{plain.port}")
+        assert done.returncode == 1 and "does not speak TLS" in done.stderr and "http://" in done.stderr, done.stderr
+
+
+def test_a_certificate_for_another_name_is_told(tmp_path: Path) -> None:
+    """The server has one of its own, and is asked by a name that it does not have."""
+    import trustme
+
+    theirs = trustme.CA()
+    theirs.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    leaf = theirs.issue_cert("elsewhere.example")
+    leaf.private_key_pem.write_to_path(str(tmp_path / "own.key"))
+    leaf.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
+    own = [f"--tls-cert={tmp_path}/own.pem", f"--tls-key={tmp_path}/own.key", f"--tls-ca={tmp_path}/ca.pem"]
+    with serving(tmp_path / "data", *own) as url:
+        asks = ["get", "tenants", "--token-file", str(tmp_path / "data" / "token"), "--ca-file", str(tmp_path / "ca.pem")]
+        done = remit(*asks, "--server", url)
+        assert done.returncode == 1 and "is not for 127.0.0.1" in done.stderr and "--tls-name" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--listen", "0.0.0.0:0"], "--tls"),
+        (["--listen", "[::]:0"], "--tls"),
+        (["--listen", "10.1.2.3:0"], "--tls"),
+        (["--tls-name", "x.example"], "--tls"),
+        (["--tls", "--tls-cert", __file__], "--tls-key"),
+        (["--tls-ca", __file__], "--tls-cert"),
+        (["--tls-cert", __file__, "--tls-key", __file__], "PEM"),
+        (["--tls", "--tls-name", "größer.example"], "ASCII"),
+    ],
+)
+def test_what_cannot_be_served_is_not_begun(tmp_path: Path, words: list[str], told: str) -> None:
+    """A06."""
+    done = remit("server", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *words)
+    assert done.returncode in (1, 2) and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+def test_another_machine_asks_over_tls_and_strangers_are_misdirected(tmp_path: Path) -> None:
+    """A06, A40: with TLS a server listens beyond this machine, and knows by which names it is meant."""
+    data = tmp_path / "data"
+    with machines() as wired, serving(data, "--tls", listen=f"{HERE}:7420", before=wired.here) as url:
+        assert url == f"https://{HERE}:7420"
+        ca = str(data / "tls" / "ca.pem")
+        asks = ["get", "tenants", "--token-file", str(data / "token"), "--server", url, "--ca-file", ca]
+        done = remit(*asks, before=wired.there)
+        assert done.returncode == 0, done.stderr
+
+        def ask(*words: str) -> str:
+            curl = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", ca, "-m", "10"]
+            token = f"Authorization: Bearer {(data / 'token').read_text().strip()}"
+            done = subprocess.run([*wired.there, *curl, "-H", token, *words], capture_output=True, text=True, check=False)
+            return done.stdout
+
+        assert ask(f"{url}/v1/tenants") == "200"
+        assert ask("-H", "Host: evil.example", f"{url}/v1/tenants") == "421"
+        assert ask("-H", f"Host: {THERE}", f"{url}/v1/tenants") == "421"
+        body = ["-X", "POST", "-H", "Content-Type: application/json", "-d", "{}"]
+        assert ask(*body, "-H", "Origin: https://evil.example", f"{url}/v1/tenants") == "403"
+        assert ask(*body, "-H", f"Origin: http://{HERE}:7420", f"{url}/v1/tenants") == "403"  # the same host, another scheme
+        assert ask(*body, "-H", f"Origin: {url}", f"{url}/v1/tenants") == "422"  # heard, and judged

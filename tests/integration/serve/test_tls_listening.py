@@ -1,0 +1,218 @@
+"""Does a TLS listener know who calls, keep its bounds from the first byte on, and show a renewed certificate? Real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from remit.law.bearers import SERVER, Bearer, agent_of
+from remit.world import greeting
+from remit.world.binding import Bound, Listen
+from remit.world.certificates import Lifespans, made_key, request_for
+from remit.world.disk import FileDisk
+from remit.world.http import http_listening
+from remit.world.production import production
+from remit.world.tls import Trust, calling
+from remit.world.tls_keys import Secured, TlsKeys
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def who(scope: Any, receive: Any, send: Any) -> None:
+    """Tells the caller who it is taken for."""
+    bearer: Bearer = scope["bearer"]
+    words = json.dumps([scope["scheme"], bearer.role, bearer.nodes]).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(words)).encode())]})
+    await send({"type": "http.response.body", "body": words})
+
+
+def played(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """On both event loops: people's servers run on the one, the SDK's tests on the other."""
+    asyncio.run(main())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@asynccontextmanager
+async def listening(keys: TlsKeys, **more: Any) -> AsyncIterator[Bound]:
+    bound = Bound(Listen("127.0.0.1", 0), secure=True)
+    try:
+        async with http_listening(who, bound, closing=lambda: None, secure=lambda: keys.context, **more):
+            yield bound
+    finally:
+        bound.close()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> TlsKeys:
+    return TlsKeys(tmp_path / "tls", FileDisk(), Secured(), "127.0.0.1")
+
+
+async def ask(bound: Bound, trust: Trust, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", bound.port, ssl=calling(trust), server_hostname="localhost")
+    writer.write(words)
+    return reader, writer
+
+
+async def told(reader: asyncio.StreamReader) -> Any:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b"200 OK" in head
+    return json.loads(await reader.readuntil(b"]]"))
+
+
+def test_the_application_is_told_who_calls(keys: TlsKeys, tmp_path: Path) -> None:
+    key = made_key()
+    pair = keys.authority.agent(request_for(key), agent_of(["n1", "n2"]))
+    (tmp_path / "agent.pem").write_bytes(key + pair.calling)
+    trust = Trust(str(keys.ca_file))
+
+    async def main() -> None:
+        async with listening(keys) as bound:
+            assert bound.url == f"https://127.0.0.1:{bound.port}"
+            for shown, expected in (
+                ("", ["https", "", []]),
+                (str(tmp_path / "agent.pem"), ["https", "agent", ["n1", "n2"]]),
+                (str(tmp_path / "tls" / "caller.pem"), ["https", "server", []]),
+            ):
+                reader, writer = await ask(bound, trust._replace(certificate_file=shown), GET * 3)
+                assert [await told(reader) for _ in range(3)] == [expected] * 3
+                writer.close()
+
+    assert SERVER.role == "server"
+    played(main)
+
+
+def test_whoever_does_not_speak_tls_is_told_so(keys: TlsKeys) -> None:
+    async def main() -> None:
+        async with listening(keys) as bound:
+            reader, writer = await asyncio.open_connection("127.0.0.1", bound.port)
+            writer.write(GET)
+            words = await reader.read()
+            assert words.startswith(b"HTTP/1.1 400") and "https://" in json.loads(words.partition(b"\r\n\r\n")[2])["cure"]
+            writer.close()
+            for rubbish in (b"\x00" * 100, b"\x16\x03\x01\xff\xffrubbish" * 50, b"SSH-2.0-x\r\n"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", bound.port)
+                writer.write(rubbish)
+                with suppress(ConnectionError):
+                    assert b"200" not in await reader.read()
+                writer.close()
+            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
+            assert (await told(reader))[0] == "https"
+            writer.close()
+
+    played(main)
+
+
+def test_handshakes_that_do_not_come_to_an_end_are_ended(keys: TlsKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A34: at the level of the handshake."""
+    monkeypatch.setattr(greeting, "HANDSHAKE_S_MAX", 0.5)
+
+    async def main() -> None:
+        async with listening(keys) as bound:
+            began = time.monotonic()
+            idle = [await asyncio.open_connection("127.0.0.1", bound.port) for _ in range(20)]
+            for _, writer in idle[10:]:
+                writer.write(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a handshake, and then no more
+            for reader, writer in idle:
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+                writer.close()
+            assert 0.3 < time.monotonic() - began < 5
+
+    played(main)
+
+
+def test_handshakes_count_among_the_connections(keys: TlsKeys) -> None:
+    async def main() -> None:
+        async with listening(keys, connections_max=4) as bound:
+            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
+            await told(reader)
+            idle = [await asyncio.open_connection("127.0.0.1", bound.port) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            over, over_writer = await asyncio.open_connection("127.0.0.1", bound.port)
+            with suppress(ConnectionError):
+                assert await over.read() == b""
+            over_writer.close()
+            writer.write(GET)
+            await told(reader)  # those who are in are not disturbed
+            for _, one in idle:
+                one.close()
+            await asyncio.sleep(0.1)
+            again, again_writer = await ask(bound, Trust(str(keys.ca_file)))
+            await told(again)
+            for one in (writer, again_writer):
+                one.close()
+
+    played(main)
+
+
+def test_it_ends_while_somebody_is_half_way_in(keys: TlsKeys) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            async with listening(keys) as bound:
+                _, idle = await asyncio.open_connection("127.0.0.1", bound.port)
+                reader, writer = await ask(bound, Trust(str(keys.ca_file)))
+                await told(reader)
+            assert await reader.read() == b""
+            for one in (idle, writer):
+                one.close()
+        with pytest.raises(OSError, match=r".*"):
+            await asyncio.open_connection("127.0.0.1", bound.port)
+
+    played(main)
+
+
+def test_a_certificate_is_renewed_while_it_is_in_use(tmp_path: Path) -> None:
+    """Whoever comes next is shown the new one, and whoever is there stays."""
+    keys = TlsKeys(tmp_path / "tls", FileDisk(), Secured(lifespans=Lifespans(server_s=4)), "127.0.0.1")
+
+    def serial(writer: asyncio.StreamWriter) -> str:
+        found: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        return str((found.getpeercert() or {})["serialNumber"])
+
+    async def main() -> None:
+        world, said = production(), list[str]()
+        renewing = asyncio.create_task(keys.renewing(world.clock, world.offload, said.append))
+        async with listening(keys) as bound:
+            trust = Trust(str(keys.ca_file))
+            reader, writer = await ask(bound, trust)
+            await told(reader)
+            first = serial(writer)
+            until = time.monotonic() + 6  # longer than the first one lasts
+            seen = {first}
+            while time.monotonic() < until:
+                await asyncio.sleep(0.2)
+                new, new_writer = await ask(bound, trust)
+                await told(new)
+                seen.add(serial(new_writer))
+                new_writer.close()
+            assert len(seen) >= 2 and said
+            writer.write(GET)
+            await told(reader)
+            writer.close()
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        await world.offload.close()
+
+    asyncio.run(main())
+
+
+def test_a_socket_beyond_this_machine_is_bound_only_for_tls() -> None:
+    """A06."""
+    bound = Bound(Listen("0.0.0.0", 0), secure=True)
+    try:
+        assert bound.url.startswith("https://127.0.0.1:")
+        with socket.create_connection(("127.0.0.1", bound.port), timeout=5):
+            pass
+    finally:
+        bound.close()

@@ -1,0 +1,209 @@
+"""Is work born where it belongs, also when whoever starts it is killed, stopped, late, or not let do so by the machine?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remit.world import starting
+from remit.world.cgroups_found import find
+from remit.world.clock import BootClock
+from remit.world.promises import Ended, NotStarted, Order
+from remit.world.runner import ProcessRunner
+from remit.world.starting import Starter
+from tests.contracts.worlds import remove_groups
+
+ENV = {"PATH": os.defpath}
+
+
+@pytest.fixture
+def parent() -> Iterator[str]:
+    name = f"remit-tests/{os.getpid()}"
+    if find(name).name == "none":
+        pytest.skip("no cgroups here")
+    yield name
+    remove_groups(name)
+
+
+def play(scene: Callable[[ProcessRunner], Coroutine[Any, Any, None]], parent: str) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scene(ProcessRunner(BootClock(), parent=parent))
+
+    asyncio.run(bounded())
+
+
+def order(script: str, group: str = "one", **more: Any) -> Order:
+    return Order(("/bin/sh", "-c", script), ENV, group=group, **more)
+
+
+def listed(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def starter_of(one: ProcessRunner) -> Starter:
+    assert one._starter is not None
+    return one._starter
+
+
+def test_it_is_our_child_in_a_session_of_its_own_and_in_every_group_from_its_first_instruction(
+    parent: str, tmp_path: Path
+) -> None:
+    async def scene(one: ProcessRunner) -> None:
+        running = await one.start(order("cat /proc/$$/cgroup; echo $PPID", stdout=tmp_path / "out"))
+        assert await one.wait(running) == Ended(code=0)
+        *groups, above = (tmp_path / "out").read_text().splitlines()
+        assert int(above) == os.getpid()
+        inside = [line for line in groups if line.endswith(f"{parent}/one")]
+        assert len(inside) == len(find(parent).places("one"))
+        await one.stop(running, grace_ms=0)
+
+    play(scene, parent)
+
+
+def test_it_hears_every_signal_that_its_starter_does_not(parent: str) -> None:
+    async def scene(one: ProcessRunner) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            running = await one.start(order("exec sleep 600"))
+            os.kill(running.pid, number)
+            assert await one.wait(running) == Ended(signal=number)
+            await one.stop(running, grace_ms=0)
+
+    play(scene, parent)
+
+
+def test_a_starter_that_was_killed_is_followed_by_another_and_ends_nobody(parent: str) -> None:
+    async def scene(one: ProcessRunner) -> None:
+        first = await one.start(order("exec sleep 600"))
+        killed = starter_of(one).pid
+        os.kill(killed, signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        second = await one.start(order("exit 3", "two"))
+        assert starter_of(one).pid not in (0, killed)
+        assert await one.wait(second) == Ended(code=3)
+        assert one.alive(first)
+        await one.stop(first, grace_ms=0)
+
+    play(scene, parent)
+
+
+def test_of_a_starter_that_does_not_answer_nothing_comes_also_not_later(
+    parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "ANSWER_S", 0.3)
+
+    async def scene(one: ProcessRunner) -> None:
+        assert await one.wait(await one.start(order("exit 0"))) == Ended(code=0)
+        stopped = starter_of(one).pid
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(NotStarted):
+            await one.start(order(f"touch {tmp_path}/ran", "two"))
+        assert not listed(stopped), "it might go on, and begin it then"
+        assert not (tmp_path / "ran").exists()
+        assert await one.wait(await one.start(order("exit 0", "two"))) == Ended(code=0)
+
+    play(scene, parent)
+
+
+def test_what_was_too_late_when_its_turn_came_is_not_begun(parent: str, tmp_path: Path) -> None:
+    """The deadline was ahead when it was asked for, and has passed when a starter that stood still goes on."""
+
+    async def scene(one: ProcessRunner) -> None:
+        assert await one.wait(await one.start(order("exit 0"))) == Ended(code=0)
+        os.kill(starter_of(one).pid, signal.SIGSTOP)
+        late = order(f"touch {tmp_path}/ran", "two", not_after_ms=BootClock().now_ms() + 200)
+        async with asyncio.TaskGroup() as group:
+            start = group.create_task(_refused(one, late))
+            await asyncio.sleep(0.4)
+            os.kill(starter_of(one).pid, signal.SIGCONT)
+        assert "too late" in start.result()
+        assert not (tmp_path / "ran").exists()
+
+    play(scene, parent)
+
+
+async def _refused(one: ProcessRunner, late: Order) -> str:
+    with pytest.raises(NotStarted) as caught:
+        await one.start(late)
+    return caught.value.cause
+
+
+def test_whoever_is_cancelled_has_begun_nothing(parent: str, tmp_path: Path) -> None:
+    async def scene(one: ProcessRunner) -> None:
+        assert await one.wait(await one.start(order("exit 0"))) == Ended(code=0)
+        os.kill(starter_of(one).pid, signal.SIGSTOP)
+        task = asyncio.create_task(one.start(order(f"touch {tmp_path}/ran; sleep 600", "two")))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert one.leftovers() == ()
+        assert not (tmp_path / "ran").exists()
+
+    play(scene, parent)
+
+
+UNUSABLE = """
+import os, socket, struct
+heard = socket.socket(fileno=0)
+while True:
+    _, told, _, _ = heard.recvmsg(1, 1024)
+    fds = struct.unpack(f"{len(told[0][2]) // 4}i", told[0][2])
+    os.write(fds[1], b"clone 38\\n")
+    for fd in fds:
+        os.close(fd)
+"""
+
+
+def test_where_nobody_may_be_born_inside_it_joins(parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starter.py").write_text(UNUSABLE)
+    monkeypatch.setattr(starting, "PROGRAM", tmp_path / "starter.py")
+
+    async def scene(one: ProcessRunner) -> None:
+        running = await one.start(order("cat /proc/$$/cgroup", stdout=tmp_path / "out"))
+        assert one._starter is None
+        assert await one.wait(running) == Ended(code=0)
+        assert f"{parent}/one" in (tmp_path / "out").read_text()
+        assert await one.wait(await one.start(order("exit 4", "two"))) == Ended(code=4)
+
+    play(scene, parent)
+
+
+def test_what_cannot_be_started_is_told_with_its_cause_and_cure(parent: str, tmp_path: Path) -> None:
+    garbled = tmp_path / "garbled"
+    garbled.write_bytes(b"\x00\x01\x02")
+    garbled.chmod(0o755)
+    told = [
+        (Order(("no-such-program",), ENV, group="one"), "no-such-program cannot be run", "install it"),
+        (Order((str(garbled),), group="one"), "exec format error", "built for this machine"),
+        (Order(("/bin/sh",), {}, tmp_path / "no", group="one"), f"the directory {tmp_path}/no cannot be entered", "make it"),
+        (Order(("/bin/sh", "a\0b"), group="one"), "null", "mend the order"),
+        (Order(("/bin/sh", "x" * (1 << 22)), group="one"), "argument list too long", "shorter"),
+    ]
+
+    async def scene(one: ProcessRunner) -> None:
+        for asked, cause, cure in told:
+            with pytest.raises(NotStarted) as caught:
+                await one.start(asked)
+            assert (cause in caught.value.cause, cure in caught.value.cure) == (True, True), caught.value
+        assert one.leftovers() == ()
+
+    play(scene, parent)
+
+
+def test_it_ends_with_its_starter() -> None:
+    async def scene() -> int:
+        one = Starter()
+        one._anew()
+        pid = one.pid
+        del one
+        return pid
+
+    pid = asyncio.run(scene())
+    assert os.waitpid(pid, 0)[1] == 0

@@ -1,0 +1,57 @@
+"""Does a part without an API tell what it counts, on its own machine and nowhere else?"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+
+import pytest
+
+from remit.model.tallies import Buckets, Counts
+from remit.serve.exposing import exposed
+from remit.serve.metrics import Metrics, Sample
+from remit.world.binding import Listen
+from remit.world.promises import NotServed
+
+
+def told() -> list[Sample]:
+    took = Buckets((1, 2))
+    took.add(1.5)
+    counts = Counts(("begun",))
+    counts.add("begun", 3)
+    return [Sample("remit_agent_starts_total", counts["begun"], ("begun",)), Sample("remit_agent_fetch_duration_seconds", took)]
+
+
+def test_metrics_are_told_at_one_path_and_nothing_else_is() -> None:
+    def look(url: str) -> None:
+        body = urllib.request.urlopen(url, timeout=10).read().decode()
+        assert 'remit_agent_starts_total{result="begun"} 3.0' in body
+        assert 'remit_agent_fetch_duration_seconds_bucket{le="2.0"} 1.0' in body
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url.replace("/metrics", "/v1/nodes"), timeout=10)
+        assert refused.value.code == 404
+        refused.value.close()
+
+    async def main() -> None:
+        async with exposed(Metrics(told), Listen("127.0.0.1", 0)) as url:
+            await asyncio.to_thread(look, url)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
+def test_nobody_elsewhere_is_answered_without_a_token(host: str) -> None:
+    async def main() -> None:
+        async with exposed(Metrics(told), Listen(host, 0)):
+            pytest.fail("it listens")
+
+    with pytest.raises(NotServed, match="token"):
+        asyncio.run(main())
+
+
+def test_a_sample_that_is_in_no_table_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        Metrics(lambda: [Sample("remit_made_up", 1)]).written()
+    with pytest.raises(TypeError):
+        Metrics(lambda: [Sample("remit_agent_starts_total", Buckets((1,)), ("begun",))]).written()

@@ -1,0 +1,183 @@
+"""Whose request is next? Flows take turns by cost; a flood waits for itself alone, and is told when to come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from remit.serve import turns as module
+from remit.serve.failures import Failure
+from remit.serve.turns import Flow, Rate, Turns
+
+
+class Still:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+def queue(clock: Still | None = None) -> Turns:
+    return Turns(clock or Still())  # type: ignore[arg-type]
+
+
+def refused(deed: Any) -> Failure:
+    with pytest.raises(Failure) as raised:
+        deed()
+    return raised.value
+
+
+async def wait_for(turns: Turns, flow: Flow, cost: int, told: list[str], hold: asyncio.Event) -> None:
+    with await turns.turn(flow, cost):
+        told.append(flow.name)
+        await hold.wait()
+
+
+def test_one_who_asks_gently_is_next_however_many_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+
+    async def main() -> None:
+        turns, told, hold = queue(), list[str](), asyncio.Event()
+        flood, gentle = turns.admit("flood", 0, None), turns.admit("gentle", 0, None)
+        waiting = [asyncio.ensure_future(wait_for(turns, flood, 1, told, hold)) for _ in range(100)]
+        await asyncio.sleep(0)
+        waiting.append(asyncio.ensure_future(wait_for(turns, gentle, 1, told, hold)))
+        await asyncio.sleep(0)
+        assert told == ["flood"] and turns.waiting == 100
+        hold.set()
+        await asyncio.gather(*waiting)
+        assert told.index("gentle") <= 1 + module.QUANTUM
+        assert turns.waiting == 0 and not turns._ring
+
+    asyncio.run(main())
+
+
+def test_who_asks_for_much_gets_as_much_work_as_who_asks_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+
+    async def main() -> None:
+        turns, told, hold = queue(), list[str](), asyncio.Event()
+        dear, cheap = turns.admit("dear", 0, None), turns.admit("cheap", 0, None)
+        waiting = [asyncio.ensure_future(wait_for(turns, dear, 16, told, hold)) for _ in range(50)]
+        waiting += [asyncio.ensure_future(wait_for(turns, cheap, 1, told, hold)) for _ in range(200)]
+        await asyncio.sleep(0)
+        hold.set()
+        while len(told) < 100:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        seen = Counter(told[:100])
+        assert 3 <= seen["dear"] <= 8, seen
+        await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+
+
+def test_no_flow_has_all_the_seats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 4)
+    monkeypatch.setattr(module, "FLOW_AT_ONCE", 3)
+
+    async def main() -> None:
+        turns, told, hold = queue(), list[str](), asyncio.Event()
+        slow, other = turns.admit("slow", 0, None), turns.admit("other", 0, None)
+        waiting = [asyncio.ensure_future(wait_for(turns, slow, 1, told, hold)) for _ in range(10)]
+        await asyncio.sleep(0)
+        waiting.append(asyncio.ensure_future(wait_for(turns, other, 1, told, hold)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert told == ["slow"] * 3 + ["other"]
+        hold.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+
+
+def test_who_leaves_while_waiting_or_as_it_is_called_takes_no_seat_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+
+    async def main() -> None:
+        turns, told, hold = queue(), list[str](), asyncio.Event()
+        flow = turns.admit("a", 0, None)
+        first, second, third = (asyncio.ensure_future(wait_for(turns, flow, 1, told, hold)) for _ in range(3))
+        await asyncio.sleep(0)
+        second.cancel()
+        first.cancel()  # its seat goes to the third, who is cancelled as it is called
+        await asyncio.sleep(0)
+        third.cancel()
+        await asyncio.gather(first, second, third, return_exceptions=True)
+        assert (turns.waiting, turns._free, flow.seats) == (0, 1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_bucket_lets_a_burst_by_then_its_rate__and_those_refused_are_told_to_come_one_after_another() -> None:
+    clock = Still()
+    turns, rate = queue(clock), Rate(10, 20)
+    for _ in range(20):
+        turns.admit("t", 1, rate)
+    first = refused(lambda: turns.admit("t", 1, rate))
+    assert (first.document.status, first.document.code, first.headers["Retry-After"]) == (429, "throttled", "1")
+    assert "10 writes a second" in first.document.detail and "requestsPerSecond" in first.document.cure
+    for _ in range(40):
+        last = refused(lambda: turns.admit("t", 1, rate))
+    assert 4 <= int(last.headers["Retry-After"]) <= 5
+    clock.ms += 1_000
+    for _ in range(10):
+        turns.admit("t", 1, rate)
+    refused(lambda: turns.admit("t", 1, rate))
+    turns.admit("another", 1, rate)
+    turns.admit("t", 0, rate)  # what costs nothing is not refused
+
+
+def test_what_costs_more_than_a_whole_burst_takes_a_full_bucket() -> None:
+    clock = Still()
+    turns, rate = queue(clock), Rate(10, 20)
+    turns.admit("t", 1_000, rate)
+    refused(lambda: turns.admit("t", 1, rate))
+    clock.ms += 2_000
+    turns.admit("t", 1_000, rate)
+
+
+def test_what_was_not_announced_is_paid_for_by_what_comes_next() -> None:
+    clock = Still()
+    turns, rate = queue(clock), Rate(10, 20)
+    turns.admit("t", 1, rate).owe(1_000, rate)
+    clock.ms += 1_000
+    refused(lambda: turns.admit("t", 1, rate))
+    clock.ms += 1_200
+    turns.admit("t", 1, rate)  # a burst and no more is owed
+
+
+def test_when_all_queues_are_full_only_those_over_their_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "WAITING_MAX", 10)
+
+    async def main() -> None:
+        turns, told, hold = queue(), list[str](), asyncio.Event()
+        flood, gentle = turns.admit("flood", 0, None), turns.admit("gentle", 0, None)
+        waiting = [asyncio.ensure_future(wait_for(turns, flood, 1, told, hold)) for _ in range(11)]
+        await asyncio.sleep(0)
+        assert turns.waiting == 10
+        turned = refused(lambda: turns.admit("flood", 0, None))
+        assert turned.document.code == "overloaded" and int(turned.headers["Retry-After"]) >= 1
+        assert turns.admit("gentle", 0, None) is gentle
+        waiting.append(asyncio.ensure_future(wait_for(turns, gentle, 1, told, hold)))
+        hold.set()
+        await asyncio.gather(*waiting)
+        assert len(told) == 12
+
+    asyncio.run(main())
+
+
+def test_flows_that_have_rested_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLOWS_KEPT", 10)
+    clock = Still()
+    turns = queue(clock)
+    for at in range(1_000):
+        clock.ms += 10_000
+        turns.admit(f"t{at}", 1, Rate(10, 20))
+    assert len(turns._flows) <= 11

@@ -1,0 +1,370 @@
+"""Does each certificate serve its one purpose? Handshakes in memory: two ends, no socket."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from remit.law.bearers import SERVER, Bearer, agent_of, bearer_of
+from remit.world.certificates import (
+    CertificateAuthority,
+    KeyPair,
+    Lifespans,
+    NoCertificate,
+    certificate_digest,
+    due_s,
+    hosts_of,
+    issued_by,
+    key_digest,
+    left_s,
+    made_key,
+    read_certificate,
+    request_for,
+    requested_digest,
+)
+from remit.world.disk import FileDisk
+from remit.world.promises import NotServed
+from remit.world.tls import Trust, Unusable, answering, calling, calling_agents, mistrust
+from remit.world.tls_keys import OwnCertificate, Secured, TlsKeys, hosts_here
+
+
+def made(lifespans: Lifespans = Lifespans()) -> CertificateAuthority:
+    return CertificateAuthority(CertificateAuthority.made("test", lifespans), lifespans)
+
+
+def kept(directory: Path, name: str, *pieces: bytes) -> str:
+    (directory / name).write_bytes(b"".join(pieces))
+    return str(directory / name)
+
+
+def shaken(caller: ssl.SSLContext, answerer: ssl.SSLContext, host: str = "localhost") -> tuple[list[str], list[str]]:
+    """The URIs that each end saw of the other. Raises what either end raises."""
+    to_answerer, to_caller = ssl.MemoryBIO(), ssl.MemoryBIO()
+    one = caller.wrap_bio(to_caller, to_answerer, server_hostname=host)
+    other = answerer.wrap_bio(to_answerer, to_caller, server_side=True)
+    left = {one, other}
+    for _ in range(20):
+        for end in (one, other):
+            if end in left:
+                try:
+                    end.do_handshake()
+                    left.discard(end)
+                except ssl.SSLWantReadError:
+                    pass
+    assert not left
+    for end in (one, other):  # a caller that was refused learns it only when it reads
+        with pytest.raises(ssl.SSLWantReadError):
+            end.read(1)
+    return _uris(one), _uris(other)
+
+
+def _uris(end: ssl.SSLObject) -> list[str]:
+    shown: dict[str, Any] = dict(end.getpeercert() or {})
+    return [str(value) for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
+
+
+class Ends:
+    """An authority, and contexts for every end."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.authority = root, made()
+        self.ca = kept(root, "ca.pem", self.authority.pem)
+        server = self.authority.server(["localhost", "127.0.0.1"])
+        self.server = kept(root, "server.pem", server.key, server.certificate)
+        caller = self.authority.caller(SERVER)
+        self.caller = kept(root, "caller.pem", caller.key, caller.certificate)
+        key = made_key()
+        pair = self.authority.agent(request_for(key), agent_of(["n1"]))
+        self.agent = kept(root, "agent.pem", key, pair.calling)
+        self.listener = kept(root, "listener.pem", key, pair.answering)
+
+    def answering(self, file: str, *, required: bool = False) -> ssl.SSLContext:
+        return answering(Path(file), Path(file), self.authority.pem, required=required)
+
+    def calling(self, file: str = "") -> ssl.SSLContext:
+        return calling(Trust(self.ca, file, file))
+
+    def calling_agents(self, file: str) -> ssl.SSLContext:
+        return calling_agents(self.authority.pem, Trust("", file, file))
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Ends:
+    return Ends(tmp_path)
+
+
+def test_a_server_is_believed_and_an_agent_is_known(ends: Ends) -> None:
+    assert shaken(ends.calling(), ends.answering(ends.server)) == ([], [])
+    _, seen = shaken(ends.calling(ends.agent), ends.answering(ends.server))
+    assert bearer_of(seen) == agent_of(["n1"])
+
+
+def test_a_server_calls_an_agent_and_each_knows_the_other(ends: Ends) -> None:
+    there, here = shaken(ends.calling_agents(ends.caller), ends.answering(ends.listener, required=True))
+    assert bearer_of(there) == agent_of(["n1"]) and bearer_of(here) == SERVER
+
+
+@pytest.mark.parametrize("file", ["agent", "caller"])
+def test_what_is_made_to_call_answers_nobody(ends: Ends, file: str) -> None:
+    """A05: a client's certificate as a server's."""
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        shaken(ends.calling(), ends.answering(getattr(ends, file)))
+    told = mistrust(refused.value, "localhost")
+    assert told is not None and "not a server's" in told[0]
+    with pytest.raises(ssl.SSLCertVerificationError):  # nor an agent: that it names a node is not enough
+        shaken(ends.calling_agents(ends.caller), ends.answering(getattr(ends, file)))
+
+
+@pytest.mark.parametrize("file", ["server", "listener"])
+def test_what_is_made_to_answer_calls_nobody(ends: Ends, file: str) -> None:
+    """A05."""
+    with pytest.raises(ssl.SSLError):
+        shaken(ends.calling(getattr(ends, file)), ends.answering(ends.server))
+
+
+def test_what_an_agent_answers_with_is_no_server_to_whoever_looks_for_a_host(ends: Ends) -> None:
+    """A05: the right authority and the right purpose, but it names no host."""
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        shaken(ends.calling(), ends.answering(ends.listener))
+    told = mistrust(refused.value, "localhost")
+    assert told is not None and "--tls-name localhost" in told[1]
+
+
+def test_whoever_calls_an_agent_shows_a_certificate(ends: Ends) -> None:
+    with pytest.raises(ssl.SSLError):
+        shaken(_without_certificate(ends), ends.answering(ends.listener, required=True))
+
+
+def _without_certificate(ends: Ends) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=ends.authority.pem.decode())
+    return context
+
+
+def test_another_authority_is_believed_by_nobody(ends: Ends, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Ends(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        shaken(other.calling(), ends.answering(ends.server))
+    told = mistrust(refused.value, "localhost")
+    assert told is not None and "--ca-file" in told[1]
+    with pytest.raises(ssl.SSLError):  # its agent is turned away, too
+        context = calling(Trust(ends.ca, other.agent, other.agent))
+        shaken(context, ends.answering(ends.server))
+
+
+def test_old_protocols_are_not_spoken(ends: Ends) -> None:
+    context = ends.calling()
+    context.set_ciphers("ALL:@SECLEVEL=0")  # so that it is the other end that refuses
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(ssl.SSLError, match=r"PROTOCOL"):
+        shaken(context, ends.answering(ends.server))
+
+
+def test_one_that_has_run_out_is_told_as_such(tmp_path: Path) -> None:
+    authority = made(Lifespans(server_s=-10))
+    pair = authority.server(["localhost"])
+    file = Path(kept(tmp_path, "server.pem", pair.key, pair.certificate))
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        shaken(calling(Trust(kept(tmp_path, "ca.pem", authority.pem))), answering(file, file, authority.pem))
+    told = mistrust(refused.value, "localhost")
+    assert told is not None and "run out" in told[0]
+
+
+def test_nobody_outlives_the_authority() -> None:
+    authority = made(Lifespans(authority_s=1_000, server_s=10_000))
+    assert left_s(authority.server(["x"]).certificate) <= 1_000
+
+
+def test_a_third_before_its_end_it_is_due() -> None:
+    pair = made(Lifespans(server_s=300)).server(["x"])
+    assert 295 < left_s(pair.certificate) <= 300
+    assert 190 < due_s(pair.certificate) <= 200
+
+
+def test_certificates_are_known_by_digest_and_by_key() -> None:
+    authority = made()
+    key = made_key()
+    request = request_for(key)
+    first, second = authority.agent(request, agent_of(["a"])), authority.agent(request, agent_of(["b"]))
+    assert certificate_digest(first.calling) != certificate_digest(second.calling)
+    assert key_digest(first.calling) == key_digest(second.answering) == requested_digest(request)
+    assert requested_digest(request_for(made_key())) != requested_digest(request)
+    assert issued_by(first.calling, authority.pem) and not issued_by(first.calling, made().pem)
+
+
+def test_whoever_signs_says_who_it_is() -> None:
+    """A request may ask for any name and to be an authority; only its key is taken."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    wish = x509.SubjectAlternativeName([x509.UniformResourceIdentifier("remit://server"), x509.DNSName("localhost")])
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .add_extension(wish, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    for pem in made().agent(request, agent_of(["n1"])):
+        found = read_certificate(pem)
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert [one.value for one in names] == ["remit://node/n1"]
+        assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def _request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
+    made = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def test_requests_that_are_none_are_refused_with_the_cure() -> None:
+    good = request_for(made_key())
+    lines = good.splitlines(keepends=True)
+    turned = b"B" if lines[3][10:11] == b"A" else b"A"
+    bad = [
+        b"",
+        b"hello",
+        good[: len(good) // 2],
+        lines[0] + lines[1] + lines[2] + lines[3][:10] + turned + lines[3][11:] + b"".join(lines[4:]),
+        _request(ec.generate_private_key(ec.SECP384R1())),
+        _request(rsa.generate_private_key(65537, 2048)),
+        b"x" * 20_000,
+    ]
+    for request in bad:
+        with pytest.raises(NoCertificate) as refused:
+            requested_digest(request)
+        assert "P-256" in refused.value.cure
+
+
+def test_keys_and_certificates_belong_together() -> None:
+    one, other = CertificateAuthority.made("a"), CertificateAuthority.made("b")
+    with pytest.raises(NoCertificate):
+        CertificateAuthority(KeyPair(one.certificate, other.key))
+    for key in (b"", b"none", one.certificate):
+        with pytest.raises(NoCertificate):
+            CertificateAuthority(KeyPair(one.certificate, key))
+
+
+# -- the directory -------------------------------------------------------------------------------------------------------------
+
+
+def keyring(root: Path, secured: Secured = Secured(), listen: str = "127.0.0.1") -> TlsKeys:
+    return TlsKeys(root / "tls", FileDisk(), secured, listen)
+
+
+def test_a_directory_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    first = keyring(tmp_path)
+    assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o700
+    files = sorted((tmp_path / "tls").iterdir())
+    assert [file.name for file in files] == ["ca.key", "ca.pem", "caller.pem", "server.pem"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    before = [file.read_bytes() for file in files]
+    again = keyring(tmp_path)
+    assert [file.read_bytes() for file in files] == before and again.ca == first.ca
+    assert not again.renew()
+    assert {"localhost", "127.0.0.1", "::1"} <= set(hosts_of((tmp_path / "tls/server.pem").read_bytes())) == again.hosts
+
+
+def test_a_new_name_makes_a_new_certificate_and_keeps_the_authority(tmp_path: Path) -> None:
+    first = keyring(tmp_path)
+    second = keyring(tmp_path, Secured(("Remit.Example", "2001:DB8::1")), "10.1.2.3")
+    assert second.ca == first.ca
+    assert {"remit.example", "2001:db8::1", "10.1.2.3"} <= second.hosts
+    trust = Trust(str(second.ca_file))
+    shaken(calling(trust), second.context, "remit.example")
+    shaken(calling(trust), second.context, "10.1.2.3")
+    shaken(calling(trust), second.context, "2001:db8::1")
+
+
+def test_what_is_due_is_renewed_and_whoever_comes_next_sees_it(tmp_path: Path) -> None:
+    keys = keyring(tmp_path, Secured(lifespans=Lifespans(server_s=10_000)))
+    before, file = keys.context, tmp_path / "tls" / "server.pem"
+    spent = CertificateAuthority(KeyPair(keys.ca, (tmp_path / "tls" / "ca.key").read_bytes()), Lifespans(server_s=-1)).server(
+        sorted(keys.hosts)
+    )
+    file.write_bytes(spent.key + spent.certificate)
+    assert keys.renew() and keys.context is not before
+    assert due_s(file.read_bytes()) > 6_000
+    shaken(calling(Trust(str(keys.ca_file))), keys.context)
+    assert not keys.renew()
+
+
+def test_half_made_or_spoilt_files_are_made_again_but_never_the_authority(tmp_path: Path) -> None:
+    tls = tmp_path / "tls"
+    keyring(tmp_path)
+    (tls / "ca.pem").unlink()  # cut off between its key and its certificate: nobody has seen it yet
+    keys = keyring(tmp_path)
+    for name in ("server.pem", "caller.pem"):
+        (tls / name).write_bytes(b"spoilt")
+    assert keyring(tmp_path).ca == keys.ca
+    (tls / "ca.key").unlink()
+    with pytest.raises(NotServed) as refused:
+        keyring(tmp_path)
+    assert "backup" in refused.value.cure
+    pair = CertificateAuthority.made("x", Lifespans(authority_s=-5))
+    (tls / "ca.pem").write_bytes(pair.certificate)
+    with pytest.raises(NotServed, match="run out"):
+        keyring(tmp_path)
+
+
+def test_one_of_somebody_elses_is_used_and_taken_up_when_it_changes(tmp_path: Path) -> None:
+    import trustme
+
+    theirs = trustme.CA()
+    theirs.cert_pem.write_to_path(str(tmp_path / "their-ca.pem"))
+
+    def issue(*names: str) -> None:
+        leaf = theirs.issue_cert(*names)
+        leaf.private_key_pem.write_to_path(str(tmp_path / "own.key"))
+        leaf.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
+
+    issue("own.example")
+    own = OwnCertificate(tmp_path / "own.pem", tmp_path / "own.key", tmp_path / "their-ca.pem")
+    keys = keyring(tmp_path, Secured(own=own))
+    assert "own.example" in keys.hosts and keys.ca_file == own.ca
+    trust = Trust(str(own.ca))
+    shaken(calling(trust), keys.context, "own.example")
+    issue("new.example")
+    assert keys.renew() and "new.example" in keys.hosts
+    shaken(calling(trust), keys.context, "new.example")
+    # Agents are signed for here all the same.
+    key = made_key()
+    pair = keys.authority.agent(request_for(key), agent_of(["n1"]))
+    agent = kept(tmp_path, "agent.pem", key, pair.calling)
+    _, seen = shaken(calling(Trust(str(own.ca), agent, agent)), keys.context, "new.example")
+    assert bearer_of(seen) == Bearer("agent", ("n1",))
+    (tmp_path / "own.key").write_bytes(made_key())
+    with pytest.raises(NotServed, match="cannot be used"):
+        keyring(tmp_path, Secured(own=own))
+
+
+def test_every_address_is_named_where_all_are_listened_at() -> None:
+    hosts = hosts_here("0.0.0.0", ["A.example"])
+    assert {"localhost", "127.0.0.1", "::1", "a.example"} <= set(hosts) and "0.0.0.0" not in hosts
+    assert "10.0.0.9" in hosts_here("10.0.0.9")
+
+
+def test_files_that_are_no_certificates_are_told_by_name(tmp_path: Path) -> None:
+    for content in (b"", b"hello", made().pem[:100]):
+        file = kept(tmp_path, "ca.pem", content)
+        with pytest.raises(Unusable, match=r"ca\.pem"):
+            calling(Trust(file))
+    with pytest.raises(Unusable):
+        calling(Trust(str(tmp_path / "nowhere")))
+    locked = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    )
+    good = kept(tmp_path, "good.pem", made().pem)
+    with pytest.raises(Unusable, match="cannot be used"):  # and nobody is asked for it on the terminal
+        calling(Trust(good, kept(tmp_path, "pair.pem", made().server(["x"]).certificate, locked)))

@@ -1,0 +1,347 @@
+"""Does an archive ever put anything outside of its directory, or more than it may? Each way that it could try."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remit.world.carriage import NotUnpacked, UnpackBounds, Unpacked
+from remit.world.stopping import Stop, Stopped
+from remit.world.unpacking import Unpacking
+
+Part = tuple[str, bytes] | tarfile.TarInfo
+
+
+def entry(name: str, sort: bytes = tarfile.REGTYPE, *, to: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = sort, to, mode
+    return info
+
+
+def link(name: str, to: str) -> tarfile.TarInfo:
+    return entry(name, tarfile.SYMTYPE, to=to)
+
+
+def second_name(name: str, to: str) -> tarfile.TarInfo:
+    return entry(name, tarfile.LNKTYPE, to=to)
+
+
+def tar(path: Path, *parts: Part, mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as out:  # type: ignore[call-overload]
+        for part in parts:
+            if isinstance(part, tarfile.TarInfo):
+                out.addfile(part)
+            else:
+                info = tarfile.TarInfo(part[0])
+                info.size = len(part[1])
+                out.addfile(info, io.BytesIO(part[1]))
+    return path
+
+
+def unpack(archive: Path, into: Path, bounds: UnpackBounds = UnpackBounds(), at: str = ".") -> Unpacked:
+    return Unpacking(into, "", bounds, Stop(), Path(at)).unpack(archive)
+
+
+def refused(tmp_path: Path, *parts: Part, says: str, bounds: UnpackBounds = UnpackBounds()) -> None:
+    """And nothing is anywhere but in its directory."""
+    room = tmp_path / "around" / "room"
+    room.parent.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_text("as it was")
+    with pytest.raises(NotUnpacked, match=says):
+        unpack(tar(tmp_path / "a.tar", *parts), room, bounds)
+    assert secret.read_text() == "as it was"
+    assert list((tmp_path / "around").iterdir()) == [room]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.tar", "around", "secret"]
+
+
+# -- names ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../secret", "/etc/passwd", "a/b/../../../x", ".."])
+def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
+    refused(tmp_path, ("good", b"x"), (name, b"evil"), says="leads out of its directory")
+
+
+def test_a_name_deeper_than_allowed_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, ("/".join("a" * 70), b""), says="deeper than 64")
+
+
+# -- links ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target", ["/etc/passwd", "../../secret", "..", "/", "sub/../../../secret", "x/../../secret", "a/../..", ""]
+)
+def test_a_link_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
+    refused(tmp_path, link("way", target), says="link that leads out")
+
+
+def test_a_link_cannot_climb_by_way_of_another_link(tmp_path: Path) -> None:
+    """`here` is the directory itself, so each `here/..` would climb one higher than it looks."""
+    refused(tmp_path, link("here", "."), link("way", "here/here/../../secret"), says="link that leads out")
+
+
+def test_nothing_is_written_through_a_link_that_the_archive_brought(tmp_path: Path) -> None:
+    refused(tmp_path, ("sub/x", b""), link("way", "sub"), ("way/evil", b"evil"), says="goes by a link")
+
+
+def test_nothing_is_written_through_a_link_as_the_last_step(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    unpack(tar(tmp_path / "a.tar", ("target", b"one"), link("way", "target"), ("way", b"two")), room)
+    assert (room / "target").read_bytes() == b"one"
+    assert not (room / "way").is_symlink()
+
+
+def test_a_directory_does_not_become_a_link_under_what_is_in_it(tmp_path: Path) -> None:
+    refused(tmp_path, ("sub/x", b""), link("sub", "."), says="cannot be unpacked")
+
+
+def test_good_links_are_kept__also_upwards_within(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    parts = (("lib/real.so.1", b"x"), link("lib/real.so", "real.so.1"), link("a/b/up", "../../lib/real.so"), link("here", "."))
+    unpack(tar(tmp_path / "a.tar", *parts), room)
+    assert (room / "a/b/up").read_bytes() == b"x"
+    assert (room / "lib/real.so").readlink() == Path("real.so.1")
+
+
+@pytest.mark.parametrize("target", ["../secret", "/etc/passwd", "missing", "way"])
+def test_a_second_name_of_what_is_not_in_the_archive_is_refused(tmp_path: Path, target: str) -> None:
+    refused(tmp_path, second_name("way", target), says="second name|leads out")
+
+
+def test_a_second_name_of_a_link_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, ("x", b""), link("soft", "x"), second_name("hard", "soft"), says="second name of what is no file")
+
+
+def test_a_second_name_of_a_part_is_kept(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    unpack(tar(tmp_path / "a.tar", ("one", b"same"), second_name("sub/two", "one")), room)
+    assert (room / "sub/two").stat().st_ino == (room / "one").stat().st_ino
+
+
+def test_of_a_root_links_may_say_anything__and_are_still_not_followed(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    root = UnpackBounds(as_root=True)
+    unpack(tar(tmp_path / "a.tar", link("etc/alternatives/x", "/usr/bin/x"), link("up", "../../..")), room, root)
+    assert (room / "etc/alternatives/x").readlink() == Path("/usr/bin/x")
+    with pytest.raises(NotUnpacked, match="goes by a link"):
+        unpack(tar(tmp_path / "b.tar", link("way", "/tmp"), ("way/evil", b"")), tmp_path / "other", root)
+    assert not Path("/tmp/evil").exists()
+
+
+# -- what is no file -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sort", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"Z"])
+def test_devices_pipes_and_unknown_sorts_are_refused(tmp_path: Path, sort: bytes) -> None:
+    refused(tmp_path, entry("dev", sort), says="device or a pipe")
+
+
+def test_no_right_of_another_user_is_kept_and_no_file_is_for_all_to_write(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    parts = (entry("suid", mode=0o6777), entry("sub", tarfile.DIRTYPE, mode=0o7777), entry("none", mode=0))
+    unpack(tar(tmp_path / "a.tar", *parts), room)
+    modes = {name: stat.S_IMODE((room / name).stat().st_mode) for name in ("suid", "sub", "none")}
+    assert modes == {"suid": 0o755, "sub": 0o755, "none": 0o600}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_all_of_it_belongs_to_the_works_user(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    archive = tar(tmp_path / "a.tar", ("sub/deep/x", b"x"), link("soft", "sub"), entry("d", tarfile.DIRTYPE))
+    Unpacking(room, "nobody", UnpackBounds(), Stop()).unpack(archive)
+    owners = {os.lstat(place).st_uid for place in (room, *room.rglob("*"))}
+    assert len(owners) == 1
+    assert owners != {0}
+
+
+# -- bounds --------------------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_parts_are_refused(tmp_path: Path) -> None:
+    parts = [(f"f{number}", b"") for number in range(20)]
+    refused(tmp_path, *parts, says="more than 10 parts", bounds=UnpackBounds(files_max=10))
+
+
+def test_too_many_bytes_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path, ("big", bytes(2 << 20)), says="comes to more than 1 MiB", bounds=UnpackBounds(bytes_max=1 << 20))
+
+
+@pytest.mark.parametrize("squeeze", [gzip.compress, bz2.compress, lzma.compress])
+def test_what_swells_out_of_all_proportion_is_refused_on_the_way(tmp_path: Path, squeeze: Callable[[bytes], bytes]) -> None:
+    inner = tar(tmp_path / "inner.tar", ("zeros", bytes(80 << 20)))
+    bomb = tmp_path / "bomb"
+    bomb.write_bytes(squeeze(inner.read_bytes()))
+    with pytest.raises(NotUnpacked, match="too much for its size"):
+        unpack(bomb, tmp_path / "room")
+
+
+def test_a_head_that_says_it_is_huge_is_not_taken_into_memory(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = tarfile.XHDTYPE, 3 << 30
+    path = tmp_path / "a.tar"
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
+    with pytest.raises(NotUnpacked, match="head in it is far too long"):
+        unpack(path, tmp_path / "room")
+
+
+def test_a_hole_that_comes_to_too_much_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("sparse")
+    info.size = 512
+    info.pax_headers = {
+        "GNU.sparse.major": "0",
+        "GNU.sparse.minor": "1",
+        "GNU.sparse.map": "0,512",
+        "GNU.sparse.size": str(1 << 40),
+    }
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as out:
+        out.addfile(info, io.BytesIO(bytes(512)))
+    with pytest.raises(NotUnpacked):
+        unpack(path, tmp_path / "room", UnpackBounds(bytes_max=1 << 20))
+
+
+def test_an_archive_that_asks_for_gigabytes_to_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(_xz_with_dictionary(38))
+    with pytest.raises(NotUnpacked, match="cannot be decompressed"):
+        unpack(path, tmp_path / "room")
+
+
+def _xz_with_dictionary(bits: int) -> bytes:
+    """A stream that says it needs so large a dictionary (38: 2 GiB), made by changing one byte of a good one."""
+    made = bytearray(lzma.compress(bytes(100), lzma.FORMAT_XZ, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 16}]))
+    start = 12
+    length = (made[start] + 1) * 4
+    block = made[start : start + length]
+    at = block.index(0x21) + 2
+    block[at] = bits
+    block[-4:] = struct.pack("<I", zlib.crc32(bytes(block[:-4])))
+    made[start : start + length] = block
+    return bytes(made)
+
+
+def test_one_that_is_told_to_stop_stops(tmp_path: Path) -> None:
+    stop = Stop()
+    stop.now()
+    with pytest.raises(Stopped):
+        Unpacking(tmp_path / "room", "", UnpackBounds(), stop).unpack(tar(tmp_path / "a.tar", ("x", b"x")))
+
+
+# -- forms ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_every_form_of_tar_is_read(tmp_path: Path, mode: str) -> None:
+    data = os.urandom(300_000)
+    found = unpack(tar(tmp_path / "a", ("app/run", data), mode=mode), tmp_path / "room", at="opt")
+    assert (tmp_path / "room/opt/app/run").read_bytes() == data
+    assert found == Unpacked(1, 300_000)
+
+
+def test_a_second_archive_joins_the_first_in_one_directory(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    unpack(tar(tmp_path / "a", ("app/one", b"1")), room)
+    unpack(tar(tmp_path / "b", ("app/two", b"2")), room)
+    assert sorted(one.name for one in (room / "app").iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"no archive at all", "no archive"),
+        (b"\x28\xb5\x2f\xfd rest", "zstd"),
+        (b"PK\x03\x04 rest", "no archive"),
+        (b"", "no archive"),
+    ],
+)
+def test_what_cannot_be_read_says_so(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(NotUnpacked, match=says):
+        unpack(tmp_path / "a", tmp_path / "room")
+
+
+def test_one_that_ends_in_the_middle_says_so(tmp_path: Path) -> None:
+    whole = tar(tmp_path / "a", ("x", os.urandom(100_000)), mode="w:xz").read_bytes()
+    (tmp_path / "b").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(NotUnpacked):
+        unpack(tmp_path / "b", tmp_path / "room")
+
+
+# -- zip -----------------------------------------------------------------------------------------------------------------------
+
+
+def zipped(path: Path, name: str, content: bytes = b"x", mode: int = 0o100644) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+        info = zipfile.ZipInfo("placeholder")
+        info.filename, info.external_attr, info.compress_type = name, mode << 16, zipfile.ZIP_DEFLATED
+        out.writestr(info, content)
+    return path
+
+
+def test_a_zip_is_read(tmp_path: Path) -> None:
+    found = unpack(zipped(tmp_path / "a", "app/run", b"#!", 0o100755), tmp_path / "room")
+    assert stat.S_IMODE((tmp_path / "room/app/run").stat().st_mode) == 0o755
+    assert found == Unpacked(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "mode", "says"),
+    [
+        ("../secret", b"x", 0o100644, "leads out"),
+        ("/etc/passwd", b"x", 0o100644, "leads out"),
+        ("way", b"/etc", stat.S_IFLNK | 0o777, "link that leads out"),
+        ("way", b"../..", stat.S_IFLNK | 0o777, "link that leads out"),
+        ("dev", b"", stat.S_IFCHR | 0o644, "device or a pipe"),
+    ],
+)
+def test_a_zip_leads_out_no_more_than_a_tar(tmp_path: Path, name: str, content: bytes, mode: int, says: str) -> None:
+    with pytest.raises(NotUnpacked, match=says):
+        unpack(zipped(tmp_path / "a", name, content, mode), tmp_path / "room")
+
+
+def test_a_zip_bomb_is_refused_on_the_way(tmp_path: Path) -> None:
+    with pytest.raises(NotUnpacked, match="too much for its size"):
+        unpack(zipped(tmp_path / "a", "zeros", bytes(80 << 20)), tmp_path / "room")
+
+
+def test_a_zip_whose_list_is_too_long_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a", "x")
+    data = bytearray(path.read_bytes())
+    end = data.rfind(b"PK\x05\x06")
+    data[end + 12 : end + 16] = struct.pack("<I", 0x7FFFFFFF)
+    path.write_bytes(data)
+    with pytest.raises(NotUnpacked, match="list of parts is too long"):
+        unpack(path, tmp_path / "room")
+
+
+# -- one file ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_put_in_its_place_and_replaces_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tool").write_bytes(b"#!/bin/sh\n")
+    made = Unpacking(tmp_path / "room", "", UnpackBounds(), Stop())
+    made.copy(tmp_path / "tool", Path("bin/tool"))
+    assert stat.S_IMODE((tmp_path / "room/bin/tool").stat().st_mode) == 0o755
+    with pytest.raises(NotUnpacked, match="cannot be put there"):
+        made.copy(tmp_path / "tool", Path("bin/tool"))
+
+
+def test_a_file_is_not_put_through_a_link(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    unpack(tar(tmp_path / "a.tar", ("real/x", b""), link("way", "real")), room)
+    with pytest.raises(NotUnpacked, match="goes by a link"):
+        Unpacking(room, "", UnpackBounds(), Stop()).copy(tmp_path / "a.tar", Path("way/tool"))
