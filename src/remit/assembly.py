@@ -17,7 +17,7 @@ from remit.agent.building import keeper as keeper
 from remit.client.client import Client, NoAnswer
 from remit.client.connecting import Connected, connect
 from remit.client.remote import Remote
-from remit.commitment.authority import Authority, one_failure
+from remit.commitment.authority import Authority
 from remit.commitment.queueing import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
 from remit.correction.crew import Crew
@@ -41,6 +41,7 @@ from remit.store.protocol import Store
 from remit.store.sqlite import SqliteStore
 from remit.world.binding import Bound, Listen
 from remit.world.clock import stopwatch_ns
+from remit.world.grouping import one_failure
 from remit.world.offload import ThreadOffload
 from remit.world.production import production
 from remit.world.promises import Clock, World

@@ -152,8 +152,8 @@ def _refuse_long(root: Path) -> None:
 
 
 async def _up(here: Installation) -> None:
-    from remit.commitment.authority import one_failure
     from remit.store.protocol import Owned, StoreError
+    from remit.world.grouping import one_failure
     from remit.world.production import production
     from remit.world.promises import WorldError
 

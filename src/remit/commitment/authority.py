@@ -20,8 +20,8 @@ answers nothing any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
@@ -40,6 +40,7 @@ from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdict
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
+from remit.world.grouping import one_failure
 from remit.world.promises import Clock, Ids
 
 T = TypeVar("T")
@@ -482,18 +483,3 @@ class _Beats:
                 with suppress(Unavailable):  # nothing was written; the next may be
                     head = chain.advance(self.place.head, (), ())
                     self.place = await _advance(self._store, self._clock, self.place, head)
-
-
-@contextmanager
-def one_failure() -> Iterator[None]:
-    """Around a group of tasks: of its failures the first. If somebody has cancelled it meanwhile, that is what is raised: the
-    group would forget it, and whoever catches the failure would go on.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
-    try:
-        yield
-    except BaseExceptionGroup as failures:
-        if task is not None and task.cancelling() > before:
-            raise asyncio.CancelledError from None
-        raise failures.exceptions[0] from None

@@ -7,11 +7,14 @@ the sink learns where it begins and where it ends, and one that breaks off begin
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from remit.store import chain
 from remit.store.protocol import HEAD, Event, Head, Row, Store, StoreError, Unavailable
+from remit.world.grouping import one_failure
 from remit.world.promises import Clock, World
 
 MARKER: Final = "incarnation"
@@ -82,6 +85,10 @@ class Sink(Protocol):
         ...
 
 
+class _Over(Exception):
+    """This watch has lasted long enough, or has fallen silent."""
+
+
 class Follower:
     """Feeds a sink. `sure` answers lists that are linearizable; `parts` are listed in their order, as of one revision."""
 
@@ -140,22 +147,25 @@ class Follower:
     async def _watch(self) -> None:
         """Until it is time to list anew, or what comes does not follow from what was seen."""
         watch = await self._store.watch("", after=self._sink.revision)
+        try:
+            with suppress(_Over), one_failure():
+                async with asyncio.TaskGroup() as group:
+                    looking = group.create_task(self._look(), name="look")
+                    await self._read(aiter(watch))
+                    looking.cancel()
+        finally:
+            await watch.close()
+
+    async def _look(self) -> None:
+        """Beside the reading, which is left alone until it is over: a watch that was interrupted cannot be read on."""
         resync_ms = 5 * self._idle_ms
         until_ms = self._world.clock.now_ms() + resync_ms + self._world.chance.uniform_ms(resync_ms)
         silent = 0
-        try:
-            while (left_ms := until_ms - self._world.clock.now_ms()) > 0:
-                before = self._sink.revision
-                try:
-                    async with self._world.clock.timeout_ms(min(left_ms, self._idle_ms // _LOOKS)):
-                        await self._read(aiter(watch))
-                except TimeoutError:
-                    silent = silent + 1 if self._sink.revision == before else 0
-                    if silent < _LOOKS:
-                        continue
-                return
-        finally:
-            await watch.close()
+        while silent < _LOOKS and (left_ms := until_ms - self._world.clock.now_ms()) > 0:
+            before = self._sink.revision
+            await self._world.clock.sleep_ms(min(left_ms, self._idle_ms // _LOOKS))
+            silent = silent + 1 if self._sink.revision == before else 0
+        raise _Over
 
     async def _read(self, watch: AsyncIterator[Event]) -> None:
         """As long as each follows from what was seen."""

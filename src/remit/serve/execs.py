@@ -16,7 +16,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from remit.commitment.authority import one_failure
 from remit.law.asks import WORKLOAD_LABEL, closed_by
 from remit.model.answers import AuditItem
 from remit.model.orders import ExecOf, FeedOf
@@ -42,6 +41,7 @@ from remit.serve.failures import Failure
 from remit.serve.logs import AGENT, ANSWER_MS, link_to, unanswered
 from remit.serve.routes import Answer, Body, Route
 from remit.serve.streams import SEND_MS_MAX
+from remit.world.grouping import one_failure
 from remit.world.link import SocketLink
 from remit.world.promises import LinkError
 

@@ -12,9 +12,9 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from remit.commitment.authority import one_failure
 from remit.model.identity import Principal
 from remit.serve.routes import NDJSON
+from remit.world.grouping import one_failure
 
 if TYPE_CHECKING:
     from remit.serve.desk import Desk
