@@ -10,12 +10,14 @@ from msgspec.structs import replace
 from remit.commitment.admitting import admits, given
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
+from remit.commitment.moving import make_replicas
 from remit.commitment.rulings import Coordination, refuse, ruling
 from remit.commitment.tokens import allowed_token, void_with_node, void_with_tenant
 from remit.law.admission import ranks_in
 from remit.law.asks import WORKLOAD_LABEL, make_ask
 from remit.law.overrides import is_live
 from remit.law.permitting import loosens, permitted, unheld, unpermitted
+from remit.law.succession import begins_with
 from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
 from remit.model.data import Secret
 from remit.model.fields import Deadline, Metadata, Owner, Stamp
@@ -28,6 +30,8 @@ from remit.model.records import Generation, GenerationSpec, PolicyRevision, Poli
 from remit.model.sealed import is_sealed
 
 GENERATIONS_KEPT = 10
+FILL_MAX = 1_000
+"""More replicas than that are not made with their workload: one claim would be a large part of a batch."""
 POLICY_REVISIONS_KEPT = 256
 POLICIES_BYTES_MAX = 4 << 20
 OVERRIDES_MAX = 1_000
@@ -111,7 +115,10 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         stamped = replace(stamped, status=OverrideStatus(deadline=_term(draft, stamped)))
     if isinstance(stamped, Workload) and changed:
         stamped, spec = given(draft, stamped)
-        _keep_generation(draft, stamped, spec)
+        kept = _keep_generation(draft, stamped, spec)
+        if claim.fill and before is None and begins_with(spec) <= FILL_MAX:
+            # What the controller of workloads would ask for next, without the way there and back.
+            make_replicas(draft, kept, range(begins_with(spec)))
     draft.put(stamped)
     if isinstance(stamped, Policy):
         _publish(draft, {**_policies(draft), stamped.metadata.name: stamped.spec})
@@ -246,18 +253,20 @@ def _permitted(draft: Draft, operation: Operation, workload: Workload) -> Refuse
     return None if wrong is None else refuse(Code.INVALID, f"spec.template.{wrong.field}: {wrong.why}; {wrong.cure}")
 
 
-def _keep_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> None:
+def _keep_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> Generation:
     """Keep this generation, as it runs, and let go of old ones that no replica is of any more."""
     meta = workload.metadata
     name = f"{meta.name}/{meta.generation:08d}"
     spec = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=runs)
-    draft.put(Generation(metadata=Stamp(name=name, tenant=meta.tenant, uid=meta.uid), spec=spec))
+    generation = Generation(metadata=Stamp(name=name, tenant=meta.tenant, uid=meta.uid), spec=spec)
+    draft.put(generation)
     if meta.generation <= GENERATIONS_KEPT:
-        return  # there cannot be more than their numbers
+        return generation  # there cannot be more than their numbers
     for old in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
         found = draft.thing(old)
         if found is not None and not draft.alike((meta.tenant, meta.name, found[0].spec.generation)):
             draft.drop(old)
+    return generation
 
 
 @ruling(Delete, ANY_DECLARER, Coordination.HARD, "nothing is deleted while something depends on it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Rol
 from remit.model.fields import Stamp
 from remit.model.kinds import NodeHealth, WorkloadSpec
 from remit.model.objects import key_of
-from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
+from remit.model.records import Generation, Phase, Replica, ReplicaSpec, ReplicaStatus
 
 REPLICAS_MAX = 4_000_000
 PLACED = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
@@ -37,26 +38,28 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     there = draft.members(claim.tenant, claim.workload)
     if there + claim.count > limit:
         return refuse(Code.LIMIT, f"{claim.workload} has {there} replicas of at most {limit}; {claim.count} more are too many")
-    runs: WorkloadSpec = shape[0].spec.spec
-    rank = draft.thing(key_of("PriorityClass", runs.priority_class)) if runs.priority_class else None
-    terms = draft.asks_now().admission.terms(claim.tenant, claim.workload, shape[0].spec.labels)
-    priority = min(0 if rank is None else rank[0].spec.value, terms.priority_max)
-    names = {f"{claim.workload}-{index}": index for index in range(claim.first, claim.first + claim.count)}
-    for name in names:
-        if draft.replica(key_of("Replica", name, claim.tenant)) is not None:
-            return refuse(Code.EXISTS, f"there is a replica {claim.tenant}/{name} already")
-    for name, index in names.items():
-        replica = Replica(
-            metadata=Stamp(name=name, tenant=claim.tenant, uid=draft.uid()),
-            spec=ReplicaSpec(
-                workload=claim.workload,
-                generation=claim.generation,
-                index=index,
-                priority=priority,
-            ),
-        )
-        draft.put_replica(key_of("Replica", name, claim.tenant), None, replica)
+    indexes = range(claim.first, claim.first + claim.count)
+    for index in indexes:
+        if draft.replica(key_of("Replica", f"{claim.workload}-{index}", claim.tenant)) is not None:
+            return refuse(Code.EXISTS, f"there is a replica {claim.tenant}/{claim.workload}-{index} already")
+    make_replicas(draft, shape[0], indexes)
     return claim.count
+
+
+def make_replicas(draft: Draft, of: Generation, indexes: Iterable[int]) -> None:
+    """Pending replicas of a generation, none of which is there yet."""
+    tenant, workload, number = of.metadata.tenant, of.spec.workload, of.spec.generation
+    runs: WorkloadSpec = of.spec.spec
+    rank = draft.thing(key_of("PriorityClass", runs.priority_class)) if runs.priority_class else None
+    terms = draft.asks_now().admission.terms(tenant, workload, of.spec.labels)
+    priority = min(0 if rank is None else rank[0].spec.value, terms.priority_max)
+    for index in indexes:
+        name = f"{workload}-{index}"
+        replica = Replica(
+            metadata=Stamp(name=name, tenant=tenant, uid=draft.uid()),
+            spec=ReplicaSpec(workload=workload, generation=number, index=index, priority=priority),
+        )
+        draft.put_replica(key_of("Replica", name, tenant), None, replica)
 
 
 def _most(spec: WorkloadSpec) -> int:

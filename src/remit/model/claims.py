@@ -81,10 +81,14 @@ class Claim(Struct, frozen=True, tag_field="do", tag=str.lower, omit_defaults=Tr
 
 
 class Apply(Claim, frozen=True):
-    """Create or replace a declared object. `expect` is the revision that it must stand at; 0: it must not exist."""
+    """Create or replace a declared object. `expect` is the revision that it must stand at; 0: it must not exist.
+
+    `fill`: a workload that is new is made together with its first replicas, if these are not too many.
+    """
 
     thing: AnyObject
     expect: Natural | None = None
+    fill: bool = False
 
 
 class Delete(Claim, frozen=True):

@@ -63,7 +63,7 @@ async def _apply_all(asked: Asked, desk: Desk) -> Response:
     if unless is not None:
         await _check_unchanged(desk, standing, unless)
     asking = [index for index in in_order(things) if not standing[index].unchanged]
-    claims = [Apply(things[index], _expect(standing[index].row) if unless is not None else None) for index in asking]
+    claims = [Apply(things[index], _expect(standing[index].row) if unless is not None else None, fill=True) for index in asking]
     if asked.query["dryRun"]:
         tried = desk.tried(asked.actor, claims)
         verdicts: Sequence[Verdict] = [one.ruled if isinstance(one.ruled, Refused) else Accepted(0, one.ruled) for one in tried]

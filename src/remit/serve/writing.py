@@ -124,7 +124,7 @@ async def _expected(asked: Asked, desk: Desk, name: str) -> int | None:
 
 
 async def _apply(asked: Asked, desk: Desk, thing: AnyObject, expect: int | None, *, conditional: bool) -> Response:
-    claim = Apply(thing, expect)
+    claim = Apply(thing, expect, fill=True)
     if asked.query["dryRun"]:
         return _would_be(desk.tried(asked.actor, [claim])[0], conditional=conditional)
     operation, verdict = await ask(asked, desk, claim)
