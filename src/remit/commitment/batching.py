@@ -22,8 +22,10 @@ from remit.commitment.outcomes import Batch, Entry, Outcomes, batch_key, digest,
 from remit.commitment.queueing import BATCH_MAX
 from remit.commitment.rulings import refuse
 from remit.model.claims import Abandon, Accepted, Code, Operation, Refused, Role, Verdict, window_of
-from remit.model.objects import decoded, encode
-from remit.model.records import Replica, ReplicaStatus
+from remit.model.kinds import Workload, WorkloadStatus
+from remit.model.objects import AnyObject, decoded, encode, remember
+from remit.model.records import Generation, Replica
+from remit.model.soundness import is_sound_spec
 from remit.store import chain
 from remit.store.protocol import Head, Invalid
 
@@ -31,6 +33,7 @@ AUDIT_BATCHES_KEPT: Final = 100_000
 OPERATION_BYTES_MAX: Final = 4 << 20
 """Half of what a row may have: a larger claim would be refused by the store, and so end the authority."""
 
+_UNTOLD: Final = WorkloadStatus()
 _MISMATCH: Final = Refused(Code.OPERATION_MISMATCH, "the id was used for something else a moment ago")
 
 
@@ -148,7 +151,9 @@ def written_out(
                 continue
             row = encode(thing)
             puts.append((name, row))
-            if not isinstance(thing, Replica) or _tells(thing.status):
+            if _surely_readable(thing):
+                remember(row, thing)  # whoever shows it in this process has it from here
+            else:
                 _check_readable(name, row)
     if draft.notes:
         deletes += _too_old(ground, draft)
@@ -181,14 +186,21 @@ def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
 def _check_readable(name: str, row: bytes) -> None:
     """Every row must be readable for whoever takes over; a claim that was given by reference was checked by nobody."""
     try:
-        decoded(row)  # and whoever shows it in this process has it from here
+        decoded(row)
     except (msgspec.MsgspecError, ValueError) as error:
         raise Invalid(f"{name} would not be readable: {error}") from None
 
 
-def _tells(status: ReplicaStatus) -> bool:
-    """Has a claim put words of its own into it?"""
-    return bool(status.result or status.reason or status.devices or status.victims)
+def _surely_readable(thing: AnyObject) -> bool:
+    """Has no claim put words of its own into it, but such as were judged before?"""
+    match thing:
+        case Replica(status=status):
+            return not (status.result or status.reason or status.devices or status.victims)
+        case Workload(spec=spec, metadata=meta, status=status):
+            return status == _UNTOLD and not (meta.annotations or meta.owners or meta.finalizers) and is_sound_spec(spec)
+        case Generation(spec=spec):
+            return is_sound_spec(spec.spec)
+    return False
 
 
 def _batch(ground: Ground, entries: tuple[Entry, ...]) -> Batch:

@@ -49,7 +49,7 @@ class Crew:
         self.board = Board(world.clock) if board is None else board
         census, leaving = Census(self.board), Leaving(self.board)
         controllers: tuple[Controller, ...] = (
-            Workloads(census, world.clock),
+            Workloads(census, world.clock, cadence.tempo),
             Cascade(self.board),
             Nodes(self.board, leaving),
             Repair(census, world.clock),

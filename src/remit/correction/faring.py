@@ -81,6 +81,12 @@ class Faring:
         if new is not None and new.spec.type == "job" and new.spec.deadline:
             self._born.setdefault(new.metadata.uid, self._clock.now_ms())
 
+    def awaits(self, workload: Workload) -> None:
+        """It was made with all that it begins with, and is looked at when that could be worth telling."""
+        uid, now_ms = workload.metadata.uid, self._clock.now_ms()
+        self._untold[uid, "Admitted"] = ("", ""), now_ms
+        self._untold[uid, "Scheduled"] = ("Queued", _NO_PLACE), now_ms
+
     def spawned(self, workload: Workload, refused: Refused | None) -> None:
         """Whether replicas of it could be made."""
         if refused is None:

@@ -23,7 +23,7 @@ from remit.client.retry import RetryBudget
 from remit.client.tenure import Candidate, Tenure
 from remit.correction.agenda import Agenda, Pauses
 from remit.correction.fights import Fights
-from remit.correction.remits import Again, Deed, Remit, Wish
+from remit.correction.remits import Again, Concern, Deed, Later, Remit, Wish
 from remit.law.lifecycle import SNAPSHOT_FRESH_MS
 from remit.law.overrides import Instant
 from remit.law.tempo import Tempo
@@ -99,7 +99,7 @@ class Controller:
     def __init__(self, board: Board) -> None:
         self.board = board
 
-    def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
+    def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
         """Whose key a change is news to. It is told of every change, also while another copy acts."""
         raise NotImplementedError
 
@@ -179,12 +179,19 @@ class Loop:
         if self._term is None or self._term.waits():
             self._wake.set()
 
-    def look_at(self, keys: Iterable[str]) -> None:
-        """There is news of these."""
-        if self._term is not None:
-            now_ms = self.world.clock.now_ms()
-            for key in keys:
-                self._term.agenda.news(key, now_ms)
+    def look_at(self, keys: Iterable[Concern]) -> None:
+        """There is news of these. For what is only looked at later nobody is woken who would wake before."""
+        if self._term is None:
+            return
+        now_ms, agenda = self.world.clock.now_ms(), self._term.agenda
+        for key in keys:
+            if isinstance(key, Later):
+                next_ms, at_ms = agenda.next_ms(), now_ms + key.in_ms
+                agenda.look_at(key.key, at_ms)
+                if next_ms is not None and next_ms <= at_ms:
+                    continue
+            else:
+                agenda.news(key, now_ms)
             self._wake.set()
 
     @property

@@ -31,7 +31,16 @@ class Again(NamedTuple):
     in_ms: int
 
 
+class Later(NamedTuple):
+    """There is news of a key that asks for nothing now: one look will do for all that comes until then."""
+
+    key: str
+    in_ms: int
+
+
 Wish = Deed | Again
+Concern = str | Later
+"""A key that a change is news to: looked at right away, or later."""
 
 
 class Remit:

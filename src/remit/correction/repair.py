@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from remit.correction.loop import Controller, Times
-from remit.correction.remits import Again, Deed, Remit, Wish
+from remit.correction.remits import Again, Concern, Deed, Later, Remit, Wish
 from remit.correction.wanted import Census
 from remit.law.ledgers import SCOPE
 from remit.law.lifecycle import WAITS
@@ -61,11 +61,11 @@ class Repair(Controller):
 
     # -- hearing ---------------------------------------------------------------------------------------------------------
 
-    def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
+    def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
         match new if new is not None else old:
             case Replica() as replica:
                 self._note(key, None if new is None else replica)
-                mine = (key,) if new is not None and replica.status.phase in _MINE else ()
+                mine = (_looked_at(key, replica.status.phase),) if new is not None and replica.status.phase in _MINE else ()
                 if not _left(old, new):
                     return mine
                 # One that goes may be wanted again, or make room for another; and be the last that held up a grant.
@@ -186,6 +186,11 @@ class Repair(Controller):
 def pause_ms(failures: int) -> int:
     """How long a replica that has crashed so often rests before its next attempt."""
     return 0 if failures <= 0 else min(AGAIN_MAX_MS, AGAIN_BASE_MS << min(failures - 1, 16))
+
+
+def _looked_at(key: str, phase: Phase) -> Concern:
+    """A wait that has only begun is looked at when it is over."""
+    return Later(key, _WAITED[phase][0] + LATE_MS) if phase in _WAITED else key
 
 
 def _left(old: Any, new: Any) -> bool:

@@ -19,6 +19,8 @@ from remit.observation.board import Board, Kept
 P = Phase
 RUNS: Final = frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING})
 UNPLACED: Final = frozenset({P.PENDING, P.RESERVED})
+ON_ITS_WAY: Final = frozenset({*UNPLACED, P.BOUND, P.STARTING, P.RUNNING})
+"""Nothing is to be done about a job's: it is not over, and nothing went wrong."""
 LEAVES: Final = frozenset({P.DRAINING, P.STOPPING, P.FAILED, P.FINISHED})
 """Released before long, whatever is done."""
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from remit.correction.faring import Faring
+from remit.correction.faring import Faring, patience_ms
 from remit.correction.loop import Controller, Times
-from remit.correction.remits import Deed, Remit, Wish
-from remit.correction.wanted import RUNS, UNPLACED, Census, Wanted
+from remit.correction.remits import Concern, Deed, Later, Remit, Wish
+from remit.correction.wanted import ON_ITS_WAY, RUNS, UNPLACED, Census, Wanted
+from remit.law.succession import begins_with
+from remit.law.tempo import Tempo
 from remit.model.claims import Delete, Forget, Move, Refused, Role, Spawn, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.records import Phase, Replica
@@ -33,23 +35,46 @@ class Workloads(Controller):
         declares=("Workload",),
     )
 
-    def __init__(self, census: Census, clock: Clock) -> None:
+    def __init__(self, census: Census, clock: Clock, tempo: Tempo = Tempo()) -> None:
         super().__init__(census.board)
         self.census, self.faring = census, Faring(census, clock)
+        self._patience_ms = patience_ms(tempo)
         self._daemons: dict[str, None] = {}
 
     # -- hearing ---------------------------------------------------------------------------------------------------------
 
-    def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
+    def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
         match new if new is not None else old:
             case Replica() as replica:
-                return (f"workload/{replica.metadata.tenant}/{replica.spec.workload}",)
+                whose = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
+                return (Later(whose, self._patience_ms) if self._goes_its_way(whose, old, new) else whose,)
             case Workload() as workload:
                 self._note(key, old, workload if new is not None else None)
+                if old is None and self._is_full(workload):
+                    self.faring.awaits(workload)
+                    return (Later(key, self._patience_ms),)
                 return (key,)
             case Node():
                 return tuple(self._daemons) if old is None or new is None or _differs(old, new) else ()
         return tuple(self._daemons) if key.startswith("policyrevision/") else ()
+
+    def _goes_its_way(self, whose: str, old: Replica | None, new: Replica | None) -> bool:
+        """Does a job's replica come nearer to its end, so that none is missing or too many? Then it only tells how the job
+        fares, and not before that has lasted. One that is born before its workload is seen was made together with it.
+        """
+        if new is None or new.status.phase not in ON_ITS_WAY or (old is not None and old.status.phase not in ON_ITS_WAY):
+            return False
+        workload: Workload | None = self.board.get(whose)
+        if workload is None:
+            return old is None
+        return old is not None and workload.spec.type == "job" and not workload.metadata.deleting
+
+    def _is_full(self, workload: Workload) -> bool:
+        """Has it come with all the replicas that it begins with, and is it one of those that most is soon over with?"""
+        meta, spec = workload.metadata, workload.spec
+        if spec.type != "job" or meta.deleting:
+            return False
+        return 0 < begins_with(spec) == len(self.board.by_workload.get((meta.tenant, meta.name), ()))
 
     def _note(self, key: str, old: Workload | None, new: Workload | None) -> None:
         if new is None or new.spec.type != "daemon":

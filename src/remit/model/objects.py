@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import islice
 from typing import Any, get_args
 
 import msgspec
@@ -100,14 +101,25 @@ DECODED_BYTES_MAX = 4 << 10
 """Of a row that is remembered. Rows may have a megabyte: who wrote one anew again and again would fill the memory with them."""
 
 
+_read: dict[bytes, AnyObject] = {}
+
+
 def decoded(value: bytes) -> AnyObject:
     """As `decode`, and the same object for the same bytes: for those who look at a row again and again, or after another."""
-    return _decoded(value) if len(value) <= DECODED_BYTES_MAX else _any_decoder.decode(value)
+    found = _read.get(value)
+    if found is None:
+        found = _any_decoder.decode(value)
+        remember(value, found)
+    return found
 
 
-@lru_cache(DECODED_MAX)
-def _decoded(value: bytes) -> AnyObject:
-    return _any_decoder.decode(value)
+def remember(value: bytes, thing: AnyObject) -> None:
+    """This is what is read from these bytes: they were written from it. Of too many the oldest go."""
+    if len(value) <= DECODED_BYTES_MAX:
+        if len(_read) >= DECODED_MAX:
+            for old in list(islice(_read, DECODED_MAX // 8)):
+                del _read[old]
+        _read[value] = thing
 
 
 def key_of(kind: str, name: str, tenant: str = "") -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from remit.model.fields import API_VERSION, DNS_LABEL, END, LABEL_VALUE, Metadata
-from remit.model.kinds import Workload
+from remit.model.kinds import Workload, WorkloadSpec
 from remit.model.objects import encoded_spec
 
 V = TypeVar("V")
@@ -62,7 +62,12 @@ def is_sound(thing: Any) -> bool:
     meta = thing.metadata
     if type(meta) is not Metadata or meta.annotations or meta.owners or meta.finalizers:
         return False
-    return _sound.get(encoded_spec(thing.spec)) is not None and plainly_named(meta.name, meta.tenant, meta.labels)
+    return is_sound_spec(thing.spec) and plainly_named(meta.name, meta.tenant, meta.labels)
+
+
+def is_sound_spec(spec: WorkloadSpec) -> bool:
+    """Was it judged before?"""
+    return _sound.get(encoded_spec(spec)) is not None
 
 
 def found_sound(thing: Any) -> None:

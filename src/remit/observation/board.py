@@ -23,6 +23,8 @@ from remit.world.promises import Clock
 
 _UNSEEN: Final = ("batch/", "event/", "decision/")
 """What grows with the run, and what nobody decides by."""
+_UNREAD: Final = "generation/"
+"""What comes with every workload, and is looked up rather than heard of: listeners are told of the `Kept`, unread."""
 
 
 class Kept(Struct, gc=False):
@@ -161,7 +163,8 @@ class Board(Sight):
         if key in (HEAD, MARKER) or key.startswith(_UNSEEN):
             return
         kept = self.rows.get(key)
-        old = None if kept is None else kept.thing
+        unread = key.startswith(_UNREAD)
+        old = kept if kept is None or unread else kept.thing
         if kept is not None:
             key = kept.key
             self._unlist(key, old)
@@ -170,7 +173,7 @@ class Board(Sight):
             new = None
         else:
             kept = self.rows[key] = Kept(key, value, revision, self._lists)
-            new = kept.thing
+            new = kept if unread else kept.thing
             self._enlist(kept, new)
         self._tell(key, old, new)
 

@@ -23,6 +23,11 @@ MARKER: Final = "incarnation"
 _LOOKS: Final = 2
 """How often it is looked, in the time after which a silent watch is dead, whether anything came."""
 
+_BLIND_PART: Final = 200
+"""Whoever lists sees nothing new meanwhile. That nothing was missed is proved by every event, so it is listed again only for
+what no proof would find, and for no more than this part of the time.
+"""
+
 
 class Part(NamedTuple):
     """Some of what is listed: what begins with `prefix`, past `after`."""
@@ -102,6 +107,7 @@ class Follower:
         self._parts = tuple(parts)
         self._idle_ms = idle_ms
         """A scope beats. After so long without a word the watch is dead, whatever it looks like."""
+        self._listing_ms = 0
 
     async def follow(self) -> None:
         """For ever: list, then watch. A watch that only broke is taken up where it was; whatever else happened, list anew."""
@@ -120,7 +126,7 @@ class Follower:
                 await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
 
     async def _list(self) -> None:
-        store = self.lister()
+        store, began_ms = self.lister(), self._world.clock.now_ms()
         page = await store.range(HEAD, limit=1)
         head = chain.decode_head(page.rows[0].value) if page.rows else None
         if head is None or not self._takes(head, page.revision):
@@ -134,6 +140,7 @@ class Follower:
                     break
                 after = page.rows[-1].key
         self._sink.end()
+        self._listing_ms = self._world.clock.now_ms() - began_ms
 
     def lister(self) -> Store:
         """Whom to ask for everything: somebody sure, as long as nothing has been seen."""
@@ -158,7 +165,7 @@ class Follower:
 
     async def _look(self) -> None:
         """Beside the reading, which is left alone until it is over: a watch that was interrupted cannot be read on."""
-        resync_ms = 5 * self._idle_ms
+        resync_ms = max(5 * self._idle_ms, _BLIND_PART * self._listing_ms)
         until_ms = self._world.clock.now_ms() + resync_ms + self._world.chance.uniform_ms(resync_ms)
         silent = 0
         while silent < _LOOKS and (left_ms := until_ms - self._world.clock.now_ms()) > 0:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from remit.observation.board import Board
+from remit.observation.board import Board, Kept
 from remit.serve.shown import gone, parts_of, shown
 
 CHANGES_MAX: Final = 8_192
@@ -96,6 +96,7 @@ class Hub:
         prefixes = f"{word}/", f"{word}/{rest.partition('/')[0]}/"
         if prefixes[0] in self._by_prefix or prefixes[1] in self._by_prefix:
             kept = self._board.rows.get(key)
+            old, new = (one.thing if isinstance(one, Kept) else one for one in (old, new))
             told = Told(key, kept.value, kept.revision, old, new) if kept is not None else Told(key, None, 0, old, None)
             self._pending.append((told, prefixes))
 
