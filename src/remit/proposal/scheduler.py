@@ -35,7 +35,8 @@ LEASE: Final = "scheduler"
 
 class Rhythm(NamedTuple):
     """How long the lease lasts, after how much silence the watch is dead, how many replicas travel together, and how many
-    batches may be under way: another beside one, if so many wait for it.
+    batches may be under way: another beside one, if so many wait for it. After a batch of a `crowd` the next is begun
+    `gather_ms` later: who comes meanwhile travels together, at a fraction of the cost.
     """
 
     lease_ms: int = 15_000
@@ -43,6 +44,8 @@ class Rhythm(NamedTuple):
     batch: int = 1_000
     ahead: int = 2
     worth: int = 256
+    crowd: int = 16
+    gather_ms: int = 20
 
 
 class Scheduler:
@@ -148,8 +151,12 @@ class Scheduler:
         self._wake.set()
 
     async def _act(self, cycle: Cycle, tenure: Tenure, asking: Asking) -> None:
-        clock = self._world.clock
+        clock, rhythm, not_before_ms = self._world.clock, self._rhythm, 0
         while tenure.may_act(now_ms := clock.now_ms()) and not cycle.over:
+            if now_ms < not_before_ms and len(cycle.backlog) < rhythm.batch:
+                await clock.sleep_ms(not_before_ms - now_ms)
+                not_before_ms = 0
+                continue
             self._wake.clear()
             cycle.hear(now_ms, self._client.authority_ms())
             may = self._has_room(cycle, asking) and self.view.sober and self.view.age_ms() < SNAPSHOT_FRESH_MS
@@ -159,6 +166,7 @@ class Scheduler:
                 if proposal:
                     self.tally.proposed(proposal, (self._stopwatch_ns() - began_ns) / 1e9)
                     asking.begin(proposal)
+                    not_before_ms = now_ms + rhythm.gather_ms if len(proposal.claims) >= rhythm.crowd else 0
                     continue
             until_ms = tenure.held_until_ms
             if may and (next_ms := cycle.next_ms()) is not None:

@@ -20,7 +20,7 @@ from remit.observation.board import Board
 from remit.store.protocol import HEAD, Store
 from remit.world.promises import Clock
 
-GATHER: Final = 80
+GATHER: Final = 20
 """A beat has so many of the pauses that an agent is left alone for after a piece of news, when there are swarms of them."""
 SWARM: Final = 256
 """So many rows changed since it was last told anything: what is news to it is a small part of much."""
