@@ -18,6 +18,8 @@ Use = dict[tuple[str, str], int]
 
 def takes(thing: Any) -> dict[str, int]:
     """By limit: what this object takes of it."""
+    if thing is None:
+        return {}
     match thing:
         case Workload(spec=spec):
             many = 0 if spec.type == "daemon" else max(spec.replicas, spec.completions)

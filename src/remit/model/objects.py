@@ -122,10 +122,16 @@ def remember(value: bytes, thing: AnyObject) -> None:
         _read[value] = thing
 
 
+_WORDS = {kind: (kind.lower(), kind in TENANTED) for kind in KINDS}
+_WORDS_OF = {cls: _WORDS[kind] for kind, cls in KINDS.items()}
+
+
 def key_of(kind: str, name: str, tenant: str = "") -> str:
     """Where an object stands in its scope's store."""
-    return f"{kind.lower()}/{tenant}/{name}" if kind in TENANTED else f"{kind.lower()}/{name}"
+    word, tenanted = _WORDS.get(kind) or (kind.lower(), False)
+    return f"{word}/{tenant}/{name}" if tenanted else f"{word}/{name}"
 
 
 def key(thing: AnyObject) -> str:
-    return key_of(type(thing).__name__, thing.metadata.name, thing.metadata.tenant)
+    word, tenanted = _WORDS_OF[type(thing)]
+    return f"{word}/{thing.metadata.tenant}/{thing.metadata.name}" if tenanted else f"{word}/{thing.metadata.name}"
