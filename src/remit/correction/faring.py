@@ -44,6 +44,8 @@ _WHY: Final = {
 }
 MESSAGE_MAX: Final = 300
 _PATIENT: Final = ("Admitted", "Scheduled", "Ready")
+_EITHER: Final = "either", "either"
+"""Nothing was looked at yet: it stands for whatever is so."""
 _NO_SCHEDULES: Final = "nobody keeps schedules yet, so it is never run; leave spec.schedule out to run it now"
 _NO_PLACE: Final = "`remit explain` says why"
 
@@ -82,10 +84,9 @@ class Faring:
             self._born.setdefault(new.metadata.uid, self._clock.now_ms())
 
     def awaits(self, workload: Workload) -> None:
-        """It was made with all that it begins with, and is looked at when that could be worth telling."""
-        uid, now_ms = workload.metadata.uid, self._clock.now_ms()
-        self._untold[uid, "Admitted"] = ("", ""), now_ms
-        self._untold[uid, "Scheduled"] = ("Queued", _NO_PLACE), now_ms
+        """It was made with all that it begins with: whatever is so once it has lasted is told then."""
+        for type_ in ("Admitted", "Scheduled"):
+            self._untold[workload.metadata.uid, type_] = _EITHER, self._clock.now_ms()
 
     def spawned(self, workload: Workload, refused: Refused | None) -> None:
         """Whether replicas of it could be made."""
@@ -126,7 +127,7 @@ class Faring:
             return
         should = bad, message
         before, since_ms = self._untold.get(at, (should, times.now_ms))
-        if before != should or at not in self._untold:
+        if before not in (should, _EITHER) or at not in self._untold:
             since_ms = times.now_ms
             self._untold[at] = should, since_ms
         left_ms = since_ms + patience_ms(times.tempo) - times.now_ms
