@@ -75,6 +75,11 @@ class Cadence(NamedTuple):
         return max(1, self.beat_ms // 400)
 
     @property
+    def together_ms(self) -> int:
+        """What is not urgent is looked at so often at most, and then all of it."""
+        return max(1, self.beat_ms // 8)
+
+    @property
     def idle_ms(self) -> int:
         """After so much silence a watch is dead."""
         return 5 * self.beat_ms
@@ -180,13 +185,16 @@ class Loop:
             self._wake.set()
 
     def look_at(self, keys: Iterable[Concern]) -> None:
-        """There is news of these. For what is only looked at later nobody is woken who would wake before."""
+        """There is news of these. What is only looked at later is looked at together with all that comes due at about the same
+        time, and nobody is woken for it who would wake before.
+        """
         if self._term is None:
             return
         now_ms, agenda = self.world.clock.now_ms(), self._term.agenda
         for key in keys:
             if isinstance(key, Later):
-                next_ms, at_ms = agenda.next_ms(), now_ms + key.in_ms
+                next_ms, together_ms = agenda.next_ms(), self.cadence.together_ms
+                at_ms = -(-(now_ms + key.in_ms) // together_ms) * together_ms
                 agenda.look_at(key.key, at_ms)
                 if next_ms is not None and next_ms <= at_ms:
                     continue
