@@ -45,7 +45,7 @@ class Rhythm(NamedTuple):
     ahead: int = 2
     worth: int = 256
     crowd: int = 16
-    gather_ms: int = 20
+    gather_ms: int = 60
 
 
 class Scheduler:
