@@ -152,6 +152,12 @@ def bench() -> None:
     """
 
 
+def _check_place(plot: Path | None) -> None:
+    """Said at once: after minutes of measuring, what was measured would be lost."""
+    if plot is not None and not plot.parent.is_dir():
+        raise click.BadParameter(f"there is no directory {escaped(str(plot.parent))} to write in", param_hint="'--plot'")
+
+
 @bench.command("commit")
 @click.option("--quick", is_flag=True, help="Fewer binds; good enough for a look.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
@@ -191,8 +197,7 @@ def place(quick: bool, as_json: bool, plot: Path | None) -> None:
     """
     from remit.cli.bench_place import measure
 
-    if plot is not None and not plot.parent.is_dir():  # said now: after minutes of measuring, what was measured would be lost
-        raise click.BadParameter(f"there is no directory {escaped(str(plot.parent))} to write in", param_hint="'--plot'")
+    _check_place(plot)
     finish(measure(quick, plot), as_json)
 
 
@@ -239,7 +244,8 @@ def schedule(quick: bool, as_json: bool, data: Path | None) -> None:
 @click.option("--quick", is_flag=True, help="At most 2,000 jobs a run; good enough for a look.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line, last on stdout; progress goes to stderr.")
 @click.option("--data", type=DIRECTORY, default=None, help="An existing directory to write in; a real disk.")
-def end_to_end(nodes: int, jobs: int, quick: bool, as_json: bool, data: Path | None) -> None:
+@click.option("--plot", type=PICTURE, default=None, help="An SVG file to draw in how long jobs wait.")
+def end_to_end(nodes: int, jobs: int, quick: bool, as_json: bool, data: Path | None, plot: Path | None) -> None:
     """Over HTTP, from the first request to the last durable bind; server, scheduler, controllers and agents are processes.
 
     \b
@@ -250,10 +256,12 @@ def end_to_end(nodes: int, jobs: int, quick: bool, as_json: bool, data: Path | N
     Examples:
       remit bench end-to-end --quick
       remit bench end-to-end --nodes 5000 --jobs 10000 --json
+      remit bench end-to-end --plot waits.svg
     """
     from remit.cli.bench_end_to_end import measure
 
-    finish(measure(quick, nodes, jobs, data), as_json)
+    _check_place(plot)
+    finish(measure(quick, nodes, jobs, data, plot), as_json)
 
 
 @bench.command("api")

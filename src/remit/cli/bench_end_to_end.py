@@ -27,6 +27,7 @@ from remit.cli.bench_asking import Loads, Server, applied, commits, created, ech
 from remit.cli.bench_hollow import Fared, shares
 from remit.cli.bench_load import Found
 from remit.cli.bench_processes import CLOCK, PartFailed, Parts, micros, parts, quantile, spent
+from remit.cli.growth import Line, draw
 from remit.client.rows import RemoteRows
 from remit.model.identity import TokenRole
 from remit.store.protocol import Event
@@ -46,6 +47,10 @@ KUBE: Final = 280
 SLURM: Final = 130
 """Allocations a second of Slurm on such a machine."""
 
+QUANTILES: Final = {"p50_ms": 2, "p90_ms": 10, "p99_ms": 100, "p999_ms": 1_000}
+"""Each is the wait that one job of so many exceeds."""
+SHOWN: Final = {"200 a second": "steady", "as fast as answered": "one request a job"}
+
 _BOUND: Final = b'"phase":"bound"'
 _READY: Final = b'"health":"ready"'
 
@@ -57,13 +62,17 @@ class Sizes(NamedTuple):
     echoes: int
 
 
-def measure(quick: bool, nodes: int, count: int, data: Path | None) -> Report:
+def measure(quick: bool, nodes: int, count: int, data: Path | None, plot: Path | None = None) -> Report:
     sizes = Sizes(nodes, min(count, 2_000) if quick else count, 5 if quick else 20, 2_000 if quick else 10_000)
     with (
         tempfile.TemporaryDirectory(prefix="remit-bench-", dir=data) as directory,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_measure(sizes, Path(directory)))
+        report = runner.run(_measure(sizes, Path(directory)))
+    if plot is not None:
+        plot.write_text(drawn(report.rows))
+        say(f"{plot} shows how long jobs wait")
+    return report
 
 
 async def _measure(sizes: Sizes, directory: Path) -> Report:
@@ -240,4 +249,15 @@ def _waits(found: Found, bound: dict[str, int], count: int) -> dict[str, float]:
         return {}
     sent = dict(zip(found.which, found.sent_ns, strict=True))
     waits = [(at - sent[int(key.split("-")[-2])]) / 1e6 for key, at in bound.items()]
-    return {"p50_ms": quantile(waits, 0.5), "p99_ms": quantile(waits, 0.99), "max_ms": max(waits)}
+    return {**{name: quantile(waits, 1 - 1 / among) for name, among in QUANTILES.items()}, "max_ms": max(waits)}
+
+
+def drawn(rows: Sequence[dict[str, Any]]) -> str:
+    """How long the slowest wait, in each run in which a request is a job."""
+    lines = [
+        Line(name, [(among, row[quantile_]) for quantile_, among in QUANTILES.items()])
+        for name, what in SHOWN.items()
+        for row in rows
+        if row["what"] == what and "p50_ms" in row
+    ]
+    return draw("From a request to its durable bind", "the slowest one of so many jobs", "milliseconds", lines)
