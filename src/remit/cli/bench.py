@@ -19,6 +19,10 @@ CHANGED: Final = "+changes"
 """Ends a revision whose code is not all in its commit."""
 
 
+COLUMNS_MAX: Final = 12
+"""What is measured of each row is written in columns, up to so many; beyond it every row has a column of its own."""
+
+
 class Aim(NamedTuple):
     name: str
     unit: str
@@ -108,10 +112,13 @@ def _table(report: Report) -> None:
     shown = console()
     rows = Table(title=f"remit bench {report.bench}")
     names = list(dict.fromkeys(name for row in report.rows for name in row))
-    for name in names:
-        rows.add_column(name.replace("_", " "), justify="right")
-    for row in report.rows:
-        rows.add_row(*(_shown(row.get(name, "")) for name in names))
+    cells = [[name.replace("_", " "), *(_shown(row.get(name, "")) for row in report.rows)] for name in names]
+    if len(names) <= max(COLUMNS_MAX, len(report.rows)):
+        cells = [list(row) for row in zip(*cells, strict=True)]
+    for at, head in enumerate(cells[0]):
+        rows.add_column(head, justify="right" if at else "left")
+    for row in cells[1:]:
+        rows.add_row(*row)
     shown.print(rows)
     aims = Table(title="aims")
     for name in ("aim", "wanted", "seen", ""):
