@@ -35,6 +35,18 @@ def performed_together(some: tuple[tuple[str, int], ...]) -> dict[tuple[str, int
         return dict(zip(some, pool.map(performed, some), strict=True))
 
 
+@cache
+def begun_together(until_s: float) -> dict[str, Run]:
+    """How the standing runs begin, by scenario."""
+    with ProcessPoolExecutor(2) as pool:
+        return {run.scenario: run for run in pool.map(begun, ((name, seed, until_s) for name, seed in marks.suite()))}
+
+
+def begun(one: tuple[str, int, float]) -> Run:
+    name, seed, until_s = one
+    return simulate(load(name), seed, until_s=until_s)
+
+
 def standing() -> dict[str, Standing]:
     """The standing run of every scenario, by its name."""
     return {name: one for (name, _), one in performed_together(marks.suite()).items()}
