@@ -56,9 +56,9 @@ def tool(name: str, *arguments: str) -> tuple[str, ...]:
     return (str(BIN / name), *arguments)
 
 
-def tests(name: str, *folders: str, workers: bool = True) -> Step:
+def tests(name: str, *folders: str, workers: int = 2) -> Step:
     # worksteal: property tests differ in length by far more than a fixed split could even out.
-    spread = ("-n", "2", "--dist", "worksteal") if workers else ()
+    spread = ("-n", str(workers), "--dist", "worksteal") if workers else ()
     return Step(name, tool("python", "-m", "pytest", "--color=auto", *spread), folders)
 
 
@@ -69,13 +69,14 @@ GROUPS: dict[str, tuple[Step, ...]] = {
         Step("types", tool("mypy", "--no-error-summary")),
         Step("layers", tool("lint-imports", "--no-logo")),
         Step("docs", tool("python", "-m", "remit.cli.docs", "--check")),
-        tests("tidy", "tests/tidy", workers=False),
+        tests("tidy", "tests/tidy", workers=0),
     ),
     "unit": (tests("unit", "tests/unit", "tests/properties"),),
     "contracts": (tests("contracts", "tests/contracts"),),
-    "integration": (tests("integration", "tests/integration"),),
+    # One more than there are processors: these tests wait, for terms to end and for processes to begin, more than they work.
+    "integration": (tests("integration", "tests/integration", workers=3),),
     # The standing runs are made once, on two processes of their own, for both of these folders.
-    "simulation": (tests("standing", "tests/scenarios", "tests/determinism", workers=False), tests("planted", "tests/planted")),
+    "simulation": (tests("standing", "tests/scenarios", "tests/determinism", workers=0), tests("planted", "tests/planted")),
 }
 
 

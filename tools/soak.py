@@ -85,6 +85,7 @@ class Soak:
     broken: list[Done] = field(default_factory=list)
     chaos: dict[str, object] = field(default_factory=dict)
     flood: str = ""
+    repeats: str = ""
     fuzz: dict[str, str] = field(default_factory=dict)
 
     def over(self) -> bool:
@@ -304,6 +305,22 @@ def run_fuzz(soak: Soak, minutes: float) -> None:
             soak.say(f"{wrong}\n{found.get('data', '')}")
 
 
+REPEATS_COMMAND = [sys.executable, "-m", "pytest", "tests/determinism", "-p", "no:cacheprovider", "-o", "timeout=0"]
+REPEATS_S_MAX = 900
+
+
+def run_repeats(soak: Soak) -> None:
+    """Every scenario whole and once more, under another hash seed: one seed is one run. `make test` has a part of them."""
+    soak.deadline = time.monotonic() + REPEATS_S_MAX
+    code, out, err = soak.child(REPEATS_COMMAND, {"HYPOTHESIS_PROFILE": "soak"})
+    soak.repeats = (out.strip().splitlines() or ["nothing"])[-1] if code == 0 else f"ended with {code}"
+    soak.say(f"repeated: {soak.repeats}")
+    if code:
+        print(tail(out + err), file=sys.stderr)
+        soak.counts["violations"] += 1
+        soak.replays.append(replay(REPEATS_COMMAND, "soak"))
+
+
 def tasks(soak: Soak) -> Iterator[Task]:
     chance = random.Random(f"{soak.seed}/simulation")
     soaked, listed = load(str(ROOT / SOAKED)), [load(name) for name in names()]
@@ -388,6 +405,7 @@ def summary(soak: Soak, asked: float) -> None:
         *((f"{name} seeds", f"{len(seeds)}: {' '.join(map(str, seeds))}") for name, seeds in sorted(soak.seeds.items())),
         ("chaos", told_of_chaos(soak.chaos) if soak.chaos else "not asked for"),
         ("flood", soak.flood or "not asked for"),
+        ("repeated", soak.repeats or "not asked for"),
         *((f"fuzzed {name}", told) for name, told in soak.fuzz.items()),
         ("kills", f"{counts['kills']:,}"),
         ("operations", f"{counts['operations']:,}"),
@@ -436,7 +454,7 @@ def main() -> int:
     parser.add_argument(
         "--chaos",
         type=float,
-        help="minutes of kills on real processes, before flood and fuzz (default: half, 5 at most); 0: none",
+        help="minutes of kills on real processes, before flood, fuzz and repeats (default: half, 5 at most); 0: none",
     )
     parser.add_argument("--seed", type=int, help="the first seed, from which all others follow (default: a fresh one)")
     options = parser.parse_args()
@@ -454,6 +472,7 @@ def main() -> int:
                 run_chaos(soak, chaos * 60)
                 run_flood(soak)
                 run_fuzz(soak, options.minutes)
+                run_repeats(soak)
             end_s = time.monotonic() + options.minutes * 60
             soak.deadline = time.monotonic() + options.minutes * 60 * (1 - options.lanes)
             if options.lanes < 1:

@@ -29,19 +29,35 @@ def performed(one: tuple[str, int]) -> Standing:
 
 
 @cache
+def performed_together(some: tuple[tuple[str, int], ...]) -> dict[tuple[str, int], Standing]:
+    """These runs, by scenario and seed."""
+    with ProcessPoolExecutor(2) as pool:
+        return dict(zip(some, pool.map(performed, some), strict=True))
+
+
+@cache
+def begun_together(until_s: float) -> dict[str, Run]:
+    """How the standing runs begin, by scenario."""
+    with ProcessPoolExecutor(2) as pool:
+        return {run.scenario: run for run in pool.map(begun, ((name, seed, until_s) for name, seed in marks.suite()))}
+
+
+def begun(one: tuple[str, int, float]) -> Run:
+    name, seed, until_s = one
+    return simulate(load(name), seed, until_s=until_s)
+
+
 def standing() -> dict[str, Standing]:
     """The standing run of every scenario, by its name."""
-    with ProcessPoolExecutor(2) as pool:
-        return {one.run.scenario: one for one in pool.map(performed, marks.suite())}
+    return {name: one for (name, _), one in performed_together(marks.suite()).items()}
 
 
 @cache
 def runs() -> tuple[Run, ...]:
     """Those, and as many more as it takes to reach every mark, or to give up."""
     found = [one.run for one in standing().values()]
-    with ProcessPoolExecutor(2) as pool:
-        for more in marks.further():
-            if not marks.unreached(found):
-                break
-            found += [one.run for one in pool.map(performed, more)]
+    for more in marks.further():
+        if not marks.unreached(found):
+            break
+        found += [one.run for one in performed_together(more).values()]
     return tuple(found)

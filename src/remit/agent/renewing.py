@@ -1,7 +1,8 @@
 """When does an agent's name run out, and who gives it more time? Its token and certificates; how it got them: see joining.py.
 
 It asks any of its servers, well before the end. To fail is no reason to hurry: a third of the time is left then, so it asks
-again after a pause that grows and differs from that of others, and says so each time.
+again after a pause that grows and differs from that of others, and says so each time. A name that has run out is beyond that:
+no server hears who shows an old certificate. It still asks, since a clock may be wrong, and says what a person can do.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LOOK_S_MIN: Final = 1.0
 RENEW_PART: Final = 3
 """When less than a third is left."""
 AGAIN: Final = RetryShape(base_ms=2_000, cap_ms=600_000)
+JOIN_AGAIN: Final = "make a join token for it with `remit token create --role join --node NODE`, and start it again with --join"
 _terms: msgspec.json.Decoder[Term] = msgspec.json.Decoder(Term)
 
 
@@ -52,6 +54,11 @@ def lasting(credentials: Credentials, world: World) -> Lasting:
     return min(found, default=Lasting(0.0, math.inf))
 
 
+def has_run_out(credentials: Credentials, world: World) -> bool:
+    """By the clock of this machine. Raises `WorldError`."""
+    return lasting(credentials, world).left_s <= 0
+
+
 async def renewing(
     credentials: Credentials, urls: Sequence[str], world: World, shown: Callable[[Trust], None], tell: Callable[[str], None]
 ) -> None:
@@ -70,7 +77,7 @@ async def renewing(
             await world.clock.sleep_ms(int(min(LOOK_S_MAX, max(LOOK_S_MIN, due_s)) * 1000))
         except WorldError as error:
             failures += 1
-            tell(f"its name was not renewed, and {_ends(left_s)}: {error}")
+            tell(f"its name was not renewed, and {_ends(left_s)}: {error}" + (f"; {JOIN_AGAIN}" if left_s <= 0 else ""))
             await world.clock.sleep_ms(pause_ms(failures, world))
 
 

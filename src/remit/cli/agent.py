@@ -236,9 +236,11 @@ async def _join(asked: _Asked, world: World, complain: Complaints) -> None:
 
 
 async def _is_known(asked: _Asked, world: World) -> bool:
-    """False: a server says that it is not, so it may join again, if its join token lets it. Silence says nothing."""
+    """False: a server says that it is not, so it may join again, if its join token lets it. Silence says nothing, unless its
+    name has run out: a server that is shown an old certificate hangs up, and says no word to it ever again.
+    """
     from remit.agent.joining import NotJoined
-    from remit.agent.renewing import renew
+    from remit.agent.renewing import has_run_out, renew
     from remit.world.promises import WorldError
 
     try:
@@ -247,7 +249,7 @@ async def _is_known(asked: _Asked, world: World) -> bool:
     except NotJoined as error:
         return error.status != NOBODY
     except (WorldError, TimeoutError):
-        return True
+        return not has_run_out(asked.joined, world)
     return True
 
 

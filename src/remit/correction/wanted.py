@@ -13,7 +13,7 @@ from remit.correction.sites import Sites
 from remit.law.succession import as_good
 from remit.model.fields import Condition
 from remit.model.kinds import Node, NodeHealth, Workload, WorkloadSpec
-from remit.model.records import Generation, Phase, Replica
+from remit.model.records import Phase, Replica
 from remit.observation.board import Board, Kept
 
 P = Phase
@@ -79,17 +79,16 @@ class Census:
         meta, number = workload.metadata, replica.spec.generation
         if number == meta.generation:
             return True
-        at = meta.uid, number, meta.generation
+        rows, whose = self.board.rows, f"generation/{meta.tenant}/{meta.name}/"
+        old, new = rows.get(f"{whose}{number:08d}"), rows.get(f"{whose}{meta.generation:08d}")
+        if old is None or new is None:
+            return False  # the new one comes with the next commit
+        # By when both were written, since their numbers are not enough: after a restore the same number is given once more.
+        at = meta.uid, old.revision, new.revision
         if at not in self._alike:
-            old: Generation | None = self.board.get(f"generation/{meta.tenant}/{meta.name}/{number:08d}")
-            if old is None:
-                return False
             if len(self._alike) >= ALIKE_MAX:
                 self._alike.clear()
-            new: Generation | None = self.board.get(f"generation/{meta.tenant}/{meta.name}/{meta.generation:08d}")
-            if new is None:
-                return False  # the next commit has it
-            self._alike[at] = as_good(old.spec, new.spec)
+            self._alike[at] = as_good(old.thing.spec, new.thing.spec)
         return self._alike[at]
 
     def _service(self, workload: Workload, members: Sequence[Kept]) -> Wanted:

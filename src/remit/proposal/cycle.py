@@ -11,6 +11,7 @@ An answer counts only for the claim that it is about. Whoever changed, went, or 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, cast
 
@@ -232,6 +233,7 @@ class Cycle:
         """Whoever was held until the view has seen what an answer was based on goes back to its line now."""
         failed: dict[Line, str] = {}
         late: dict[Line, str] = {}
+        back: Counter[Line] = Counter()
         for slot, held in list(self._held.items()):
             seen = self.view.revision >= held.revision
             if not seen and now_ms < held.until_ms:
@@ -248,12 +250,16 @@ class Cycle:
                 line = self._return(slot, now_ms)
                 if line is not None and held.refused:
                     (failed if seen else late)[line] = held.refused
+                    back[line] += 1
         for line, refused in failed.items():
             # However many of it were. The view knows now what the authority knew; if they differ again, time may help, and
             # nothing else: not even the cure that the rest of the line waits for, since what was refused gives back just that.
             self.backlog.failed(line, refused, now_ms)
         for line, refused in late.items():
             self.backlog.back_off(line, refused, now_ms)
+        for line, count in back.items():
+            if line.queued > count:
+                self._untold.refused(line, now_ms)
 
     def _return(self, slot: int, now_ms: int) -> Line | None:
         """From flight to its line, or into another if it belongs there by now; None if it was in none."""

@@ -42,6 +42,11 @@ class Untold:
         elif not told:
             self._again.setdefault(line, now_ms + RETELL_MS - SAID_MS)
 
+    def refused(self, line: Line, now_ms: int) -> None:
+        """Some of it were claimed a place for, refused, and told so. Those behind them stand as long, and were never tried."""
+        self._look = True
+        self._again.setdefault(line, now_ms + RETELL_MS)
+
     def times_ms(self) -> Iterable[int]:
         return self._again.values()
 
@@ -49,7 +54,7 @@ class Untold:
         """Who is to be told now, by line."""
         for line in [line for line, at_ms in self._again.items() if at_ms <= now_ms]:
             del self._again[line]
-            if line.wait is not None:
+            if len(line):  # one that is to be tried just now may go on waiting after that: then they are told
                 self._slots.update(dict.fromkeys(cast(Iterable[int], line.members())))
                 self._again[line], self._look = now_ms + RETELL_MS, True
         lines: dict[Line, list[int]] = {}

@@ -103,6 +103,18 @@ def test_a_surge_is_made_only_while_an_older_generation_stands() -> None:
     assert deeds(made, new, *current) == []
 
 
+def test_a_generation_of_before_a_restore_is_no_word_on_that_of_its_number_after_it() -> None:
+    """F10: it was scaled, a backup without that was put back, and then it was changed: generation 2 both times."""
+    made, new = work("w", 3, at=2)
+    _, old = work("w", 2)
+    table = Table(made, new, old, *members("serving", "serving", "serving"))
+    watching = controller(table)
+    assert short(table.look(watching, KEY)) == []
+    spec = replace(made.spec, rollout=Rollout(max_surge=1), template=replace(made.spec.template, command=("new",)))
+    table.write(replace(made, spec=spec), replace(new, spec=replace(new.spec, spec=spec)))
+    assert short(table.look(watching, KEY)) == ["spawn 3+1"]
+
+
 def test_whoever_scales_a_service_does_not_restart_it() -> None:
     made, new = work("w", 3, at=2)
     _, old = work("w", 2)

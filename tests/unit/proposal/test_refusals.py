@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from remit.model.claims import Code, Refused
+from remit.model.claims import Code, Explain, Refused
 from tests.unit.proposal.mind import Mind, binds, minds, quota, want
 
 STEP_MS = 20
@@ -60,3 +60,24 @@ async def test_whoever_was_refused_long_ago_begins_anew(m: Mind) -> None:
     assert line is not None and line.failures > 3
     await m.settle()
     assert m.where("a-")
+
+
+@minds
+async def test_the_first_of_a_line_is_refused_again_and_again__those_behind_it_are_told_as_well(m: Mind) -> None:
+    """F32: a batch takes the first alone, and the authority does not have it; nobody else of the line is ever tried."""
+    await want(m.scope, "a", 3)
+    await m.see()
+    began_ms = m.now_ms
+    m.limit = 1
+    told = dict.fromkeys(("t1/a-0", "t1/a-1", "t1/a-2"), began_ms)
+    worst_ms = dict.fromkeys(told, 0)
+    while m.now_ms < began_ms + 4 * MINUTE_MS:
+        made = m.propose()
+        named = [name for claim in made.claims if isinstance(claim, Explain) for name in claim.decision.replicas]
+        told |= dict.fromkeys(named, m.now_ms)
+        worst_ms = {name: max(worst_ms[name], m.now_ms - told[name]) for name in told}
+        m.learn(made, await m.ask(made) if not binds(made) else [_refusal(m) for _ in made.claims])
+        m.hear()
+        m.scope.clock.at_ms += 10 * STEP_MS
+    assert m.now_ms - told["t1/a-0"] < MINUTE_MS, "somebody is tried"
+    assert max(worst_ms.values()) < MINUTE_MS, worst_ms
