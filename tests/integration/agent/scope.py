@@ -216,6 +216,7 @@ def keepers_on(root: Path) -> list[int]:
 @asynccontextmanager
 async def scope(beat_ms: int = BEAT_MS) -> AsyncIterator[Scope]:
     root = Path(tempfile.mkdtemp(prefix="remit-"))
+    os.chmod(root, 0o711)  # noqa: PTH101 - as a data directory's parents are
     world = production({SERVER: f"unix:{root}/s.sock"})
     made = Scope(world, root, beat_ms)
     tasks: list[asyncio.Task[Any]] = []

@@ -14,6 +14,7 @@ import pytest
 
 from remit.model.kinds import ExecProbe, HttpProbe, PortAsk, Probe, Probes, Restart, TcpProbe
 from remit.model.resources import Duration
+from remit.model.software import Scratch, Volume
 from remit.world.clock import BootClock
 from remit.world.runner import ProcessRunner
 from tests.integration.agent.scope import Scope, forever, gone, lines, play, shell, until
@@ -197,6 +198,27 @@ def test_work_of_another_user_owns_its_directory_and_can_write_nowhere_else() ->
         assert said[0] == pwd.getpwnam("nobody").pw_name
         assert said[1] == "hello"
         assert "denied" in said[2]
+
+    play(scene)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run anything as another user")
+@pytest.mark.parametrize(
+    ("words", "as_whom"), [((), "nobody"), (("--work-user", "daemon"), "daemon"), (("--work-user", "root"), "root")]
+)
+def test_an_agent_that_is_root_makes_nobody_root_who_names_no_user(words: tuple[str, ...], as_whom: str) -> None:
+    """Also where a directory above its own is closed, as root's home is: work finds its room all the same."""
+
+    async def scene(scope: Scope) -> None:
+        scope.root.chmod(0o700)
+        agent = scope.agent(*words)
+        script = "id -un; echo hello > mine && cat $HOME/mine; touch made/by-it && ls -ld made | cut -d' ' -f3"
+        await scope.run("job", *shell(script), spec=once(), volumes=(Volume(name="v", path="made", scratch=Scratch()),))
+        found = await scope.until("job-0", "finished", "released", "failed")
+        said = lines(agent.directory.logs / "n1" / f"{found.metadata.uid}.1.out")
+        assert found.status.result == "ok", (found.status, said)
+        assert said == [as_whom, "hello", as_whom]
+        shutil.rmtree(agent.directory.work)
 
     play(scene)
 

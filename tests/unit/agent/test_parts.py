@@ -169,6 +169,10 @@ def test_an_order_is_what_the_template_says() -> None:
     assert fence_ms(eager) == 0
     plain = order_for(place, ONE, replica, eager, {})
     assert (plain.sandbox, plain.with_parent) == ("none", False)
+    unnamed = replace(generation, spec=replace(spec, template=replace(spec.template, user="")))
+    assert order_for(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
+    held = place._replace(user="nobody")
+    assert [order_for(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
 
 
 def test_names_of_copies_are_no_paths() -> None:
