@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from remit.model.claims import Actor, Apply, Code, Delete, Role
+from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role
 from remit.model.fields import Metadata
 from remit.model.identity import Token, TokenRole, TokenSpec, digest_of
 from remit.model.kinds import Node, NodePool, NodePoolSpec, Taint, Tenant, TenantSpec
@@ -84,6 +84,23 @@ async def test_a_join_token_is_used_up_once(scope: Scope) -> None:
     seen = scope.at("token/j")
     await scope.must(OPERATOR, Apply(token("j", "join", nodes=("n9",), revoked=True), expect=seen))
     assert await scope.refused(OPERATOR, Apply(token("j", "join", nodes=("n9",), revoked=True), expect=seen)) is Code.REVISION
+
+
+@story
+async def test_whoever_joins_has_its_nodes_for_itself__also_if_two_servers_looked_at_once(scope: Scope) -> None:
+    """A12. What people make is theirs to answer for: a second token for an agent, before the first is revoked."""
+    one, other, third = (
+        token(name, "agent", nodes=nodes) for name, nodes in (("a", ("n8", "n9")), ("b", ("n9",)), ("c", ("n7",)))
+    )
+    one, other, third = (replace(each, spec=replace(each.spec, joined=True)) for each in (one, other, third))
+    verdicts = await scope.ask(OPERATOR, Apply(one, expect=0), Apply(other, expect=0), Apply(third, expect=0))
+    assert [isinstance(verdict, Refused) for verdict in verdicts] == [False, True, False]
+    assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.EXISTS
+    assert verdicts[1].detail == "spec.nodes: node n9 has an agent already, known by the token a"
+    await scope.must(OPERATOR, Apply(token("made", "agent", nodes=("n9",))))
+    revoked = [replace(each, spec=replace(each.spec, revoked=True)) for each in (one, token("made", "agent", nodes=("n9",)))]
+    await scope.must(OPERATOR, *map(Apply, revoked))
+    await scope.must(OPERATOR, Apply(other, expect=0))
 
 
 @story
