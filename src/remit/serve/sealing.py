@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -25,7 +26,10 @@ from remit.model.objects import AnyObject, key
 KEY_BYTES: Final = 64
 KEYS_MAX: Final = 16
 
+MARK_BYTES: Final = 8
+
 _ABOUT: Final = b"remit secret 1"
+_MARKED: Final = b"remit mark 1"
 
 T = TypeVar("T", bound=AnyObject)
 
@@ -97,6 +101,11 @@ class Seals:
             return cipher.decrypt(data, _about(name, field)).decode()
         except (InvalidTag, ValueError) as error:
             raise Unopened(where, "does not open here: it was sealed for another place, or damaged", "write it anew") from error
+
+    def mark(self, words: Sequence[str]) -> str:
+        """The same for the same words, as long as the first key is; and without it nobody can try which words they were."""
+        said = b"".join(len(word.encode()).to_bytes(8, "big") + word.encode() for word in words)
+        return hmac.digest(self.keys[0].material, _MARKED + said, "sha256")[:MARK_BYTES].hex()
 
     # -- whole objects ---------------------------------------------------------------------------------------------------
 
