@@ -40,7 +40,7 @@ from remit.model.sessions import (
 from remit.serve.asked import Asked
 from remit.serve.failures import Failure
 from remit.serve.logs import AGENT, ANSWER_MS, link_to, unanswered
-from remit.serve.routes import Answer, Body, Route
+from remit.serve.routes import FETCHED, Answer, Body, Route
 from remit.serve.streams import SEND_MS_MAX
 from remit.world.link import SocketLink
 from remit.world.promises import LinkError
@@ -195,7 +195,7 @@ class _Session:
         self._first = first
 
     async def _said(self) -> str:
-        """What is to run, for the audit: its program alone. What comes after may be a password, and the audit is kept and shown;
+        """What is to run, for the audit: its program alone. What comes after may be a password, and the audit is kept and read;
         the mark tells whether two were the same.
         """
         program, *words = self._begin.argv
@@ -373,5 +373,6 @@ ROUTES: Final = (
         streams=True,
         converses=True,
         elsewhere=True,
+        cost=FETCHED,
     ),
 )
