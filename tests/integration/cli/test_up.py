@@ -35,7 +35,7 @@ class Ups:
     """`remit up` on one directory, started as often as a test wants."""
 
     def __init__(self, root: Path) -> None:
-        root.chmod(0o711)  # as a data directory's parents are: work runs as another user
+        root.chmod(0o1777)  # work runs as somebody else, and leaves its marks here
         self.data = root / "data"
         self.env = {**os.environ, "REMIT_CONFIG": str(root / "config.yaml"), "NO_COLOR": "1"}
         self._log = root / "log"
