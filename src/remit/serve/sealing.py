@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from cryptography.exceptions import InvalidTag
@@ -136,6 +136,12 @@ class Seals:
             except Unopened:
                 data[field] = value
         return replace(thing, spec=replace(thing.spec, data=data))
+
+    def formerly(self, thing: Secret) -> Iterator[Secret]:
+        """As each of the other keys would have sealed the whole of it, when that was the first."""
+        plain = self.opening(thing)
+        for one in self.keys[1:]:
+            yield Seals([one]).sealing(plain)
 
     def is_behind(self, thing: Secret) -> bool:
         """Is any of it not sealed by the first key?"""
