@@ -241,6 +241,8 @@ async def scope(beat_ms: int = BEAT_MS) -> AsyncIterator[Scope]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await world.offload.close()
+        for agent in made.agents:
+            shutil.rmtree(agent.directory.work, ignore_errors=True)
         shutil.rmtree(root, ignore_errors=True)
 
 
