@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from remit.agent.caching import Shelf, Wanted
 from remit.agent.copies import Copy
 from remit.agent.preparing import NotPrepared, Subject, Tell
-from remit.agent.work import NOTHING, Prepared, user_of
+from remit.agent.work import NOTHING, Prepared
 from remit.model.kinds import Template
 from remit.model.software import Artifact
 from remit.world.carriage import NotUnpacked
@@ -45,7 +45,7 @@ class Artifacts:
         pass
 
     async def _bring(self, subject: Subject, artifact: Artifact, room: Path, tell: Tell) -> None:
-        user, carrier = user_of(subject.template, subject.place), self._world.carrier
+        user, carrier = subject.user, self._world.carrier
         wanted = Wanted(subject.replica.metadata.tenant, artifact.source, artifact.sha256)
         async with self._shelf.file(wanted, tell) as file:
             if artifact.unpack:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from remit.agent.copies import Copy
 from remit.agent.preparing import NotPrepared, Subject, Tell
-from remit.agent.work import HOME, RESERVED, Prepared, is_sandboxed, user_of
+from remit.agent.work import HOME, RESERVED, Prepared, is_sandboxed
 from remit.client.material import Source
 from remit.model.claims import Actor
 from remit.model.fields import ENV_NAME
@@ -63,7 +63,7 @@ class Delivering:
             return Prepared(env=delivered.env, hidden=delivered.hidden)
         if not (subject.runs and self._vault.has(name)):  # what runs keeps what it was started with
             self._held.add(name)
-            await self._world.offload(partial(self._vault.put, name, delivered.files, user_of(template, subject.place)))
+            await self._world.offload(partial(self._vault.put, name, delivered.files, subject.user))
         mounts = await self._lead(subject, room, self._vault.place(name))
         return Prepared(delivered.env, mounts, hidden=delivered.hidden)
 
@@ -112,7 +112,7 @@ class Delivering:
             elif is_sandboxed(template, subject.place):
                 home = HOME if template.rootfs is not None else subject.place.directory(subject.copy)
                 if subject.fresh:
-                    await carrier.make(room / path, below=room, user=user_of(template, subject.place))
+                    await carrier.make(room / path, below=room, user=subject.user)
                 mounts.append(Mounted(place / path, home / path))
             elif subject.fresh:
                 await carrier.lead(room / path, place / path, below=room)

@@ -135,8 +135,14 @@ def announced(nodes: Sequence[Node], confinement: Confinement, *, sandbox: bool,
     amounts = ", ".join(f"{value} {name}" for name, value in has.items())
     devices = f", {len(first.spec.devices)} devices" if first.spec.devices else ""
     each = " each" if len(nodes) > 1 else ""
-    held = f"{_limits(confinement)}; {_sandbox(confinement, sandbox)}" + (f"; work runs as {user}" if user else "")
+    held = f"{_limits(confinement)}; {_sandbox(confinement, sandbox)}" + (f"; work runs as {_called(user)}" if user else "")
     return f"agent: {many} ({amounts}{devices}{each}) at {', '.join(servers)}; {held}"
+
+
+def _called(user: str) -> str:
+    from remit.world.users import EACH
+
+    return "a user for each tenant" if user == EACH else user
 
 
 def _limits(confinement: Confinement) -> str:

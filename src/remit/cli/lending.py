@@ -83,7 +83,7 @@ def lending_options(command: Callable[..., None]) -> Callable[..., None]:
         "work_user",
         default="",
         metavar="USER",
-        help="As whom work runs that names no user.  [default: nobody, if the agent is root; else as the agent]",
+        help="As whom work runs that names no user.  [default: a user of each tenant, if the agent is root]",
     )
     @functools.wraps(command)
     def taking(

@@ -26,6 +26,7 @@ from remit.world.sandbox import PROGRAM, outer_directory, outside, sandboxed
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _TOLD_BYTES_MAX: Final = 64
+_UID_MAX: Final = 2**32 - 2
 FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
 """As it was when we began: what we start gets no more open files than that, whatever we need ourselves."""
 
@@ -144,19 +145,25 @@ def _is_there(order: Order) -> bool:
 
 
 def identity_of(user: str) -> Identity | None:
-    """None: nothing changes."""
+    """None: nothing changes. A user may be given by number, as `#1000`; then it need not be known to the machine."""
     if not user:
         return None
+    number = user[1:] if user.startswith("#") and user[1:].isdecimal() and user.isascii() else ""
     try:
-        found = pwd.getpwnam(user)
+        uid = int(number[:12]) if number else pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError):
         raise NotStarted(f"there is no user {user!r} on this machine", "make that user, or name another") from None
-    if found.pw_uid == os.geteuid():
+    if uid > _UID_MAX:
+        raise NotStarted(f"{user} is the number of no user", f"use at most #{_UID_MAX}")
+    if uid == os.geteuid():
         return None
     if os.geteuid() != 0:
         own = pwd.getpwuid(os.geteuid()).pw_name if _has_name(os.geteuid()) else str(os.geteuid())
         cure = f"run the agent as root, or leave `user` out to run as {own}"
         raise NotStarted(f"{own} may not run anything as {user!r}", cure)
+    if number:
+        return Identity(uid, uid, (uid,))
+    found = pwd.getpwnam(user)
     return Identity(found.pw_uid, found.pw_gid, tuple(os.getgrouplist(user, found.pw_gid)))
 
 

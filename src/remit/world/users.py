@@ -1,6 +1,9 @@
 """As whom does work run that names nobody, and how does that user get to its room? Asked of the system.
 
-An agent that is root must not make everybody root who may declare work. So what names no user runs as one that owns nothing.
+An agent that is root must not make everybody root who may declare work, nor let tenants at each other's processes and files
+where no sandbox stands between them. So what names no user runs as one that owns nothing: one for each tenant, by a number that
+follows from its name, and that machines give to nobody else.
+
 Whoever runs work as another user must also let it reach its own directory: where one above it is closed to others, as a home
 directory is, the rooms are kept in a place that is not, and a link stands where they would have been.
 """
@@ -20,7 +23,13 @@ from remit.world.promises import Forbidden, NotStarted
 OWN: Final = ""
 """As whoever runs the agent."""
 
+EACH: Final = "each-tenant"
+"""As a user of its tenant's own."""
+
 UNPRIVILEGED: Final = "nobody"
+FIRST, COUNT = 0x7000_0000, 0x0FF0_0000
+"""Numbers that neither distributions nor containers give out: so many that two tenants hardly ever have the same."""
+
 ROOMS: Final = Path("/var/lib/remit-rooms")
 """Where rooms are whose own place others cannot reach; of root alone, who alone runs work as others."""
 
@@ -34,6 +43,8 @@ def work_user(said: str) -> str:
         if said and said != _own_name():
             raise NotStarted(f"{_own_name()} may not run anything as {said!r}", "run the agent as root, or leave it out")
         return OWN
+    if said == EACH or (not said and _is_mapped(FIRST) and _is_mapped(FIRST + COUNT - 1)):
+        return EACH
     wanted = said or UNPRIVILEGED
     try:
         uid = pwd.getpwnam(wanted).pw_uid
@@ -42,6 +53,11 @@ def work_user(said: str) -> str:
     if not said and not _is_mapped(uid):
         return OWN  # root of a namespace that has nobody else: outside of it, it is somebody without rights
     return OWN if uid == 0 else wanted
+
+
+def user_of_tenant(tenant: str) -> str:
+    """The same on every node, and after every restart."""
+    return f"#{FIRST + int.from_bytes(sha256(b'remit user of ' + tenant.encode()).digest()[:8], 'big') % COUNT}"
 
 
 def _own_name() -> str:

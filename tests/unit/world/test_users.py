@@ -11,7 +11,8 @@ import pytest
 from remit.agent.directory import Directory
 from remit.world import users
 from remit.world.promises import Forbidden, NotStarted
-from remit.world.users import closed_above, open_rooms, work_user
+from remit.world.spawning import Identity, identity_of
+from remit.world.users import COUNT, EACH, FIRST, closed_above, open_rooms, user_of_tenant, work_user
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs work as others")
 
@@ -25,7 +26,7 @@ def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_agent_that_is_root_makes_nobody_root_who_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(users, "_is_mapped", lambda _: True)
-    assert work_user("") == "nobody"
+    assert work_user("") == work_user(EACH) == EACH
     assert work_user("daemon") == "daemon"
     assert work_user("root") == "", "whoever runs the agent may say so"
     with pytest.raises(NotStarted, match="there is no user 'no-such-user'"):
@@ -38,7 +39,17 @@ def test_root_of_a_namespace_that_has_nobody_else_runs_work_as_itself(tmp_path: 
     (tmp_path / "uid_map").write_text("         0       1000          1\n")
     assert work_user("") == ""
     (tmp_path / "uid_map").write_text("         0       1000          1\n         1     100000      65536\n")
-    assert work_user("") == "nobody"
+    assert work_user("") == "nobody", "there is no room for one of each tenant"
+    (tmp_path / "uid_map").write_text("         0          0 4294967295\n")
+    assert work_user("") == EACH
+
+
+def test_each_tenant_has_a_user_of_its_own__the_same_everywhere_and_nobody_elses() -> None:
+    users_ = [user_of_tenant(f"tenant-{number}") for number in range(500)]
+    assert len(set(users_)) == 500
+    assert user_of_tenant("risk") == "#2088228795", "it follows from the name alone: rooms of before stay its own"
+    for user in users_:
+        assert FIRST <= int(user[1:]) < FIRST + COUNT < 2**31
 
 
 def test_an_agent_that_is_not_root_runs_work_as_itself_and_as_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +58,15 @@ def test_an_agent_that_is_not_root_runs_work_as_itself_and_as_nobody_else(monkey
     assert work_user("") == work_user(own.pw_name) == ""
     with pytest.raises(NotStarted, match="may not run anything as 'nobody'"):
         work_user("nobody")
+
+
+@as_root
+def test_a_user_may_be_given_by_number() -> None:
+    assert identity_of("#1879048192") == Identity(1879048192, 1879048192, (1879048192,))
+    assert identity_of("#0") is None
+    for wrong in ("#", "#x", "#-1", "# 1", "#٣", "#4294967295", "#" + "9" * 100):
+        with pytest.raises(NotStarted):
+            identity_of(wrong)
 
 
 @as_root
