@@ -84,8 +84,8 @@ class Prepared(NamedTuple):
 @contextmanager
 def prepared(order: Order) -> Iterator[Prepared]:
     """Whatever can be found wrong before there is a process. The files are closed afterwards."""
-    argv, env = _wrapped(order) if order.sandbox == "bwrap" else (order.argv, order.env)
     identity = identity_of(order.user)
+    argv, env = _wrapped(order, other=identity is not None) if order.sandbox == "bwrap" else (order.argv, order.env)
     _give(order.writable, identity)
     with ExitStack() as files:
         yield Prepared(argv, env, identity, tuple(_stream(path, identity, files) for path in (order.stdout, order.stderr)))
@@ -123,7 +123,7 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
     return process.pid
 
 
-def _wrapped(order: Order) -> tuple[tuple[str, ...], Mapping[str, str]]:
+def _wrapped(order: Order, *, other: bool) -> tuple[tuple[str, ...], Mapping[str, str]]:
     program = shutil.which(PROGRAM)
     if program is None:
         raise NotStarted("bubblewrap is not installed, and the order wants a sandbox", "apt install bubblewrap")
@@ -134,7 +134,7 @@ def _wrapped(order: Order) -> tuple[tuple[str, ...], Mapping[str, str]]:
     missing = [place for place in needed if not place.exists()]
     if missing:
         raise NotStarted(f"{missing[0]} is to be seen in its sandbox, and is not there", "make it, or leave it out")
-    return sandboxed(order, program), outside(order.env)
+    return sandboxed(order, program, other=other), outside(order.env)
 
 
 def _is_there(order: Order) -> bool:
