@@ -314,6 +314,8 @@ async def _host(asked: _Asked, directory: Directory, connected: Connected) -> No
     if asked.sandbox == "bwrap" and not confinement.sandbox:
         raise click.ClickException("bubblewrap is not installed; apt-get install bubblewrap, or say --sandbox none")
     lends = asked.lending.lends()
+    if sandbox and lends.user:
+        await world.offload(lambda: _try_sandbox(complain))
     port = (await world.ports.free(1))[0]
     nodes = nodes_of(asked.declared, equipment, port)
     name = f"{asked.declared.called(equipment)}-{_identity(directory, world)}"
@@ -340,6 +342,19 @@ async def _host(asked: _Asked, directory: Directory, connected: Connected) -> No
         except asyncio.CancelledError:
             await _leave(asked, directory, one, world)
             raise
+
+
+def _try_sandbox(complain: Complaints) -> None:
+    """Some systems let root alone make one: said now, since work will only say that it has ended."""
+    import shutil
+
+    from remit.world.fitness import NAMESPACES, UNSANDBOXED, makes_sandboxes
+    from remit.world.sandbox import PROGRAM
+    from remit.world.users import FIRST
+
+    program = shutil.which(PROGRAM)
+    if program is not None and not makes_sandboxes(program, FIRST):
+        complain(f"bubblewrap {UNSANDBOXED}; {NAMESPACES}")
 
 
 @asynccontextmanager
