@@ -113,6 +113,13 @@ class Directory(NamedTuple):
             with suppress(DiskError):
                 disk.remove(path)
 
+    def tidy(self) -> None:
+        """When nothing runs any more: a place elsewhere that is empty goes, and is made again at the next start."""
+        if self._work.is_symlink():
+            with suppress(OSError):
+                self.work.rmdir()
+                self._work.unlink()
+
     def make(self) -> None:
         """All of it. Raises OSError and `DiskError`; and ValueError for a path that is too long, with the cure."""
         if len(str(self.socket).encode()) > SOCKET_BYTES_MAX:

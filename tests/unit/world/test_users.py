@@ -82,6 +82,13 @@ def test_below_what_is_closed_rooms_are_elsewhere_and_found_by_a_link(tmp_path: 
     (directory.work / "u1.1").mkdir()
     directory.make()
     assert (directory.root / "work" / "u1.1").is_dir(), "the next start finds what is there"
+    directory.tidy()
+    assert (directory.root / "work" / "u1.1").is_dir()
+    (directory.work / "u1.1").rmdir()
+    directory.tidy()
+    assert not list(rooms.iterdir()), "nothing is left elsewhere of what has ended"
+    directory.make()
+    assert directory.work.is_dir() and directory.work.parent == rooms
 
 
 @as_root
