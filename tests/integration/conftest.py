@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def failure(*command: str, **environment: str) -> str:
     except OSError as error:
         return str(error)
     return (done.stdout + done.stderr).strip() or f"exit code {done.returncode}" if done.returncode else ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scratch_that_work_can_reach(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As a data directory's parents are: agents of root run work as somebody else. What is made below is closed as ever."""
+    base = tmp_path_factory.getbasetemp()
+    for place in (base, base.parent):
+        if place.stat().st_uid == os.geteuid():
+            place.chmod(0o711)
+    yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -45,7 +45,7 @@ class Artifacts:
         pass
 
     async def _bring(self, subject: Subject, artifact: Artifact, room: Path, tell: Tell) -> None:
-        user, carrier = subject.template.user, self._world.carrier
+        user, carrier = subject.user, self._world.carrier
         wanted = Wanted(subject.replica.metadata.tenant, artifact.source, artifact.sha256)
         async with self._shelf.file(wanted, tell) as file:
             if artifact.unpack:

@@ -36,6 +36,8 @@ class Lends(NamedTuple):
     cache_bytes: int = 10 << 30
     hidden: tuple[Path, ...] = ()
     """What a sandbox shows nothing of, beside the agent's own directory."""
+    user: str = ""
+    """As whom work runs that names nobody; empty: as the agent does."""
 
 
 def keeper(world: World, directory: Directory, bounds: LogBounds, tell: Callable[[str], None]) -> Keeper:
@@ -77,8 +79,9 @@ def agent(
         tell(f"there is no /dev/shm to keep secrets in: those of running work lie on disk, in {directory.vault}")
     delivering = Delivering(world, material_source(world.link, world.chance.shuffled(servers)), kept)
     names = [node.metadata.name for node in nodes]
-    hidden = (directory.root.absolute(), *lends.hidden)
-    places = [Place(one, scope, directory.logs / one, directory.work, sandbox, hidden=hidden) for one in names]
+    root, rooms = directory.root.absolute(), directory.work.absolute()
+    hidden = (root, *(() if root in rooms.parents else (rooms,)), *lends.hidden)
+    places = [Place(one, scope, directory.logs / one, directory.work, sandbox, hidden=hidden, user=lends.user) for one in names]
     made = Agent(
         world,
         client,

@@ -63,7 +63,7 @@ class Delivering:
             return Prepared(env=delivered.env, hidden=delivered.hidden)
         if not (subject.runs and self._vault.has(name)):  # what runs keeps what it was started with
             self._held.add(name)
-            await self._world.offload(partial(self._vault.put, name, delivered.files, template.user))
+            await self._world.offload(partial(self._vault.put, name, delivered.files, subject.user))
         mounts = await self._lead(subject, room, self._vault.place(name))
         return Prepared(delivered.env, mounts, hidden=delivered.hidden)
 
@@ -112,7 +112,7 @@ class Delivering:
             elif is_sandboxed(template, subject.place):
                 home = HOME if template.rootfs is not None else subject.place.directory(subject.copy)
                 if subject.fresh:
-                    await carrier.make(room / path, below=room, user=template.user)
+                    await carrier.make(room / path, below=room, user=subject.user)
                 mounts.append(Mounted(place / path, home / path))
             elif subject.fresh:
                 await carrier.lead(room / path, place / path, below=room)

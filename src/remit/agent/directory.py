@@ -6,7 +6,7 @@
     cache/    files from elsewhere, by digest and tenant; and roots that were unpacked of them
 
 Work that runs as a user of its own must reach its directory, so one may pass through the root, `work`
-and the roots in `cache`; no more is open.
+and the roots in `cache`; no more is open. Where a directory above is closed, `work` is a link (world/users.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from remit.world.promises import Disk, DiskError
+from remit.world.users import open_rooms
 
 KEEPER: Final = "keeper"
 """What a keeper is called on its agent's link."""
@@ -43,6 +44,11 @@ class Directory(NamedTuple):
 
     @property
     def work(self) -> Path:
+        """Where it truly is: work of another user could not come there by a link below what is closed to it."""
+        return self._work.readlink() if self._work.is_symlink() else self._work
+
+    @property
+    def _work(self) -> Path:
         return self.root / "work"
 
     @property
@@ -107,11 +113,21 @@ class Directory(NamedTuple):
             with suppress(DiskError):
                 disk.remove(path)
 
+    def tidy(self) -> None:
+        """When nothing runs any more: a place elsewhere that is empty goes, and is made again at the next start."""
+        if self._work.is_symlink():
+            with suppress(OSError):
+                self.work.rmdir()
+                self._work.unlink()
+
     def make(self) -> None:
-        """All of it. Raises OSError; and ValueError for a path that is too long, with the cure."""
+        """All of it. Raises OSError and `DiskError`; and ValueError for a path that is too long, with the cure."""
         if len(str(self.socket).encode()) > SOCKET_BYTES_MAX:
             raise ValueError(f"{self.socket} has more than {SOCKET_BYTES_MAX} bytes, which no socket may; use a shorter --data")
         private = (self.run, self.logs, self.cache / FILES)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(PASSABLE)
+        open_rooms(self._work)
         passable = (self.root, self.work, self.cache, self.cache / TREES)
         for place, mode in (*((one, PASSABLE) for one in passable), *((one, PRIVATE) for one in private)):
             place.mkdir(parents=True, exist_ok=True)

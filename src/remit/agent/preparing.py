@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from remit.agent.copies import Copy
-from remit.agent.work import NOTHING, Place, Prepared
+from remit.agent.work import NOTHING, Place, Prepared, user_of
 from remit.model.kinds import Template
 from remit.model.records import GenerationSpec, Replica
 from remit.world.promises import DiskError, World, WorldError
@@ -68,6 +68,11 @@ class Subject(NamedTuple):
     @property
     def template(self) -> Template:
         return self.generation.spec.template
+
+    @property
+    def user(self) -> str:
+        """As whom the work runs, and so whose its files are."""
+        return user_of(self.template, self.place, self.replica.metadata.tenant)
 
 
 class Step(Protocol):

@@ -53,7 +53,7 @@ class Volumes:
     async def _scratch(self, subject: Subject, volume: Volume, room: Path) -> Prepared:
         inside = scratch_path(volume)
         if subject.fresh:
-            await self._world.carrier.make(room / inside, below=room, user=subject.template.user)
+            await self._world.carrier.make(room / inside, below=room, user=subject.user)
         if not PurePosixPath(volume.path).is_absolute():
             return NOTHING
         there = subject.place.directory(subject.copy) / inside
@@ -68,7 +68,7 @@ class Volumes:
         if is_sandboxed(subject.template, subject.place):
             home = HOME if subject.template.rootfs is not None else subject.place.directory(subject.copy)
             if subject.fresh and not path.is_absolute():
-                await self._world.carrier.make(room / path, below=room, user=subject.template.user)
+                await self._world.carrier.make(room / path, below=room, user=subject.user)
             return Prepared(mounts=(Mounted(found, home / path, writable=not host.read_only),))
         if host.read_only:
             cure = "write readOnly: false, or keep this work to nodes that have bubblewrap"

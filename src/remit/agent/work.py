@@ -15,6 +15,7 @@ from remit.agent.copies import Copy
 from remit.model.kinds import Template
 from remit.model.records import GenerationSpec, Replica
 from remit.world.promises import Limits, Mounted, Order
+from remit.world.users import EACH, user_of_tenant
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PIDS_MAX: Final = 4_096
@@ -39,6 +40,8 @@ class Place(NamedTuple):
     path: str = PATH
     hidden: tuple[Path, ...] = ()
     """Of which a sandbox shows nothing but the copy's own."""
+    user: str = ""
+    """As whom work runs that names nobody (world/users.py); empty: as the agent does."""
 
     def stdout(self, copy: Copy) -> Path:
         return self.logs / f"{copy.file_name}.out"
@@ -68,6 +71,11 @@ def reads(template: Template) -> bool:
 def is_sandboxed(template: Template, place: Place) -> bool:
     wants = template.sandbox == "bwrap" or template.rootfs is not None
     return wants or (template.sandbox == "default" and place.sandbox)
+
+
+def user_of(template: Template, place: Place, tenant: str) -> str:
+    """As whom it runs. Only what says so itself, which admission permits, runs as somebody else than the node's own choice."""
+    return template.user or (user_of_tenant(tenant) if place.user == EACH else place.user)
 
 
 class Prepared(NamedTuple):
@@ -104,7 +112,7 @@ def order_for(
         argv=tuple(expanded(word, env) for word in template.command),
         env={**prepared.hidden, **env} if prepared.hidden else env,
         directory=home / template.working_directory,
-        user=template.user,
+        user=user_of(template, place, replica.metadata.tenant),
         stdout=place.stdout(copy),
         stderr=place.stderr(copy),
         limits=_limits(template),

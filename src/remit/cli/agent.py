@@ -186,7 +186,7 @@ async def _run(asked: _Asked) -> None:
     directory = Directory(asked.data)
     try:
         directory.make()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DiskError) as error:
         raise click.ClickException(f"--data: {escaped(str(error))}") from error
     world = production(directory.addresses)
     try:
@@ -203,8 +203,9 @@ async def _run(asked: _Asked) -> None:
                 raise click.ClickException(escaped(str(error))) from error
             directory.tell_pid(world.disk, directory.agent_pid, os.getpid())
             try:
-                await _join(asked, world, Complaints(asked.logging.of("agent", world.clock)))
-                connected = connect(asked.urls, asked.token, world, trust=asked.trust)
+                complain = Complaints(asked.logging.of("agent", world.clock))
+                await _join(asked, world, complain)
+                connected = connect(asked.urls, asked.token, world, trust=asked.trust, tell=complain)
             except (ValueError, WorldError) as error:
                 raise click.ClickException(escaped(str(error))) from error
             async with connected:
@@ -314,6 +315,9 @@ async def _host(asked: _Asked, directory: Directory, connected: Connected) -> No
     sandbox = confinement.sandbox if asked.sandbox == "auto" else asked.sandbox == "bwrap"
     if asked.sandbox == "bwrap" and not confinement.sandbox:
         raise click.ClickException("bubblewrap is not installed; apt-get install bubblewrap, or say --sandbox none")
+    lends = asked.lending.lends()
+    if sandbox and lends.user:
+        await world.offload(lambda: _try_sandbox(complain))
     port = (await world.ports.free(1))[0]
     nodes = nodes_of(asked.declared, equipment, port)
     name = f"{asked.declared.called(equipment)}-{_identity(directory, world)}"
@@ -327,19 +331,32 @@ async def _host(asked: _Asked, directory: Directory, connected: Connected) -> No
         name=name, scope=status.scope, tempo=Tempo(status.beat_ms), sandbox=sandbox, tell=complain, failed=complain,
         callback=callback,
         note=complain.log.debug,
-        lends=asked.lending.lends(),
+        lends=lends,
         revive=Reviver(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
     )  # fmt: skip
     from remit.cli.agent_nodes import announced
 
     heard = _link(asked, port).serve(LOGS, answering(world, one, callback))
     async with heard, _counting(asked, one, complain), _renewing(asked, connected, complain):
-        click.echo(announced(nodes, confinement, sandbox=sandbox, servers=connected.names))
+        click.echo(announced(nodes, confinement, sandbox=sandbox, user=lends.user, servers=connected.names))
         try:
             await one.run()
         except asyncio.CancelledError:
             await _leave(asked, directory, one, world)
             raise
+
+
+def _try_sandbox(complain: Complaints) -> None:
+    """Some systems let root alone make one: said now, since work will only say that it has ended."""
+    import shutil
+
+    from remit.world.fitness import NAMESPACES, UNSANDBOXED, makes_sandboxes
+    from remit.world.sandbox import PROGRAM
+    from remit.world.users import FIRST
+
+    program = shutil.which(PROGRAM)
+    if program is not None and not makes_sandboxes(program, FIRST):
+        complain(f"bubblewrap {UNSANDBOXED}; {NAMESPACES}")
 
 
 @asynccontextmanager

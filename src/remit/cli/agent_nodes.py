@@ -127,7 +127,7 @@ def _taint(text: str) -> Taint:
     return Taint(key=match[1], value=match[2] or "", effect=match[3])  # type: ignore[arg-type]  # judged with the node
 
 
-def announced(nodes: Sequence[Node], confinement: Confinement, *, sandbox: bool, servers: Sequence[str]) -> str:
+def announced(nodes: Sequence[Node], confinement: Confinement, *, sandbox: bool, user: str = "", servers: Sequence[str]) -> str:
     """One line: what is registered, and how far its work is held back."""
     first = nodes[0]
     many = f"node {first.metadata.name}" if len(nodes) == 1 else f"nodes {first.metadata.name} to {nodes[-1].metadata.name}"
@@ -135,8 +135,14 @@ def announced(nodes: Sequence[Node], confinement: Confinement, *, sandbox: bool,
     amounts = ", ".join(f"{value} {name}" for name, value in has.items())
     devices = f", {len(first.spec.devices)} devices" if first.spec.devices else ""
     each = " each" if len(nodes) > 1 else ""
-    held = f"{_limits(confinement)}; {_sandbox(confinement, sandbox)}"
+    held = f"{_limits(confinement)}; {_sandbox(confinement, sandbox)}" + (f"; work runs as {_called(user)}" if user else "")
     return f"agent: {many} ({amounts}{devices}{each}) at {', '.join(servers)}; {held}"
+
+
+def _called(user: str) -> str:
+    from remit.world.users import EACH
+
+    return "a user for each tenant" if user == EACH else user
 
 
 def _limits(confinement: Confinement) -> str:

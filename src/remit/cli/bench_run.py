@@ -92,6 +92,7 @@ async def _measure(sizes: Sizes, data: Path | None) -> Report:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="remit-", dir=data) as made:
         root = Path(made)
+        root.chmod(0o711)  # noqa: ASYNC240 - work may run as another user
         say("bench run: starts a server, a scheduler, controllers, an agent with 20 nodes and its keeper")
         async with _cluster(root) as cluster:
             sandboxes: tuple[Sandbox, ...] = ("none", "bwrap") if production().runner.confinement().sandbox else ("none",)

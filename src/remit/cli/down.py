@@ -97,6 +97,7 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
             await _until(world, lambda: not is_there(), "the keeper does not end")
     if with_work:
         await world.offload(vault(directory).destroy)
+        await world.offload(directory.tidy)
     return lines
 
 

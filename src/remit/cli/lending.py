@@ -25,6 +25,7 @@ class Lending(NamedTuple):
     host_paths: tuple[Path, ...]
     artifact_cache: str
     hidden: tuple[Path, ...] = ()
+    user: str = ""
 
     def words(self) -> tuple[str, ...]:
         """For `remit agent`."""
@@ -32,14 +33,21 @@ class Lending(NamedTuple):
         said += [("--artifact-allow", one) for one in self.artifact_allow]
         said += [("--host-path", str(one)) for one in self.host_paths]
         said += [("--hide", str(one)) for one in self.hidden]
+        said += [("--work-user", self.user)] if self.user else []
         return tuple(word for pair in (*said, ("--artifact-cache", self.artifact_cache)) for word in pair)
 
     def lends(self) -> Lends:
         from remit.agent.building import Lends
         from remit.model.quantity import parse_quantity
+        from remit.world.promises import NotStarted
+        from remit.world.users import work_user
 
+        try:
+            user = work_user(self.user)
+        except NotStarted as error:
+            raise click.BadParameter(escaped(str(error)), param_hint="--work-user") from error
         cache = parse_quantity("memory", self.artifact_cache)
-        return Lends(self.artifact_dirs, self.artifact_allow, self.host_paths, cache, self.hidden)
+        return Lends(self.artifact_dirs, self.artifact_allow, self.host_paths, cache, self.hidden, user)
 
 
 def lending_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -70,14 +78,21 @@ def lending_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option("--artifact-cache", default=CACHE, show_default=True, metavar="SIZE", help="How much is kept of artifacts.")
     @click.option("--hide", "hidden", type=place, multiple=True, help="Sandboxed work sees nothing of what is below it.")
+    @click.option(
+        "--work-user",
+        "work_user",
+        default="",
+        metavar="USER",
+        help="As whom work runs that names no user.  [default: a user of each tenant, if the agent is root]",
+    )
     @functools.wraps(command)
     def taking(
         *, artifact_dirs: tuple[Path, ...], artifact_allow: tuple[str, ...], host_paths: tuple[Path, ...], artifact_cache: str,
-        hidden: tuple[Path, ...], **others: Any,
+        hidden: tuple[Path, ...], work_user: str, **others: Any,
     ) -> None:  # fmt: skip
         _check(artifact_allow, artifact_cache)
         _make(artifact_dirs)
-        command(lending=Lending(artifact_dirs, artifact_allow, host_paths, artifact_cache, hidden), **others)
+        command(lending=Lending(artifact_dirs, artifact_allow, host_paths, artifact_cache, hidden, work_user), **others)
 
     return taking
 

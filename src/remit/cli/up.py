@@ -225,7 +225,7 @@ async def _provide(here: Installation, desk: Desk) -> dict[str, str]:
 
 def _introduce(here: Installation, desk: Desk, token: str, nodes: list[str]) -> None:
     """Over TLS an agent is known by its certificate as well: the one beside us is given what others get by joining."""
-    from remit.agent.directory import Directory
+    from remit.agent.directory import PASSABLE, Directory
     from remit.agent.joining import Credentials
     from remit.law.bearers import agent_of
     from remit.model.joining import Joined
@@ -234,6 +234,7 @@ def _introduce(here: Installation, desk: Desk, token: str, nodes: list[str]) -> 
     if desk.tls is None:
         return
     directory, key = Directory(here.data / AGENT), made_key()
+    here.data.chmod(PASSABLE)
     directory.make()
     known, servers = Credentials(directory.run / "joined"), b""
     if desk.tls.ca_file is not None:

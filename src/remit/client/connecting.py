@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from remit.client.client import Client
-from remit.client.http import HttpLink
+from remit.client.http import HttpLink, Manners
 from remit.client.remote import Remote
 from remit.client.retry import RetryShape
 from remit.client.rows import RemoteRows
@@ -45,10 +45,21 @@ class Connected:
         await self.close()
 
 
-def connect(servers: Sequence[str], token: str, world: World, *, trust: Trust = Trust()) -> Connected:
-    """Nothing is sent yet. Raises ValueError for what is no address or no token, with what to write instead; and `Unusable`."""
+def connect(
+    servers: Sequence[str],
+    token: str,
+    world: World,
+    *,
+    trust: Trust = Trust(),
+    tell: Callable[[str], None] | None = None,
+) -> Connected:
+    """Nothing is sent yet. `tell` hears, in words for people, of a server that does not know the token. Raises ValueError for
+    what is no address or no token, with what to write instead; and `Unusable`.
+    """
     if not servers:
         raise ValueError("name at least one server, as http://HOST:PORT")
     names = tuple(dict.fromkeys(server_url(server) for server in servers))
-    link = HttpLink({name: name for name in names}, token, beside=world.link, trust=trust)
+    link = HttpLink(
+        {name: name for name in names}, token, beside=world.link, trust=trust, manners=Manners(world.clock, world.chance, tell)
+    )
     return Connected(link, names, replace(world, link=link), RemoteRows(link, names))

@@ -1,17 +1,20 @@
 """How do a scope's components speak to its servers over HTTP? A link: what is said is serve/door.py's, retrying is client.py's.
 
 A request is one POST, a stream is one POST whose answer is lines. Nobody is served here: that is what serve/ is for.
+
+A server that does not know the token (401) is left alone for a while that doubles, whoever asks meanwhile: a component whose
+token was revoked would else ask many times a second, for ever, and from every machine that was turned out.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from remit.client.remote import ToldToWait
 from remit.client.wire import Answered, Wire, server_url
-from remit.world.promises import Link, LinkError, NotServed, Service, Unheard, Unreached
+from remit.world.promises import Chance, Clock, Link, LinkError, NotServed, Service, Unheard, Unreached
 from remit.world.tls import Trust
 
 ASK: Final = "/v1/ask"
@@ -20,20 +23,70 @@ FOLLOW: Final = "/v1/follow"
 NOT_BEGUN: Final = frozenset({301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 406, 411, 413, 414, 415, 421, 429, 431, 503})
 """With these a server says that it has not begun."""
 
+UNKNOWN: Final = 401
+SHUNNED_MS: Final = 1_000
+SHUNNED_MS_MAX: Final = 60_000
+"""For so long, at first and at most, a server that does not know the token is not asked again."""
+
 BEGUN: Final = frozenset({"timeout", "fault"})
 """Codes that say otherwise, whatever the status."""
+
+
+class Shunned(NamedTuple):
+    """By a server, so often in a row; and until when it is left alone, with what it said."""
+
+    times: int
+    until_ms: int
+    said: str
+    cure: str
+
+
+class Manners:
+    """Whom not to ask again so soon. `tell` is for people, and hears of every answer that says so."""
+
+    def __init__(self, clock: Clock, chance: Chance, tell: Callable[[str], None] | None = None) -> None:
+        self._clock, self._chance, self._tell = clock, chance, tell
+        self._shunned: dict[str, Shunned] = {}
+
+    def check(self, to: str) -> None:
+        """Raises `Unreached` while it is left alone: nothing was asked."""
+        found = self._shunned.get(to)
+        if found is not None and self._clock.now_ms() < found.until_ms:
+            raise Unreached(found.said, found.cure)
+
+    def known(self, to: str) -> None:
+        self._shunned.pop(to, None)
+
+    def turned_out(self, to: str, error: LinkError) -> None:
+        times = self._shunned[to].times + 1 if to in self._shunned else 1
+        pause_ms = min(SHUNNED_MS_MAX, SHUNNED_MS << min(times - 1, 20))
+        until_ms = self._clock.now_ms() + pause_ms // 2 + self._chance.uniform_ms(pause_ms // 2)
+        self._shunned[to] = Shunned(times, until_ms, error.cause, error.cure)
+        if self._tell is not None:
+            self._tell(f"{error}; it is asked less and less often, once a minute in the end")
 
 
 class HttpLink:
     """A name in `urls` is reached by HTTP; any other `beside` this, by another link. Satisfies `world.promises.Link`."""
 
-    def __init__(self, urls: Mapping[str, str], token: str, *, beside: Link | None = None, trust: Trust = Trust()) -> None:
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        token: str,
+        *,
+        beside: Link | None = None,
+        trust: Trust = Trust(),
+        manners: Manners | None = None,
+    ) -> None:
         self._urls = {name: server_url(url) for name, url in urls.items()}
         self._wire = Wire(token, trust)
-        self._beside = beside
+        self._beside, self._manners = beside, manners
 
     def show(self, trust: Trust) -> None:
         self._wire.show(trust)
+        if self._manners is not None:
+            for name in self._urls:
+                self._manners.known(name)
 
     async def close(self) -> None:
         """End every connection; what `beside` holds is its own affair."""
@@ -43,9 +96,12 @@ class HttpLink:
         url = self._urls.get(to)
         if url is None:
             return await self._other(to).request(to, body)
+        if self._manners is not None:
+            self._manners.check(to)
         answer = await self._wire.call("POST", url + ASK, body)
+        self._heed(to, answer.status)
         if answer.status != 200:
-            raise _failure(to, answer)
+            raise self._failed(to, answer)
         return answer.body
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
@@ -55,9 +111,12 @@ class HttpLink:
                 async for item in items:
                     yield item
             return
+        if self._manners is not None:
+            self._manners.check(to)
         async with self._wire.opened("POST", url + FOLLOW, body) as reply:
+            self._heed(to, reply.status)
             if reply.status != 200:
-                raise _failure(to, await reply.whole())
+                raise self._failed(to, await reply.whole())
             async with aclosing(reply.lines()) as lines:
                 async for line in lines:
                     yield line
@@ -66,6 +125,16 @@ class HttpLink:
         if self._beside is not None and at not in self._urls:
             return self._beside.serve(at, service)
         return _not_served(at)
+
+    def _heed(self, to: str, status: int) -> None:
+        if status != UNKNOWN and self._manners is not None:
+            self._manners.known(to)
+
+    def _failed(self, to: str, answer: Answered) -> LinkError:
+        failure = _failure(to, answer)
+        if answer.status == UNKNOWN and self._manners is not None:
+            self._manners.turned_out(to, failure)
+        return failure
 
     def _other(self, to: str) -> Link:
         if self._beside is None:
@@ -84,7 +153,7 @@ def _failure(to: str, answer: Answered) -> LinkError:
     said = f"{to} said {answer.status}: {problem.detail or problem.title or problem.code or 'no more'}"
     if answer.status not in NOT_BEGUN or problem.code in BEGUN:
         return Unheard(said, problem.cure or "see what it says of that, then ask again")
-    cure = problem.cure or ("give the token that this server knows" if answer.status == 401 else "ask again later")
+    cure = problem.cure or ("give the token that this server knows" if answer.status == UNKNOWN else "ask again later")
     if answer.status in (429, 503):
         return ToldToWait(said, cure, answer.retry_after_ms())
     return Unreached(said, cure)

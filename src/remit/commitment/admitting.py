@@ -30,7 +30,7 @@ def admits(draft: Draft, operation: Operation, thing: AnyObject, before: Any) ->
         return None
     # A controller that rolls back sends what was admitted once: it is given what is in force, and not turned away.
     if isinstance(thing, Workload) and operation.actor.role in PEOPLE and (before is None or _differs(before, thing)):
-        refused = _by_policy(draft, thing)
+        refused = _by_policy(draft, operation, thing, before)
         if refused is not None:
             return refused
     return _within(draft, thing, before)
@@ -46,10 +46,13 @@ def _differs(before: Workload, after: Workload) -> bool:
     )
 
 
-def _by_policy(draft: Draft, workload: Workload) -> Refused | None:
+def _by_policy(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
+    """Whoever answers for no tenant grants a class by writing it; one that was granted stays while nobody writes another."""
     meta = workload.metadata
     terms = draft.asks_now().admission.terms(meta.tenant, meta.name, meta.labels)
-    found = forbidden(workload.spec, terms, lambda name: _value(draft, name))
+    stands = before is not None and before.spec.priority_class == workload.spec.priority_class
+    granted = stands or not operation.actor.tenant
+    found = forbidden(workload.spec, terms, lambda name: _value(draft, name), granted=granted)
     return None if found is None else refuse(Code.POLICY, f"{found.field}: {found.words}")
 
 

@@ -27,7 +27,7 @@ TRIES = 3
 LOOK_BACK = 16
 """So many sequences at once are looked through for the last batch that left a row."""
 
-LAST = ("Secret", "Config", "Allotment", "Override", "Peer", "Lease", "Summary")
+LAST = ("Token", "Secret", "Config", "Allotment", "Override", "Peer", "Lease", "Summary")
 
 
 async def load(store: Store, place: Place, moment: Moment, now: Callable[[], int] | None = None) -> tuple[Books, Outcomes]:

@@ -24,7 +24,7 @@ def allowed_token(draft: Draft, token: Token, before: Token | None) -> Refused |
             return refuse(Code.LIMIT, f"there are {TOKENS_MAX} tokens already; delete those that have ended")
         if any(one.spec.digest == spec.digest for one in _tokens(draft)):  # else whoever shows it would be somebody else now
             return refuse(Code.EXISTS, "spec.digest: another token has it; make a new one")
-        return None
+        return _alone(draft, token) if spec.joined else None
     was = before.spec
     if was.revoked and not spec.revoked:
         return refuse(Code.EXISTS, f"token {name} was revoked, for good; make a new one")
@@ -32,6 +32,17 @@ def allowed_token(draft: Draft, token: Token, before: Token | None) -> Refused |
         return refuse(Code.EXISTS, f"token {name} was used, by one agent for good; make a new one")
     if replace(spec, revoked=was.revoked, expires=was.expires, spent=was.spent) != was:
         return refuse(Code.EXISTS, f"token {name} exists; only when it ends may be changed. Make a new one for anything else")
+    return None
+
+
+def _alone(draft: Draft, token: Token) -> Refused | None:
+    """Whoever looked before asking may have looked at the same time as another, at another server: here one comes first."""
+    for one in _tokens(draft):
+        if one.spec.role != "agent" or one.spec.revoked or one.spec.expires <= draft.moment.wall:
+            continue
+        if taken := sorted(set(one.spec.nodes) & set(token.spec.nodes)):
+            known = f"known by the token {one.metadata.name}"
+            return refuse(Code.EXISTS, f"spec.nodes: node {taken[0]} has an agent already, {known}")
     return None
 
 

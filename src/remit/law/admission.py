@@ -5,7 +5,8 @@ Three things follow from the rules that speak of a workload, by its tenant and l
 - *What it is given*: the priority class that a rule sets, and defaults for what its author has left out. The author's own words
   stay as they are; what is given stands in the generation, which is what runs, and is told in a condition of the workload.
 - *What its author may not say*: a class other than the one that is set, a class above the most that is allowed, or places of
-  which none is allowed. That is refused with the rule's own reason, and never bent in silence.
+  which none is allowed. That is refused with the rule's own reason, and never bent in silence. Somebody of a tenant gives work
+  no more than the ordinary priority unless a rule lets them: else everybody's would be the most critical there is.
 - *Where it may be bound*: that is asked again at every bind, by fit.py, under whatever policy is in force then.
 
 Where several rules set the same thing the first stands, in the order of the policies' names and of their rules; caps and places
@@ -31,6 +32,9 @@ TERMS_MAX: Final = 4_096
 SORTS: Final = ("regions", "zones", "pools")
 BY_POLICY: Final = "ByPolicy"
 """The condition of a workload that says what it was given."""
+
+ORDINARY: Final = 0
+"""The priority of work that names no class."""
 
 _GRACE: Final = Template(command=("true",)).stop_grace
 """Who writes what is meant anyway has left it out: a stored object cannot tell the two apart."""
@@ -170,11 +174,30 @@ def settled(spec: WorkloadSpec, terms: Terms) -> tuple[WorkloadSpec, tuple[str, 
     return (spec if template is spec.template else replace(spec, template=template)), tuple(given)
 
 
-def forbidden(spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], int | None]) -> Forbidden | None:
-    """What its author may not say. `value_of` is the priority of a class; None if there is no such class."""
+def forbidden(
+    spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], int | None], *, granted: bool = True
+) -> Forbidden | None:
+    """What its author may not say. `value_of` is the priority of a class; None if there is no such class. Not `granted`: a rule
+    has to say so if it is to be more than ordinary.
+    """
+    if not granted and (found := _unpermitted_rank(spec, terms, value_of)) is not None:
+        return found
     if terms is FREE:
         return None
     return _forbidden_rank(spec, terms, value_of) or _forbidden_places(spec, terms)
+
+
+def _unpermitted_rank(spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], int | None]) -> Forbidden | None:
+    """Rules that give a class, or say how high one may be, permit it; which of them is then asked."""
+    asked = spec.priority_class
+    given = {said.value for said in (terms.rank, terms.default_rank) if said is not None}
+    value = value_of(asked) if asked and asked not in given and terms.capped_by is None and terms.rank is None else None
+    if value is None or value <= ORDINARY:
+        return None
+    words = (
+        f"{asked} has priority {value}, and no policy in force lets this tenant have more than {ORDINARY}: leave it out, or "
+    )
+    return Forbidden("spec.priorityClass", words + "let an operator say so in a policy (priorityClass, or priorityMax)")
 
 
 def _forbidden_rank(spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], int | None]) -> Forbidden | None:

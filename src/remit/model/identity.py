@@ -37,7 +37,8 @@ INSTANT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{3})?Z
 class TokenSpec(Record, frozen=True):
     """`subject` is whom it was made for. A `member`, or a `viewer`, of a `tenant` sees that one alone; an agent, and whoever
     joins as one, has its `nodes`. It ends at `expires` by the server's wall clock, or when it is `revoked`, for good. `spent`
-    is of a join token that was used: by which agent, which may ask again and nobody else.
+    is of a join token that was used: by which agent, which may ask again and nobody else. One that `joined` has its nodes for
+    itself: there is no other agent of them when it is made.
     """
 
     role: TokenRole
@@ -48,6 +49,7 @@ class TokenSpec(Record, frozen=True):
     nodes: Annotated[tuple[Name, ...], limited(Distinct(), max_length=TOKEN_NODES_MAX)] = ()
     revoked: bool = False
     spent: Annotated[str, Meta(pattern="^([0-9a-f]{64})?" + END, description="SHA-256 of who has joined with it")] = ""
+    joined: Annotated[bool, Meta(description="true: an agent's, who got it by joining")] = False
 
 
 class Token(Object, tag="Token", frozen=True, kw_only=True):

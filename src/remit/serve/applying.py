@@ -23,7 +23,7 @@ from remit.serve.desk import Desk
 from remit.serve.entering import check_declared
 from remit.serve.failures import Failure, refused, unanswered
 from remit.serve.reading import encoded
-from remit.serve.writing import given_id
+from remit.serve.writing import found_again, given_id
 from remit.store.protocol import Compacted, Row
 
 ORDER: Final = (
@@ -83,7 +83,8 @@ async def _ask(asked: Asked, desk: Desk, claims: Sequence[Apply], indexes: Seque
         for index, claim in zip(indexes, claims, strict=True)
     ]
     try:
-        return base, await desk.ask(operations) if operations else ()
+        verdicts = await desk.ask(operations) if operations else ()
+        return base, [await found_again(desk, one, said) for one, said in zip(operations, verdicts, strict=True)]
     except NoAnswer as error:
         raise unanswered(error, base) from error
 

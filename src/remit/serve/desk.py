@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from remit.world.tls_keys import TlsKeys
 
 WATCHERS_MAX: Final = 1_000
-ASK_MS: Final = 15_000
-"""For how long an answer of the authority is waited for: less than a request may take, so that the asker is told."""
+ASK_MS: Final = 8_000
+AGAIN_MS: Final = 2_000
+"""How long the authority may keep an asker waiting in all, so that every call is answered within ten seconds (L14): also while
+its disk is full, and nothing can be written. The last of it is for asking again, where the first who was asked said nothing.
+"""
 
 
 class Desk:
@@ -149,12 +152,12 @@ class Desk:
         """The verdicts on operations of one actor. Who leads here is asked at once; whatever keeps it from answering, the same
         ids are asked again as a client does. Raises `NoAnswer`.
         """
-        leading = self.standby.leading
+        leading, until_ms = self.standby.leading, self.clock.now_ms() + ASK_MS
         if leading is not None:
             with suppress(NoVerdict, TimeoutError):
-                async with self.clock.timeout_ms(ASK_MS):
+                async with self.clock.timeout_ms(ASK_MS - AGAIN_MS):
                     return await leading.ask(operations)
-        return await self.client(operations[0].actor).resume(operations)
+        return await self.client(operations[0].actor).resume(operations, deadline_ms=until_ms - self.clock.now_ms())
 
     def declared(self, name: str) -> tuple[AnyObject, int] | None:
         """What stands under a key, and since which revision, as who leads here has it; None if nobody leads here, or it has

@@ -26,7 +26,7 @@ from remit.serve.meanwhile import with_words_of_its_node, with_words_of_its_node
 from remit.serve.others import nameless
 from remit.serve.planning import plan
 from remit.serve.resources import AFTER, MANIFESTS, WATCH
-from remit.serve.routes import DEAR, JSON, LISTED, NDJSON, TEXT, Answer, Body, Parameter, Route
+from remit.serve.routes import DEAR, FETCHED, JSON, LISTED, NDJSON, TEXT, Answer, Body, Parameter, Route
 from remit.serve.streams import Streamed
 from remit.serve.streams import watched as streamed
 from remit.serve.top import top_nodes, top_replicas
@@ -240,5 +240,6 @@ ROUTES: Final = (
         elsewhere=True,
         audited=True,
         streams_if="follow",
+        cost=FETCHED,
     ),
 )

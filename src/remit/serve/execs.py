@@ -39,7 +39,7 @@ from remit.model.sessions import (
 from remit.serve.asked import Asked
 from remit.serve.failures import Failure
 from remit.serve.logs import AGENT, ANSWER_MS, link_to, unanswered
-from remit.serve.routes import Answer, Body, Route
+from remit.serve.routes import FETCHED, Answer, Body, Route
 from remit.serve.streams import SEND_MS_MAX
 from remit.world.grouping import one_failure
 from remit.world.link import SocketLink
@@ -171,7 +171,7 @@ class _Session:
         self._held.enter_context(desk.agents.connection(self.principal))
         self._held.enter_context(desk.agents.session(replica.metadata.tenant))
         desk.audit.check()
-        self._record("execBegin", " ".join(map(shown, self._begin.argv)))
+        self._record("execBegin", await self._said())
         asked = ExecOf(
             token=desk.agents.callback(self._node),
             session=self._name,
@@ -193,6 +193,16 @@ class _Session:
         if first[:1] != bytes((Part.BEGUN,)) or len(first) > PART_BYTES_MAX:
             raise unanswered(self._node, "it said what is no answer")
         self._first = first
+
+    async def _said(self) -> str:
+        """What is to run, for the audit: its program alone. What comes after may be a password, and the audit is kept and read;
+        the mark tells whether two were the same.
+        """
+        program, *words = self._begin.argv
+        if not words:
+            return shown(program)
+        seals = await self._desk.world.offload(lambda: self._desk.keyring.seals)
+        return f"{shown(program)} and {len(words)} word{'s' * (len(words) > 1)}, mark {seals.mark(self._begin.argv)}"
 
     def _refused(self, body: bytes) -> Failure:
         try:
@@ -363,5 +373,6 @@ ROUTES: Final = (
         streams=True,
         converses=True,
         elsewhere=True,
+        cost=FETCHED,
     ),
 )

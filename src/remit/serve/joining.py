@@ -130,13 +130,15 @@ async def _made_known(desk: Desk, said: Joining) -> tuple[str, str]:
     known, _ = await _kept(desk, name)
     if known is None:
         expires = expiry(desk.clock.wall(), TERM_MS)
-        spec = TokenSpec(role="agent", digest=said.digest, expires=expires, subject=f"agent of {nodes[0]}", nodes=nodes)
+        subject = f"agent of {nodes[0]}"
+        spec = TokenSpec(role="agent", digest=said.digest, expires=expires, subject=subject, nodes=nodes, joined=True)
         known = Token(metadata=Metadata(name=name), spec=spec)
         verdict = await desk.client(BOOTSTRAP).ask(Apply(known, expect=0))
-        if isinstance(verdict, Refused):  # an earlier try has landed meanwhile, or there is no room for more tokens
+        if isinstance(verdict, Refused):  # an earlier try has landed, another agent was quicker, or there is no room for more
             found, _ = await _kept(desk, name)
             if found is None or found.spec.digest != said.digest:
-                raise Failure(409, verdict.code.value, verdict.detail, cure="ask again")
+                cure = "ask again; if it has an agent that is gone, `remit token revoke` its token first"
+                raise Failure(409, verdict.code.value, verdict.detail, cure=cure)
             known = found
     await known_here(desk, name)
     return name, known.spec.expires

@@ -28,8 +28,9 @@ OBJECT_BYTES_MAX: Final = 1 << 20
 MANY_BYTES_MAX: Final = 16 << 20
 
 LISTED: Final = 2
+FETCHED: Final = 5
 DEAR: Final = 10
-"""What a route costs: a page of many, and what places things on trial."""
+"""What a route costs: a page of many, what a connection to an agent is opened for, and what places things on trial."""
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Handler = Callable[["Asked", "Desk"], Awaitable[Response]]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+import hmac
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from cryptography.exceptions import InvalidTag
@@ -25,7 +26,10 @@ from remit.model.objects import AnyObject, key
 KEY_BYTES: Final = 64
 KEYS_MAX: Final = 16
 
+MARK_BYTES: Final = 8
+
 _ABOUT: Final = b"remit secret 1"
+_MARKED: Final = b"remit mark 1"
 
 T = TypeVar("T", bound=AnyObject)
 
@@ -98,6 +102,11 @@ class Seals:
         except (InvalidTag, ValueError) as error:
             raise Unopened(where, "does not open here: it was sealed for another place, or damaged", "write it anew") from error
 
+    def mark(self, words: Sequence[str]) -> str:
+        """The same for the same words, as long as the first key is; and without it nobody can try which words they were."""
+        said = b"".join(len(word.encode()).to_bytes(8, "big") + word.encode() for word in words)
+        return hmac.digest(self.keys[0].material, _MARKED + said, "sha256")[:MARK_BYTES].hex()
+
     # -- whole objects ---------------------------------------------------------------------------------------------------
 
     def sealing(self, thing: T, kept: Mapping[str, str] | None = None) -> T:
@@ -127,6 +136,12 @@ class Seals:
             except Unopened:
                 data[field] = value
         return replace(thing, spec=replace(thing.spec, data=data))
+
+    def formerly(self, thing: Secret) -> Iterator[Secret]:
+        """As each of the other keys would have sealed the whole of it, when that was the first."""
+        plain = self.opening(thing)
+        for one in self.keys[1:]:
+            yield Seals([one]).sealing(plain)
 
     def is_behind(self, thing: Secret) -> bool:
         """Is any of it not sealed by the first key?"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace as changed
 from starlette.responses import Response
 
 from remit.client.client import NOTHING_SEEN, NoAnswer
@@ -64,7 +65,8 @@ async def ask(asked: Asked, desk: Desk, claim: AnyClaim) -> tuple[OperationID, V
     given = given_id(asked)
     operation = given or await desk.issue(asked.actor)
     try:
-        verdict = (await desk.ask((Operation(operation, asked.actor, claim, NOTHING_SEEN, asked.trace),)))[0]
+        said = Operation(operation, asked.actor, claim, NOTHING_SEEN, asked.trace)
+        verdict = await found_again(desk, said, (await desk.ask((said,)))[0])
         if given is None and isinstance(verdict, Refused) and verdict.code is Code.OPERATION_EXPIRED:
             # The scope was restored since this server last looked: the id was never anybody's.
             client = desk.client(asked.actor)
@@ -74,6 +76,23 @@ async def ask(asked: Asked, desk: Desk, claim: AnyClaim) -> tuple[OperationID, V
     except NoAnswer as error:
         raise unanswered(error, operation) from error
     return operation, verdict
+
+
+async def found_again(desk: Desk, operation: Operation, verdict: Verdict) -> Verdict:
+    """The same secret is another payload once a new key seals it: if its id is taken, it is asked for as it would have been
+    sealed before. Nothing is done by that: an id that was used for something else is refused, whatever comes under it.
+    """
+    claim = operation.claim
+    if _is_taken(verdict) and isinstance(claim, Apply) and isinstance(claim.thing, Secret):
+        for former in desk.keyring.seals.formerly(claim.thing):
+            again = (await desk.ask((changed(operation, claim=changed(claim, thing=former)),)))[0]
+            if not _is_taken(again):
+                return again
+    return verdict
+
+
+def _is_taken(verdict: Verdict) -> bool:
+    return isinstance(verdict, Refused) and verdict.code is Code.OPERATION_MISMATCH
 
 
 def must(verdict: Verdict, *, conditional: bool = False) -> Accepted:

@@ -18,12 +18,18 @@ from remit.world.machine import KernelPorts, ThisHost, port_is_free, said_by
 from remit.world.promises import Clock, WorldError
 from remit.world.runner import ProcessRunner
 from remit.world.sandbox import PROGRAM
+from remit.world.users import FIRST
 
 FILES_MIN: Final = 4_096
 ROOM_MIN: Final = 1 << 30
 SYNC_MS_SLOW: Final = 50
 SYNCS: Final = 5
 PORTS: Final = 32
+UNSANDBOXED: Final = "makes no sandbox for users without rights, as whom work runs"
+NAMESPACES: Final = (
+    "allow them user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
+    "or run the agent with --sandbox none or --work-user root"
+)
 _TRY_S: Final = 10
 _UNSYNCHRONISED: Final = 5
 """What adjtimex(2) answers while nobody keeps the wall clock right (TIME_ERROR)."""
@@ -164,11 +170,18 @@ def _sandbox() -> Finding:
     if program is None:
         cure = "apt-get install bubblewrap; until then work runs without a sandbox, and `sandbox: bwrap` is refused"
         return Finding("bubblewrap", "warn", "not installed", cure)
-    words = (program, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--", "echo", "inside")
-    if "inside" not in said_by(words, wait_s=_TRY_S):
+    if not makes_sandboxes(program):
         cure = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), or run the agent as root"
         return Finding("bubblewrap", "warn", f"{program} is there and makes no sandbox", cure)
+    if os.geteuid() == 0 and not makes_sandboxes(program, FIRST):
+        return Finding("bubblewrap", "warn", f"{program} {UNSANDBOXED}", NAMESPACES)
     return Finding("bubblewrap", "ok", f"{program} makes sandboxes")
+
+
+def makes_sandboxes(program: str, uid: int | None = None) -> bool:
+    """For us, or for the user of this number, as whom it is run then."""
+    words = (program, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--", "echo", "inside")
+    return "inside" in (said_by(words, wait_s=_TRY_S) if uid is None else said_by(words, wait_s=_TRY_S, uid=uid))
 
 
 def _machine() -> Finding:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
+from remit.world.crowding import Crowd
 from remit.world.tls import CLOSING_S_MAX, HANDSHAKE_S_MAX
 
 TLS_RECORD: Final = 0x16
@@ -32,6 +33,8 @@ class Doorstep(NamedTuple):
     """What whoever does not speak TLS is told."""
     turned: Callable[[str, str], None] = lambda address, why: None
     """Hears of whoever was not let in: from which address, and why."""
+    crowd: Crowd | None = None
+    """Those inside, by their addresses; None: all who come are as good."""
 
 
 @asynccontextmanager
@@ -53,6 +56,7 @@ class _Greeter:
     def __init__(self, factory: Callable[[], asyncio.BaseProtocol], doorstep: Doorstep) -> None:
         self._factory, self._doorstep = factory, doorstep
         self._greeted: set[asyncio.Task[None]] = set()
+        self._coming = Crowd(doorstep.connections_max)
 
     async def take(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -62,13 +66,23 @@ class _Greeter:
             except OSError:
                 await asyncio.sleep(REST_S)
                 continue
-            if len(self._greeted) + self._doorstep.known() >= self._doorstep.connections_max:
+            why = self._why_not(_address(peer))
+            if why:
                 connection.close()  # to say why would cost what there is too little of
-                self._doorstep.turned(_address(peer), "too many connections")
+                self._doorstep.turned(_address(peer), why)
                 continue
             task = asyncio.create_task(self._greet(connection, _address(peer)))
             self._greeted.add(task)
             task.add_done_callback(self._greeted.discard)
+
+    def _why_not(self, address: str) -> str:
+        """Empty: it is let in."""
+        crowd = self._doorstep.crowd
+        if len(self._greeted) + self._doorstep.known() >= self._doorstep.connections_max:
+            return "too many connections"
+        if crowd is not None and not crowd.may_come(address, self._coming):
+            return "too many connections from this address"
+        return ""
 
     async def close(self) -> None:
         for task in self._greeted:
@@ -79,6 +93,7 @@ class _Greeter:
         """From the first byte to the last of the handshake; then the connection is its protocol's."""
         loop = asyncio.get_running_loop()
         handed = False
+        self._coming.came(address)
         try:
             async with asyncio.timeout(HANDSHAKE_S_MAX):
                 first = await _first_byte(connection)
@@ -101,6 +116,7 @@ class _Greeter:
             if isinstance(error, ssl.SSLError):
                 self._doorstep.turned(address, f"the handshake failed ({error.reason or 'broken off'})")
         finally:
+            self._coming.left(address)
             if not handed:
                 connection.close()
 

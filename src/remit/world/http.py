@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 from remit.law.bearers import NOBODY, Bearer
 from remit.world.binding import BACKLOG, Bound
 from remit.world.corking import Corked
+from remit.world.crowding import Crowd, origin
 from remit.world.greeting import Doorstep, greeting
 from remit.world.tls import bearer_at
 
@@ -91,6 +92,7 @@ def _taking(
         shared.connections_max,
         _PLAIN.words,
         lambda address, why: shared.turned(address, _PLAIN.status, _PLAIN.code, why),
+        shared.crowd,
     )
     return greeting(bound.socket, factory, doorstep)
 
@@ -125,6 +127,7 @@ class _Shared(ServerState):
     def __init__(self, connections_max: int, turned: Turned) -> None:
         super().__init__()
         self.connections_max, self.turned = connections_max, turned
+        self.crowd = Crowd(connections_max)
         self.silent: dict[_Guarded, None] = {}
         """Those that have not asked for anything yet, the first that came first."""
         self._dated = 0
@@ -159,6 +162,13 @@ def _turned(status: int, title: str, code: str, detail: str, cure: str) -> _Away
 
 
 _BUSY: Final = _turned(503, "Service Unavailable", "overloaded", "too many connections", "use fewer, or come back later")
+_CROWDED: Final = _turned(
+    503,
+    "Service Unavailable",
+    "overloaded",
+    "too many connections from this address",
+    "keep connections and use them again, or come back later",
+)
 _LARGE: Final = _turned(
     431, "Request Header Fields Too Large", "too_large", "the head of the request is too large", "send less"
 )
@@ -184,20 +194,33 @@ class _Guarded(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(Corked(transport, self.loop))
         self._bearer = bearer_at(transport)
-        if len(self.connections) > self.server_state.connections_max and not self._make_room():
+        shared = self.server_state
+        welcome = shared.crowd.may_come(self._address)
+        shared.crowd.came(self._address)
+        if not welcome and not self._make_room(self._address):
+            self._turn(_CROWDED)
+        elif len(self.connections) > shared.connections_max and not self._make_room():
             self._turn(_BUSY)
         else:
-            self.server_state.silent[self] = None
+            shared.silent[self] = None
             self._await_head()
 
-    def _make_room(self) -> bool:
-        """Whoever came and says nothing goes first: else a few thousand who say nothing would shut out everybody else."""
-        first = next(iter(self.server_state.silent), None)
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _make_room(self, address: str | None = None) -> bool:
+        """Whoever came and says nothing goes first: else a few thousand who say nothing would shut out everybody else. With an
+        `address`, somebody from there.
+        """
+        silent = self.server_state.silent
+        first = next((one for one in silent if address is None or origin(one._address) == origin(address)), None)
         if first is not None:
-            first._turn(_BUSY)
+            first._turn(_BUSY if address is None else _CROWDED)
         return first is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.server_state.crowd.left(self._address)
         self._head_came()
         self.server_state.silent.pop(self, None)
         super().connection_lost(exc)
@@ -246,7 +269,7 @@ class _Guarded(HttpToolsProtocol):
         self._turned = True
         self._head_came()
         self.server_state.silent.pop(self, None)
-        self.server_state.turned(self.client[0] if self.client else "", why.status, why.code, why.detail)
+        self.server_state.turned(self._address, why.status, why.code, why.detail)
         if not self.transport.is_closing():
             cycle: RequestResponseCycle | None = self.cycle
             if cycle is None or cycle.response_complete:

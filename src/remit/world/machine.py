@@ -9,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from remit.world.cgroups_found import own_groups
 from remit.world.promises import Clock, Equipment, Gpu, NoPorts
@@ -149,11 +149,16 @@ def _smi() -> str:
     return said_by((tool, *_GPU_WORDS), wait_s=_GPU_WAIT_S)
 
 
-def said_by(words: tuple[str, ...], *, wait_s: float) -> str:
-    """What a tool prints; nothing if it fails, or takes too long: a driver that hangs must not hang us."""
+def said_by(words: tuple[str, ...], *, wait_s: float, uid: int | None = None) -> str:
+    """What a tool prints; nothing if it fails, or takes too long: a driver that hangs must not hang us. With `uid`, which takes
+    root, it is run by that user.
+    """
+    who: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": (), "cwd": "/"}
     try:
-        done = subprocess.run(words, capture_output=True, timeout=wait_s, check=False, text=True, errors="replace")  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(  # noqa: S603
+            words, capture_output=True, timeout=wait_s, check=False, text=True, errors="replace", **who
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
         return ""
     return done.stdout if done.returncode == 0 else ""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from remit.world.promises import Mounted, Order
+from remit.world.users import closed_above
 
 PROGRAM: Final = "bwrap"
 _STEERING: Final = frozenset(
@@ -21,18 +22,20 @@ _STEERING: Final = frozenset(
 _PRIVATE: Final = (Path("/tmp"), Path("/dev"), Path("/proc"))  # noqa: S108 - each sandbox has its own
 
 
-def sandboxed(order: Order, program: str) -> tuple[str, ...]:
+def sandboxed(order: Order, program: str, *, other: bool = False) -> tuple[str, ...]:
     """The arguments that run `order.argv` with all of the machine, or of its own root, to read, and to change only
     `order.writable`, what is mounted to be written, and a /tmp.
 
-    It has a process number space of its own, so that whatever it begins ends with it; the network is the machine's.
+    It has a process number space of its own, so that whatever it begins ends with it; the network is the machine's. `other`: it
+    runs as another user than we do, who can neither see nor cover what is below a directory that is closed to others.
     """
     words = [program, *(("--ro-bind", "/", "/") if order.root is None else _root(order.root))]
     words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]  # noqa: S108
     words += ["--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL"]
     if order.with_parent:
         words.append("--die-with-parent")
-    hidden = [str(place) for place in sorted(order.hidden) if order.root is None and place.is_dir()]
+    covered = [place for place in sorted(order.hidden) if order.root is None and place.is_dir()]
+    hidden = [str(place) for place in covered if not other or closed_above(place) is None]
     for place in hidden:
         words += ["--tmpfs", place]
     shown = [*order.mounts, *(Mounted(place, place, writable=True) for place in order.writable if order.root is None)]

@@ -26,6 +26,7 @@ from remit.world.sandbox import PROGRAM, outer_directory, outside, sandboxed
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _TOLD_BYTES_MAX: Final = 64
+_UID_MAX: Final = 2**32 - 2
 FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
 """As it was when we began: what we start gets no more open files than that, whatever we need ourselves."""
 
@@ -83,8 +84,8 @@ class Prepared(NamedTuple):
 @contextmanager
 def prepared(order: Order) -> Iterator[Prepared]:
     """Whatever can be found wrong before there is a process. The files are closed afterwards."""
-    argv, env = _wrapped(order) if order.sandbox == "bwrap" else (order.argv, order.env)
     identity = identity_of(order.user)
+    argv, env = _wrapped(order, other=identity is not None) if order.sandbox == "bwrap" else (order.argv, order.env)
     _give(order.writable, identity)
     with ExitStack() as files:
         yield Prepared(argv, env, identity, tuple(_stream(path, identity, files) for path in (order.stdout, order.stderr)))
@@ -122,7 +123,7 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
     return process.pid
 
 
-def _wrapped(order: Order) -> tuple[tuple[str, ...], Mapping[str, str]]:
+def _wrapped(order: Order, *, other: bool) -> tuple[tuple[str, ...], Mapping[str, str]]:
     program = shutil.which(PROGRAM)
     if program is None:
         raise NotStarted("bubblewrap is not installed, and the order wants a sandbox", "apt install bubblewrap")
@@ -133,7 +134,7 @@ def _wrapped(order: Order) -> tuple[tuple[str, ...], Mapping[str, str]]:
     missing = [place for place in needed if not place.exists()]
     if missing:
         raise NotStarted(f"{missing[0]} is to be seen in its sandbox, and is not there", "make it, or leave it out")
-    return sandboxed(order, program), outside(order.env)
+    return sandboxed(order, program, other=other), outside(order.env)
 
 
 def _is_there(order: Order) -> bool:
@@ -144,19 +145,25 @@ def _is_there(order: Order) -> bool:
 
 
 def identity_of(user: str) -> Identity | None:
-    """None: nothing changes."""
+    """None: nothing changes. A user may be given by number, as `#1000`; then it need not be known to the machine."""
     if not user:
         return None
+    number = user[1:] if user.startswith("#") and user[1:].isdecimal() and user.isascii() else ""
     try:
-        found = pwd.getpwnam(user)
+        uid = int(number[:12]) if number else pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError):
         raise NotStarted(f"there is no user {user!r} on this machine", "make that user, or name another") from None
-    if found.pw_uid == os.geteuid():
+    if uid > _UID_MAX:
+        raise NotStarted(f"{user} is the number of no user", f"use at most #{_UID_MAX}")
+    if uid == os.geteuid():
         return None
     if os.geteuid() != 0:
         own = pwd.getpwuid(os.geteuid()).pw_name if _has_name(os.geteuid()) else str(os.geteuid())
         cure = f"run the agent as root, or leave `user` out to run as {own}"
         raise NotStarted(f"{own} may not run anything as {user!r}", cure)
+    if number:
+        return Identity(uid, uid, (uid,))
+    found = pwd.getpwnam(user)
     return Identity(found.pw_uid, found.pw_gid, tuple(os.getgrouplist(user, found.pw_gid)))
 
 

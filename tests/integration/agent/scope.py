@@ -216,6 +216,7 @@ def keepers_on(root: Path) -> list[int]:
 @asynccontextmanager
 async def scope(beat_ms: int = BEAT_MS) -> AsyncIterator[Scope]:
     root = Path(tempfile.mkdtemp(prefix="remit-"))
+    os.chmod(root, 0o1777)  # noqa: PTH101 - work runs as somebody else, and leaves its marks here
     world = production({SERVER: f"unix:{root}/s.sock"})
     made = Scope(world, root, beat_ms)
     tasks: list[asyncio.Task[Any]] = []
@@ -240,6 +241,8 @@ async def scope(beat_ms: int = BEAT_MS) -> AsyncIterator[Scope]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await world.offload.close()
+        for agent in made.agents:
+            shutil.rmtree(agent.directory.work, ignore_errors=True)
         shutil.rmtree(root, ignore_errors=True)
 
 

@@ -99,7 +99,7 @@ def test_a_file_of_the_node_is_had_only_below_a_directory_that_it_lends(tmp_path
 
     async def scene(scope: Scope) -> None:
         scope.agent("--artifact-dir", str(tmp_path / "lent"))
-        said = tmp_path / "said"
+        said = scope.root / "said"
         for name, path, command in (
             ("good", "lent/tool", ("bin/tool", str(said))),
             ("outside", "elsewhere", ("true",)),
@@ -205,13 +205,13 @@ def test_the_cache_outlives_its_agent__and_a_file_that_was_changed_there_is_fetc
     play(scene)
 
 
-def test_volumes_are_there__scratch_goes_with_the_copy_and_a_host_path_stays(tmp_path: Path) -> None:
-    lent, other = tmp_path / "lent", tmp_path / "other"
-    lent.mkdir()
-    other.mkdir()
-
+def test_volumes_are_there__scratch_goes_with_the_copy_and_a_host_path_stays() -> None:
     async def scene(scope: Scope) -> None:
-        await permit(scope, tmp_path)
+        lent, other = scope.root / "lent", scope.root / "other"
+        for place in (lent, other):
+            place.mkdir()
+            place.chmod(0o777)  # what is lent to be written is lent to those as whom work runs
+        await permit(scope, scope.root)
         agent = scope.agent("--host-path", str(lent))
         scratch = Volume(name="tmp", path="data/tmp", scratch=Scratch())
         host = Volume(name="host", path="shared", host=HostPath(path=str(lent), read_only=False))

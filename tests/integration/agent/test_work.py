@@ -12,10 +12,26 @@ from typing import Any
 
 import pytest
 
-from remit.model.kinds import ExecProbe, HttpProbe, PortAsk, Probe, Probes, Restart, TcpProbe
-from remit.model.resources import Duration
+from remit.model.fields import Metadata
+from remit.model.kinds import (
+    ExecProbe,
+    HttpProbe,
+    PortAsk,
+    Probe,
+    Probes,
+    Restart,
+    TcpProbe,
+    Template,
+    Tenant,
+    TenantSpec,
+    Workload,
+    WorkloadSpec,
+)
+from remit.model.resources import Amount, Duration
+from remit.model.software import Scratch, Volume
 from remit.world.clock import BootClock
 from remit.world.runner import ProcessRunner
+from remit.world.users import user_of_tenant
 from tests.integration.agent.scope import Scope, forever, gone, lines, play, shell, until
 
 SERVICE = {"type": "service", "replicas": 1}
@@ -197,6 +213,58 @@ def test_work_of_another_user_owns_its_directory_and_can_write_nowhere_else() ->
         assert said[0] == pwd.getpwnam("nobody").pw_name
         assert said[1] == "hello"
         assert "denied" in said[2]
+
+    play(scene)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run anything as another user")
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ((), user_of_tenant("t")[1:]),
+        (("--work-user", "daemon"), str(pwd.getpwnam("daemon").pw_uid)),
+        (("--work-user", "root"), "0"),
+    ],
+)
+def test_an_agent_that_is_root_makes_nobody_root_who_names_no_user(words: tuple[str, ...], number: str) -> None:
+    """Also where a directory above its own is closed, as root's home is: work finds its room all the same."""
+
+    async def scene(scope: Scope) -> None:
+        scope.root.chmod(0o700)
+        agent = scope.agent(*words)
+        script = "id -u; echo hello > mine && cat $HOME/mine; touch made/by-it && ls -nd made | cut -d' ' -f3"
+        await scope.run("job", *shell(script), spec=once(), volumes=(Volume(name="v", path="made", scratch=Scratch()),))
+        found = await scope.until("job-0", "finished", "released", "failed")
+        said = lines(agent.directory.logs / "n1" / f"{found.metadata.uid}.1.out")
+        assert found.status.result == "ok", (found.status, said)
+        assert said == [number, "hello", number]
+
+    play(scene)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run anything as another user")
+def test_work_of_two_tenants_on_one_node_cannot_look_at_each_other__also_without_a_sandbox() -> None:
+    async def scene(scope: Scope) -> None:
+        agent = scope.agent("--sandbox", "none")
+        canary = "canary-that-no-neighbour-may-see"
+        await scope.apply(
+            Tenant(metadata=Metadata(name="spy"), spec=TenantSpec(quota=Amount.parse({"cpu": "9", "memory": "9Gi"})))
+        )
+        await scope.run("mine", *shell("echo $SECRET > kept; echo $$; exec sleep 600"), spec=SERVICE, env={"SECRET": canary})
+        mine = await scope.until("mine-0", "serving", "ready", "running")
+        said = agent.directory.logs / "n1" / f"{mine.metadata.uid}.1.out"
+        await until(lambda: bool(lines(said)))
+        pid = lines(said)[0]
+        room = next(agent.directory.work.iterdir())
+        script = f"cat /proc/{pid}/environ /proc/{pid}/cwd/kept {room}/kept; ls {room}; kill -0 {pid} && echo reached; echo end"
+        made = Template(command=shell(script), resources=Amount.parse({"cpu": "10m", "memory": "32Mi"}))
+        spy = WorkloadSpec(type="job", retries=0, template=made)
+        await scope.apply(Workload(metadata=Metadata(name="job", tenant="spy"), spec=spy))
+        out = agent.directory.logs / "n1"
+        await until(lambda: any("end" in lines(file) for file in out.glob("*.out")))
+        told = "".join(file.read_text() for file in out.iterdir())
+        assert canary not in told and "reached" not in told
+        assert told.lower().count("denied") + told.lower().count("not permitted") >= 4, told
 
     play(scene)
 

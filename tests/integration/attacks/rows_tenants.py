@@ -107,6 +107,21 @@ def what_is_reserved(by: Intruder) -> list[Refusal]:
     return [*found, by.ask("POST", "/v1/priorityclasses", urgent, root), by.ask("POST", "/v1/nodes", labelled, root)]
 
 
+@attack(403, "policy")
+def a_class_that_nobody_granted(by: Intruder) -> list[Refusal]:
+    """A19: a member makes its own work more urgent than others', in every way in which work is declared."""
+    text, name = by.member(), f"c-{by.name}"
+    urgent = {"apiVersion": "remit/v1", "kind": "PriorityClass", "metadata": {"name": name}, "spec": {"value": 1_000}}
+    by.stage.admin("POST", "/v1/priorityclasses", urgent)
+    made, plain = workload(f"urgent-{by.name}"), workload(f"plain-{by.name}")
+    made["spec"]["priorityClass"] = name
+    assert by.ask("POST", MINE, plain, text).status == 201
+    plain["spec"]["priorityClass"] = name
+    place, merge = f"{MINE}/{plain['metadata']['name']}", {"Content_Type": "application/merge-patch+json"}
+    found = [by.ask("POST", MINE, made, text), by.ask("PUT", place, plain, text)]
+    return [*found, by.ask("PATCH", place, {"spec": {"priorityClass": name}}, text, **merge)]
+
+
 @attack(403)
 def a_deputy_asked_to_touch_anothers(by: Intruder) -> list[Refusal]:
     """A20: what is asked of the authority, a plan or a controller is judged as its requester."""

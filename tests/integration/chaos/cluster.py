@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -98,6 +99,8 @@ class Cluster:
                     str(nodes),
                     "--sandbox",
                     "none",
+                    "--work-user",  # its jobs run this Python and keep one record, wherever these lie
+                    pwd.getpwuid(os.geteuid()).pw_name,
                 ],
             )
             for n in range(1, agents + 1)

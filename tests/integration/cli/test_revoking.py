@@ -125,3 +125,5 @@ async def _an_agent(ups: Ups) -> None:
     (_, pid), *_ = serves.values()
     assert alive(pid), "and its work goes on"
     assert "revoked" in ups.remit("audit", "-o", "json").stdout, "who was turned away is written down"
+    ups.until("the agent says why it does nothing", lambda: "was revoked" in (ups.data / "agent.log").read_text())
+    assert "less and less often" in (ups.data / "agent.log").read_text()

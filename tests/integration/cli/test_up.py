@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from remit.agent.directory import Directory
 
 REMIT = str(Path(sys.executable).parent / "remit")
 BEAT = "200ms"
@@ -35,6 +38,7 @@ class Ups:
     """`remit up` on one directory, started as often as a test wants."""
 
     def __init__(self, root: Path) -> None:
+        root.chmod(0o1777)  # work runs as somebody else, and leaves its marks here
         self.data = root / "data"
         self.env = {**os.environ, "REMIT_CONFIG": str(root / "config.yaml"), "NO_COLOR": "1"}
         self._log = root / "log"
@@ -83,6 +87,7 @@ class Ups:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        shutil.rmtree(Directory(self.data / "agent").work, ignore_errors=True)  # they may be elsewhere: world/users.py
 
 
 @pytest.fixture

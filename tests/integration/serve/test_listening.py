@@ -12,6 +12,7 @@ import pytest
 
 from remit.world import http
 from remit.world.binding import Bound, Listen
+from remit.world.crowding import FEW
 from remit.world.http import http_listening
 from remit.world.promises import NotServed
 
@@ -60,6 +61,41 @@ def test_one_connection_too_many_is_told_so() -> None:
             reader, writer = await ask(bound)
             assert b"200 OK" in await reader.readline()
             for _, open_ in (*held, (reader, writer)):
+                open_.close()
+
+    asyncio.run(main())
+
+
+async def from_(address: str, bound: Bound, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", bound.port, local_addr=(address, 0))
+    writer.write(words)
+    return reader, writer
+
+
+def test_one_address_does_not_have_all_connections__and_those_of_it_that_say_nothing_go_first() -> None:
+    """A34: another finds a place, however many the first one has; and is told of in the audit."""
+
+    async def main() -> None:
+        turned: list[tuple[str, int, str, str]] = []
+        async with listening(hello, connections_max=200, turned=lambda *why: turned.append(why)) as bound:
+            held = []
+            for _ in range(100):
+                held.append(await from_("127.0.0.2", bound))
+                assert b"200 OK" in await held[-1][0].readline()
+            reader, writer = await from_("127.0.0.2", bound)
+            words = await reader.read()
+            assert words.startswith(b"HTTP/1.1 503") and b"from this address" in words
+            assert turned == [("127.0.0.2", 503, "overloaded", "too many connections from this address")]
+            held.append((reader, writer))
+            for _ in range(40):
+                held.append(await from_("127.0.0.3", bound))
+                assert b"200 OK" in await held[-1][0].readline()
+            silent = [await from_("127.0.0.4", bound, b"") for _ in range(FEW)]
+            await asyncio.sleep(0.05)
+            held.append(await from_("127.0.0.4", bound))
+            assert b"200 OK" in await held[-1][0].readline()
+            assert b"from this address" in await silent[0][0].read(), "the first of its own that said nothing"
+            for _, open_ in (*held, *silent):
                 open_.close()
 
     asyncio.run(main())

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from remit.model.identity import digest_of
 from tests.integration.serve.a_server import Server, ask_on
 from tests.unit.serve.asking import tenant, workload
 
@@ -43,6 +44,29 @@ def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
         assert [one["metadata"]["name"] for one in again.must("GET", "/v1/tenants")["items"]] == ["acme"]
         code, said = again.end(signal.SIGINT)
         assert code == 130 and "Traceback" not in said
+
+
+def test_after_a_kill_tokens_are_good_as_before_and_can_still_be_revoked_and_used_to_join(tmp_path: Path) -> None:
+    """A03, A04: whoever was let in by the server's first life is turned out by its second."""
+    viewer, join = "remit_" + "v" * 40, "remit_" + "j" * 40
+    later = "2999-01-01T00:00:00Z"
+    with Server(tmp_path / "data") as first:
+        for text, spec in ((viewer, {"role": "viewer"}), (join, {"role": "join", "nodes": ["n1"]})):
+            spec |= {"digest": digest_of(text), "expires": later}
+            name = {"name": spec["role"]}
+            first.must("POST", "/v1/tokens", {"apiVersion": "remit/v1", "kind": "Token", "metadata": name, "spec": spec})
+        first.kill()
+    with Server(tmp_path / "data") as second:
+        second.until_ready()
+        mine, merge = f"Bearer {viewer}", {"Content-Type": "application/merge-patch+json"}
+        assert second.ask("GET", "/v1/tenants", Authorization=mine).status == 200
+        assert second.ask("PATCH", "/v1/tokens/viewer", {"spec": {"revoked": True}}, **merge).status == 200
+        assert second.ask("GET", "/v1/tenants", Authorization=mine).status == 401
+        digest = digest_of("an agent's own")
+        joined = second.ask("POST", "/v1/join", {"digest": digest, "nodes": ["n1"]}, Authorization=f"Bearer {join}")
+        assert joined.status == 200, joined
+        other = second.ask("POST", "/v1/join", {"digest": "0" * 64, "nodes": ["n1"]}, Authorization=f"Bearer {join}")
+        assert other.status == 401, other
 
 
 def test_one_directory_has_one_owner_and_one_port_one_listener(tmp_path: Path) -> None:

@@ -132,6 +132,23 @@ def test_handshakes_that_do_not_come_to_an_end_are_ended(keys: TlsKeys, monkeypa
     played(main)
 
 
+def test_handshakes_of_one_address_are_not_all_that_there_may_be(keys: TlsKeys) -> None:
+    """A34: whoever comes from elsewhere still gets in."""
+
+    async def main() -> None:
+        turned: list[str] = []
+        async with listening(keys, connections_max=100, turned=lambda address, *why: turned.append(address)) as bound:
+            idle = [await asyncio.open_connection("127.0.0.1", bound.port, local_addr=("127.0.0.2", 0)) for _ in range(60)]
+            await asyncio.sleep(0.1)
+            assert turned == ["127.0.0.2"] * 10, "half of all"
+            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
+            await told(reader)
+            for _, one in (*idle, (reader, writer)):
+                one.close()
+
+    played(main)
+
+
 def test_handshakes_count_among_the_connections(keys: TlsKeys) -> None:
     async def main() -> None:
         async with listening(keys, connections_max=4) as bound:

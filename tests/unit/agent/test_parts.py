@@ -25,6 +25,7 @@ from remit.model.resources import Amount, Duration
 from remit.world.disk import FileDisk
 from remit.world.promises import Ended, Limits, Order
 from remit.world.spool import FileSpool
+from remit.world.users import EACH, user_of_tenant
 from tests.unit.agent.machines import Machine, world_on
 from tests.unit.world.virtual import run_virtually, virtual_world
 
@@ -169,6 +170,12 @@ def test_an_order_is_what_the_template_says() -> None:
     assert fence_ms(eager) == 0
     plain = order_for(place, ONE, replica, eager, {})
     assert (plain.sandbox, plain.with_parent) == ("none", False)
+    unnamed = replace(generation, spec=replace(spec, template=replace(spec.template, user="")))
+    assert order_for(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
+    held = place._replace(user="nobody")
+    assert [order_for(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
+    held = place._replace(user=EACH)
+    assert [order_for(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [user_of_tenant("t"), "web"]
 
 
 def test_names_of_copies_are_no_paths() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import threading
 import time
@@ -12,13 +13,24 @@ import pytest
 
 from remit.client import wire
 from remit.client.endpoint import Overloaded, Silence, Turned
-from remit.client.http import HttpLink
+from remit.client.http import HttpLink, Manners
 from remit.client.remote import Remote, ToldToWait
+from remit.world.chance import SeededChance
+from remit.world.clock import BootClock
 from remit.world.promises import LinkError, NotServed, Unheard, Unreached
 from tests.unit.client.raw_http import Cut, Said, raw_server
 from tests.unit.client.test_remote import Wire as OtherLink
 
 TOKEN = "a-token"
+
+
+class Hand(BootClock):
+    """It goes on when it is told to."""
+
+    at_ms = 1_000
+
+    def now_ms(self) -> int:
+        return self.at_ms
 
 
 def link_to(url: str) -> HttpLink:
@@ -47,6 +59,48 @@ def test_a_server_that_says_it_has_not_begun_is_unreached_in_its_own_words(statu
             assert error.cure == "do this"
             with pytest.raises(Unreached, match="these are its words"):
                 await anext(link.stream("eu", b"{}"))
+            await link.close()
+
+    asyncio.run(scene())
+
+
+def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_longer__and_that_is_told() -> None:
+    """A component that was turned out must not ask many times a second, for ever."""
+
+    async def scene() -> None:
+        clock, asked, told, known = Hand(), list[int](), list[str](), False
+
+        async def handler(said: Said) -> None:
+            asked.append(clock.now_ms())
+            if known:
+                said.answer(200, {})
+            else:
+                said.problem(401, "unauthenticated", "the token was revoked", cure="join again")
+
+        async with raw_server(handler) as url:
+            link = HttpLink({"eu": url}, TOKEN, manners=Manners(clock, SeededChance("1"), told.append))
+            for _ in range(3_000):
+                error = await failure(link)
+                assert "the token was revoked" in error.cause, "whoever asks meanwhile hears why"
+                with pytest.raises(Unreached, match="revoked"):
+                    await anext(link.stream("eu", b"{}"))
+                clock.at_ms += 100
+            pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
+            assert len(asked) < 15, "of 6,000 in five minutes"
+            assert pauses[0] <= 1_100
+            assert all(30_000 <= pause <= 60_100 for pause in pauses[7:])
+            assert len(told) == len(asked)
+            assert told[0].startswith("eu said 401: the token was revoked; join again; it is asked less and less often")
+            known = True
+            clock.at_ms += 60_000
+            await link.request("eu", b"{}")
+            await link.request("eu", b"{}")
+            known = False
+            await failure(link)
+            clock.at_ms += 1_000
+            before = len(asked)
+            await failure(link)
+            assert len(asked) == before + 1, "who was known meanwhile begins anew"
             await link.close()
 
     asyncio.run(scene())

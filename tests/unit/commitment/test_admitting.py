@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.model.claims import Apply, Code, Delete, Refused, Spawn
+from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role, Spawn
 from remit.model.data import Config, DataSpec
 from remit.model.fields import Metadata, Owner
 from remit.model.kinds import Placement, Policy, PolicySpec, Standby, Tenant, Workload
@@ -72,6 +72,39 @@ async def test_a_class_above_what_policy_allows_is_refused_with_the_rules_reason
     await scope.must(USER, Apply(ranked("w", "high")))
     theirs = replace(ranked("w", "top"), metadata=Metadata(name="w", tenant="t2"))
     await scope.must(USER, Apply(theirs))
+
+
+@story
+async def test_somebody_of_a_tenant_gives_work_no_more_than_the_ordinary_priority__unless_a_rule_lets_them(
+    scope: Scope,
+) -> None:
+    """A19: else every tenant's work would be the most critical there is."""
+    member = Actor("ann", Role.USER, tenant="t1")
+    await scope.must(OPERATOR, Apply(priority_class("low", -10)))
+    detail = await no(scope, ranked("w", "high"), Code.POLICY, member)
+    assert detail.startswith(
+        "spec.priorityClass: high has priority 100, and no policy in force lets this tenant have more than 0"
+    )
+    assert "priorityMax" in detail
+    await scope.must(member, Apply(ranked("w", "low")), Apply(ranked("plain", "")))
+    await no(scope, ranked("w", "top"), Code.POLICY, member)
+    # A rule that says something else, or speaks of others, lets nobody have more.
+    other = PolicyRule(match=PolicyMatch(tenants=("t2",)), priority_max=1_000)
+    await scope.must(OPERATOR, policy(other, PolicyRule(defaults=PolicyDefaults(stop_grace=Duration(5_000)))))
+    await no(scope, ranked("w", "high"), Code.POLICY, member)
+    # What people of no tenant have written stays while nobody writes another.
+    await scope.must(OPERATOR, Apply(ranked("w", "high")))
+    await scope.must(member, Apply(replace(ranked("w", "high"), spec=replace(ranked("w", "high").spec, replicas=1))))
+    await no(scope, ranked("w", "top"), Code.POLICY, member)
+    for rule in (
+        PolicyRule(match=PolicyMatch(tenants=("t1",)), priority_max=100),
+        PolicyRule(match=PolicyMatch(tenants=("t1",)), defaults=PolicyDefaults(priority_class="high")),
+        PolicyRule(match=PolicyMatch(tenants=("t1",)), priority_class="high"),
+    ):
+        await scope.must(OPERATOR, policy(rule))
+        await scope.must(member, Apply(ranked("new", "high")))
+        await no(scope, ranked("newer", "top"), Code.POLICY, member)
+        await scope.must(member, Delete("Workload", "new", "t1"))
 
 
 @story

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from remit.model.sessions import MEDIA, Begin, Part, spoken
 from remit.serve import flowing
 from remit.serve.turns import Rate
 from tests.unit.serve.asking import Api, story, tenant, workload
@@ -169,6 +170,26 @@ def test_a_flood_is_refused_before_its_body_is_judged__and_the_connection_goes_o
         assert chunked.status == 429
         large = await api.ask("POST", WORKLOADS, b"{" * 100_000)
         assert large.status == 429 and large.headers["connection"] == "close"
+
+    told()
+
+
+@pytest.mark.parametrize(("method", "what"), [("GET", "logs"), ("GET", "logs?follow=true"), ("POST", "exec")])
+def test_whatever_opens_a_connection_to_an_agent_draws_on_the_rate(
+    method: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A35: else a viewer's loop over logs would have the server, its audit and the agents to itself."""
+    monkeypatch.setattr(flowing, "flow_of", lambda *_: ("tenant acme", "acme"))
+    monkeypatch.setattr(flowing, "rate_of", lambda *_: Rate(1, 10))
+
+    @story
+    async def told(api: Api) -> None:
+        begin = spoken(Part.BEGIN, Begin(("id",))) if method == "POST" else None
+        headers = {"Content-Type": MEDIA} if method == "POST" else {}
+        path = f"/v1/tenants/acme/replicas/none/{what}"
+        replies = [await api.ask(method, path, begin, headers=headers) for _ in range(3)]
+        assert [reply.status for reply in replies] == [404, 404, 429]
+        assert replies[-1].json["code"] == "throttled" and int(replies[-1].headers["retry-after"]) >= 1
 
     told()
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 
+from remit.client.endpoint import Overloaded
 from remit.serve import app as module
+from remit.serve import desk as at_desk
 from remit.serve import turns
 from remit.serve.asked import Asked
 from remit.serve.bodies import depth_of, merged, strict
@@ -248,6 +250,44 @@ def test_a_request_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch)
         async with api(routes=(*ROUTES, Route("GET", "/v1/slow", "slow", "Lasts.", slow))) as asked:
             reply = await asked.get("/v1/slow")
             assert (reply.status, reply.json["code"]) == (504, "timeout")
+
+    asyncio.run(main())
+
+
+class Stuck:
+    """An authority that writes nothing: its disk is full, and says so at once; or says nothing."""
+
+    def __init__(self, leading: Any, *, silent: bool) -> None:
+        self._leading, self._silent, self.asked = leading, silent, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._leading, name)
+
+    async def ask(self, operations: Any, /) -> Any:
+        self.asked += 1
+        if self._silent:
+            await asyncio.Event().wait()
+        raise Overloaded(50, "no room to write; nothing was applied: free space there")
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_while_nothing_can_be_written_every_call_is_answered_in_time(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L14: within ten seconds, of which the authority has eight; here a tenth of that."""
+    assert at_desk.ASK_MS <= 8_000 < 10_000
+    monkeypatch.setattr(at_desk, "ASK_MS", 800)
+    monkeypatch.setattr(at_desk, "AGAIN_MS", 200)
+
+    async def main() -> None:
+        async with api() as asked:
+            leads = asked.desk.standby.leading
+            stuck = Stuck(leads, silent=silent)
+            asked.desk.standby.leading = stuck  # type: ignore[assignment]
+            began = asyncio.get_running_loop().time()
+            reply = await asked.ask("POST", "/v1/tenants", tenant())
+            asked.desk.standby.leading = leads
+            assert asyncio.get_running_loop().time() - began < 1.2
+            assert reply.status in (503, 504), reply
+            assert stuck.asked >= 2, "it was asked again while there was time"
 
     asyncio.run(main())
 

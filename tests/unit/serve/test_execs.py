@@ -274,6 +274,27 @@ def test_admins_and_the_tenants_members_may_and_nobody_else(role: str, tenant_of
     scene(agent, test)
 
 
+def test_what_a_command_is_told_is_not_written_down__only_whether_it_was_the_same() -> None:
+    """Passwords are passed so; the audit is read by the whole tenant, and kept."""
+    agent = Agent(BEGUN, OVER)
+
+    async def test(asked: Api) -> None:
+        for words in (
+            ("psql", "--password=hunter2"),
+            ("psql", "--password=hunter2"),
+            ("psql", "--password=", "hunter2"),
+            ("id",),
+        ):
+            assert (await execute(asked, spoken(Part.BEGIN, Begin(words)))).status == 200
+        *said, plain = sorted((item.detail for item in recorded(asked, "execBegin")), key=lambda one: "mark" not in one)
+        assert plain == '"id"'
+        assert sorted(one.partition(",")[0] for one in said) == ['"psql" and 1 word', '"psql" and 1 word', '"psql" and 2 words']
+        assert len({one.partition("mark ")[2] for one in said}) == 2
+        assert not any("hunter2" in str(item) for item in asked.desk.audit.read(limit=100))
+
+    scene(agent, test)
+
+
 def test_who_ran_what_where_is_written_down_before_it_begins_and_how_it_ended_after() -> None:
     async def test(asked: Api) -> None:
         class Looks(Agent):
@@ -292,7 +313,8 @@ def test_who_ran_what_where_is_written_down_before_it_begins_and_how_it_ended_af
         (began,), ended = agent.before
         assert ended == []
         assert began.target == "replica/t1/web-0 attempt 1 on n1"
-        assert began.detail == r'"sh" "-c" "\x1b[31m;$(id)\n"'
+        mark = asked.desk.keyring.seals.mark(("sh", "-c", "\x1b[31m;$(id)\n"))
+        assert began.detail == f'"sh" and 2 words, mark {mark}'
         assert (began.role, began.subject != "") == ("admin", True)
         (after,) = recorded(asked, "execEnd")
         assert after.detail == "exit code 3; 5 bytes in, 5 out"

@@ -71,6 +71,27 @@ async def test_many_join_at_once_with_one_token__one_wins(api: Api) -> None:
     assert await agents(api) == [f"agent-{winners.pop()[:12]}"]
 
 
+@story
+async def test_two_tokens_for_one_node_at_two_servers_at_once__one_wins_and_the_other_is_told(api: Api) -> None:
+    """A12. Neither server has seen yet what the other one has done."""
+
+    async def sees_nobody(*_: object) -> None:
+        pass
+
+    await invited(api)
+    await invited(api, OTHER)
+    with pytest.MonkeyPatch.context() as blind:
+        blind.setattr("remit.serve.joining._check_free", sees_nobody)
+        said = await asyncio.gather(join(api, MINE), join(api, THEIRS, OTHER))
+    assert sorted(status for status, _ in said) == [200, 409], said
+    (lost,) = [one for status, one in said if status == 409]
+    assert lost["code"] == "exists" and "has an agent already" in lost["detail"] and "revoke" in lost["cure"]
+    (winner,) = await agents(api)
+    await api.must("PATCH", f"/v1/tokens/{winner}", {"spec": {"revoked": True}}, headers=PATCH)
+    again = await join(api, MINE) if said[0][0] == 409 else await join(api, THEIRS, OTHER)
+    assert again[0] == 200, "the one that was told may join with its token once the other is gone"
+
+
 class Cut:
     """The authority, of which one answer is lost: before it heard what was asked, or after it has done it."""
 

@@ -33,7 +33,7 @@ def test_what_was_sealed_opens_again_and_is_the_same_text_each_time(value: str) 
     assert text == seals.seal(HERE, "password", value), "a request that is sent again has the same payload"
     assert seals.open(HERE, "password", text) == value
     assert sealed.is_sealed(text) and sealed.plain_bytes(text) == len(value.encode())
-    assert len(value) < 4 or value not in text
+    assert len(value) < 4 or value not in text.rpartition(":")[2], "its head is the same for all"
 
 
 @pytest.mark.parametrize("name, field", [("secret/acme/other", "password"), ("secret/evil/db", "password"), (HERE, "user")])

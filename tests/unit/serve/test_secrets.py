@@ -120,6 +120,33 @@ async def test_the_same_again_is_unchanged__and_under_the_same_id_the_same_answe
 
 
 @story
+async def test_sent_again_after_a_new_key_was_made__it_gets_the_first_answer(api: Api) -> None:
+    """F03: sealed anew it is another payload, and it is the same deed all the same."""
+    await api.must("POST", "/v1/tenants", tenant())
+    status = await api.must("GET", "/v1/status")
+    ids = [{"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.abcdefg{n}"} for n in range(4)]
+    once = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
+    refused = await api.ask("POST", PATH, secret("db", password="else"), headers=ids[1])
+    many = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
+    assert (once.status, refused.status, many.status) == (201, 409, 200)
+    for keys in (2, 3):
+        await api.desk.world.offload(api.desk.keyring.add)  # and nothing is sealed anew yet
+        assert len(api.desk.keyring.seals.keys) == keys
+        again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
+        assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
+        again = await api.ask("POST", PATH, secret("db", password="else"), headers=ids[1])
+        assert (again.status, again.json["code"]) == (409, refused.json["code"])
+        again = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
+        assert [one["revision"] for one in again.json["results"]] == [one["revision"] for one in many.json["results"]]
+        other = await api.ask("POST", PATH, secret("db", password="other"), headers=ids[0])
+        assert other.json["code"] == "operation_mismatch", "what is another deed is still known as one"
+    assert await opened(api) == {"password": "new"}, "and nothing was done again"
+    await api.must("POST", "/v1/secrets/rotate")
+    again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
+    assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
+
+
+@story
 async def test_limits_are_those_of_what_is_written(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     longest = "ü" * 65_536

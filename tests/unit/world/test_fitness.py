@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -40,6 +41,22 @@ def test_a_bubblewrap_that_makes_no_sandbox_is_told(tmp_path: Path, monkeypatch:
     found = named("bubblewrap", tmp_path)
     assert found.state == "warn"
     assert "user namespaces" in found.cure
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs work as others")
+def test_a_bubblewrap_that_makes_sandboxes_for_root_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where users without rights may make no namespaces: it is run by such a user, to see."""
+    program = tmp_path / "bwrap"
+    program.write_text("#!/bin/sh\ntest $(id -u) = 0 && echo inside\n")
+    program.chmod(0o755)
+    for place in (tmp_path, *tmp_path.parents[:2]):
+        place.chmod(0o755)
+    monkeypatch.setattr("remit.world.fitness.shutil.which", lambda _: str(program))
+    found = named("bubblewrap", tmp_path)
+    assert found.state == "warn" and "for users without rights" in found.found
+    assert "--work-user root" in found.cure and "userns" in found.cure
+    program.write_text("#!/bin/sh\necho inside\n")
+    assert named("bubblewrap", tmp_path).state == "ok"
 
 
 def test_cgroups_that_cannot_limit_memory_are_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

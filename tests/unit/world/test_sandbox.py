@@ -80,3 +80,14 @@ def test_of_what_is_hidden_only_its_own_is_shown(tmp_path: Path) -> None:
         *("--tmpfs", str(tmp_path), "--bind", str(room), str(room)),
         *("--remount-ro", str(tmp_path), "--", "a"),
     )
+
+
+def test_what_another_user_cannot_reach_is_not_covered_for_it__it_could_not_be(tmp_path: Path) -> None:
+    """Else no work would start in a sandbox whose agent keeps its directory in root's home."""
+    closed, open_ = tmp_path / "home" / "agent", Path("/usr/share")
+    closed.mkdir(parents=True)
+    closed.parent.chmod(0o700)
+    order = Order(("a",), hidden=(closed, open_), sandbox="bwrap", user="nobody")
+    mine, theirs = sandboxed(order, "/usr/bin/bwrap"), sandboxed(order, "/usr/bin/bwrap", other=True)
+    assert str(closed) in mine and str(open_) in mine
+    assert str(closed) not in theirs and str(open_) in theirs

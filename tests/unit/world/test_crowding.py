@@ -1,0 +1,53 @@
+"""Does every address find a place, however many connections another has?"""
+
+from __future__ import annotations
+
+import pytest
+
+from remit.world.crowding import FEW, Crowd, origin
+
+
+def taken(crowd: Crowd, address: str) -> int:
+    """As many as it gets."""
+    count = 0
+    while crowd.count < crowd.most and crowd.may_come(address):
+        crowd.came(address)
+        count += 1
+    return count
+
+
+def test_one_address_has_half__the_next_half_of_the_rest__and_the_sixth_still_a_few() -> None:
+    crowd = Crowd(2_000)
+    held = [taken(crowd, f"10.0.0.{number}") for number in range(12)]
+    assert held[:6] == [1_000, 500, 250, 125, 63, FEW]
+    assert sum(held) == 2_000
+    for _ in range(1_000):
+        crowd.left("10.0.0.0")
+    assert taken(crowd, "10.9.9.9") > FEW, "what one gives back another may have"
+
+
+def test_those_who_come_in_just_now_count_too() -> None:
+    inside, coming = Crowd(100), Crowd(100)
+    for _ in range(40):
+        inside.came("10.0.0.1")
+    for _ in range(10):
+        coming.came("10.0.0.1")
+    assert not inside.may_come("10.0.0.1", coming)
+    assert inside.may_come("10.0.0.2", coming)
+
+
+@pytest.mark.parametrize(
+    ("address", "whose"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("::1", "::"),
+        ("", ""),
+        ("no:address", "no:address"),
+    ],
+)
+def test_an_address_of_ipv6_counts_with_its_network(address: str, whose: str) -> None:
+    assert origin(address) == whose

@@ -1,0 +1,117 @@
+"""As whom does work run that names nobody, and can it reach its room? Asked of this machine, as whoever runs the tests."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from remit.agent.directory import Directory
+from remit.world import users
+from remit.world.promises import Forbidden, NotStarted
+from remit.world.spawning import Identity, identity_of
+from remit.world.users import COUNT, EACH, FIRST, closed_above, open_rooms, user_of_tenant, work_user
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs work as others")
+
+
+@pytest.fixture
+def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(users, "ROOMS", tmp_path / "rooms")
+    return tmp_path / "rooms"
+
+
+def test_an_agent_that_is_root_makes_nobody_root_who_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(users, "_is_mapped", lambda _: True)
+    assert work_user("") == work_user(EACH) == EACH
+    assert work_user("daemon") == "daemon"
+    assert work_user("root") == "", "whoever runs the agent may say so"
+    with pytest.raises(NotStarted, match="there is no user 'no-such-user'"):
+        work_user("no-such-user")
+
+
+def test_root_of_a_namespace_that_has_nobody_else_runs_work_as_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(users, "_UID_MAP", tmp_path / "uid_map")
+    (tmp_path / "uid_map").write_text("         0       1000          1\n")
+    assert work_user("") == ""
+    (tmp_path / "uid_map").write_text("         0       1000          1\n         1     100000      65536\n")
+    assert work_user("") == "nobody", "there is no room for one of each tenant"
+    (tmp_path / "uid_map").write_text("         0          0 4294967295\n")
+    assert work_user("") == EACH
+
+
+def test_each_tenant_has_a_user_of_its_own__the_same_everywhere_and_nobody_elses() -> None:
+    users_ = [user_of_tenant(f"tenant-{number}") for number in range(500)]
+    assert len(set(users_)) == 500
+    assert user_of_tenant("risk") == "#2088228795", "it follows from the name alone: rooms of before stay its own"
+    for user in users_:
+        assert FIRST <= int(user[1:]) < FIRST + COUNT < 2**31
+
+
+def test_an_agent_that_is_not_root_runs_work_as_itself_and_as_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = pwd.getpwuid(1)
+    monkeypatch.setattr(os, "geteuid", lambda: own.pw_uid)
+    assert work_user("") == work_user(own.pw_name) == ""
+    with pytest.raises(NotStarted, match="may not run anything as 'nobody'"):
+        work_user("nobody")
+
+
+@as_root
+def test_a_user_may_be_given_by_number() -> None:
+    assert identity_of("#1879048192") == Identity(1879048192, 1879048192, (1879048192,))
+    assert identity_of("#0") is None
+    for wrong in ("#", "#x", "#-1", "# 1", "#٣", "#4294967295", "#" + "9" * 100):
+        with pytest.raises(NotStarted):
+            identity_of(wrong)
+
+
+@as_root
+def test_below_what_is_closed_rooms_are_elsewhere_and_found_by_a_link(tmp_path: Path, rooms: Path) -> None:
+    closed = tmp_path / "home"
+    closed.mkdir(mode=0o700)
+    assert closed_above(closed / "agent" / "work") is not None
+    directory = Directory(closed / "agent")
+    directory.make()
+    assert directory.work.parent == rooms
+    assert (directory.root / "work").readlink() == directory.work
+    assert directory.work.stat().st_mode & 0o777 == rooms.stat().st_mode & 0o777 == 0o711
+    (directory.work / "u1.1").mkdir()
+    directory.make()
+    assert (directory.root / "work" / "u1.1").is_dir(), "the next start finds what is there"
+    directory.tidy()
+    assert (directory.root / "work" / "u1.1").is_dir()
+    (directory.work / "u1.1").rmdir()
+    directory.tidy()
+    assert not list(rooms.iterdir()), "nothing is left elsewhere of what has ended"
+    directory.make()
+    assert directory.work.is_dir() and directory.work.parent == rooms
+
+
+@as_root
+def test_rooms_of_before_move_there_with_all_that_is_in_them(tmp_path: Path, rooms: Path) -> None:
+    place = tmp_path / "work"
+    (place / "u1.1").mkdir(parents=True)
+    open_rooms(place)
+    assert place.is_symlink()
+    assert (place / "u1.1").is_dir()
+    assert place.resolve().parent == rooms
+
+
+@as_root
+def test_no_rooms_are_made_where_somebody_else_may_change_them(tmp_path: Path, rooms: Path) -> None:
+    rooms.mkdir()
+    os.chown(rooms, 1, 1)
+    with pytest.raises(Forbidden, match="somebody else's"):
+        open_rooms(tmp_path / "work")
+
+
+def test_where_all_may_pass_rooms_stay_in_their_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(users, "closed_above", lambda _: None)
+    directory = Directory(tmp_path / "agent")
+    directory.make()
+    assert directory.work == tmp_path / "agent" / "work"
+    assert not directory.work.is_symlink()
