@@ -49,5 +49,5 @@ def test_the_table_names_every_beat_and_is_not_broken_in_a_pipe(monkeypatch: pyt
     result = CliRunner().invoke(remit, ["bench", "simulate", "--quick"], prog_name="remit")
     cells = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in result.stdout.splitlines()]
     told = [row for row in cells if len(row) == 2]
-    assert [["nodes", "4"], ["beat", "20s"], ["seeds", "2"]] == told[:3], "so much is measured that each figure has a line"
+    assert told[:3] == [["nodes", "4"], ["beat", "20s"], ["seeds", "2"]], "so much is measured that each figure has a line"
     assert "4 nodes at a beat of 20s" in result.stdout
