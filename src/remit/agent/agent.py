@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from remit.agent.checking import Patient, ask_what_is_due
 from remit.agent.continuity import Continuity
-from remit.agent.copies import Copy
+from remit.agent.copies import Copy, named
 from remit.agent.core import Act, End, Leave, Prepare, Say, Start
 from remit.agent.hosting import ALL, Awaited, Hosted, Site
 from remit.agent.keeping import NEVER, Begun, Keeping, Table
+from remit.agent.lineup import Lineup
 from remit.agent.orders import Assigned
 from remit.agent.preparing import Making, Preparer
 from remit.agent.sessions import Beside
@@ -89,8 +90,9 @@ class Agent:
         self._like = hosted[0].place
         self._preparer = preparer or Preparer(world, ())
         self.orders = Assigned(world.clock)
+        self._lineup = Lineup()
         self._standing = Standing(
-            world, client, keeping, self.orders, self._sites, Continuity(world, epochs),
+            world, client, keeping, self.orders, self._sites, Continuity(world, epochs), self._lineup,
             name=name, tempo=tempo, touch=self._touch, tell=tell, failed=failed,
         )  # fmt: skip
         self._together = Together(world.offload)
@@ -266,6 +268,8 @@ class Agent:
                     self._look(site, now_ms, says)
             for first in range(0, len(says), CLAIMS_MAX):
                 self._spawn(self._say(says[first : first + CLAIMS_MAX]), "say")
+            for node, copy in self._lineup.call():
+                self._touch(node, copy.key)
             dues_ms = [due_ms for site in self._sites.values() if (due_ms := site.due_ms()) is not None]
             until_ms = min(dues_ms, default=now_ms + self._tempo.beat_ms)
             with suppress(TimeoutError):
@@ -320,7 +324,8 @@ class Agent:
             case Prepare():
                 self._prepare(site, deed)
             case Start(copy):
-                self._once("start", site.name, copy, now_ms, lambda: self._start(site, deed))
+                if self._lineup.may_begin(copy, site.name):
+                    self._once("start", site.name, copy, now_ms, lambda: self._start(site, deed))
             case End(copy, grace_ms, why):
                 self._once("end", site.name, copy, now_ms, lambda: self._keeping.halt(copy, grace_ms, why))
             case Leave(copy):
@@ -355,7 +360,7 @@ class Agent:
         try:
             verdicts = await self._standing.ask([say.move for _, say in says], [actor for actor, _ in says])
             for index, (actor, say) in enumerate(says):
-                self._note(say.move.transition, reason=say.move.reason, **_named(_node_of(actor), say.copy))
+                self._note(say.move.transition, reason=say.move.reason, **named(_node_of(actor), say.copy))
                 self._heard(say.copy.key, _node_of(actor), None if verdicts is None else verdicts[index])
         finally:
             for actor, say in says:
@@ -383,6 +388,8 @@ class Agent:
             late_ms = now_ms - 2 * AGAIN_MS
             self._under_way = {one: at_ms for one, at_ms in self._under_way.items() if at_ms > late_ms}
         self._under_way[what, copy] = now_ms
+        if what == "start":
+            self._lineup.begins(copy)
         self._spawn(self._try(what, node, copy, deed), f"{what} {copy.key}")
 
     async def _try(self, what: str, node: str, copy: Copy, deed: Callable[[], Awaitable[None]]) -> None:
@@ -393,8 +400,9 @@ class Agent:
         except WorldError as error:
             self._under_way[what, copy] = self._world.clock.now_ms()
             if what == "start":
+                self._lineup.over(copy)
                 self.starts.add("failed")
-            self._told(f"{what} {copy.key}: {error}", **_named(node, copy))
+            self._told(f"{what} {copy.key}: {error}", **named(node, copy))
         self._touch(node, copy.key)
 
     async def _start(self, site: Site, start: Start) -> None:
@@ -409,11 +417,13 @@ class Agent:
         kept = await self._keeping.begin(
             order, number=start.number, fence_ms=fence, grace_ms=self._tempo.kill_grace_ms, ports=ports, rooms=rooms
         )
+        self._lineup.over(start.copy)
+        self._wake.set()
         if kept is not None and kept.number == NEVER:
             raise DiskError(kept.failed, kept.cure)
         self._under_way.pop(("end", start.copy), None)
         self.starts.add("begun" if kept is not None else "late")
-        self._note("work is begun", number=start.number, late=kept is None, **_named(site.name, start.copy))
+        self._note("work is begun", number=start.number, late=kept is None, **named(site.name, start.copy))
         if kept is not None:
             self._keep(kept)
         else:  # past its deadline, or its renewal is still on its way to the keeper
@@ -484,11 +494,6 @@ class Agent:
         if self._group is None:
             raise RuntimeError("an agent that does not run does nothing")
         return self._group.create_task(work, name=name)
-
-
-def _named(node: str, copy: Copy) -> dict[str, object]:
-    """What a line of the log is found by."""
-    return {"node": node, "replica": copy.key, "attempt": copy.attempt, "uid": copy.uid}
 
 
 def _node_of(actor: Actor) -> str:
