@@ -46,6 +46,9 @@ SWEEP_BEATS: Final = 10
 CLAIMS_MAX: Final = 1_000
 """How many travel together."""
 
+SWARM, GATHER_MS = 4, 10
+"""Where there was news of so many at once, the next look is so much later."""
+
 _ENDS: Final = ("stopped", "crash", "finish")
 
 UNDER_WAY_MAX: Final = 10_000
@@ -153,7 +156,8 @@ class Agent:
             self._group = group
             group.create_task(self._follow_keeper(), name="keeper")
             await self._until_tabled()
-            await self._clear_rooms()
+            known = {copy.file_name for site in self._sites.values() for copy in site.kept}
+            await self._preparer.clear([site.place.work for site in self._sites.values()], known)
             group.create_task(self._follow_orders(), name="orders")
             group.create_task(self._standing.hold(), name="leases")
             group.create_task(self._standing.beat(), name="beats")
@@ -244,16 +248,6 @@ class Agent:
             site.kept[kept.copy] = kept
             self._touch(site.name, kept.key)
 
-    async def _clear_rooms(self) -> None:
-        """Directories of work that the keeper does not know any more: whoever should have removed them was killed before."""
-        known = {copy.file_name for site in self._sites.values() for copy in site.kept}
-        for work in dict.fromkeys(site.place.work for site in self._sites.values()):
-            with suppress(DiskError):
-                for name in await self._world.offload(partial(self._world.disk.list, work)):
-                    if name not in known:
-                        await self._world.offload(partial(self._world.disk.remove_tree, work / name))
-        self._preparer.forget_all_but(known)
-
     # -- acting ----------------------------------------------------------------------------------------------------------
 
     async def _act(self) -> None:
@@ -261,22 +255,25 @@ class Agent:
         clock = self._world.clock
         while True:
             self._wake.clear()
-            now_ms = clock.now_ms()
+            now_ms, looks = clock.now_ms(), 0
             says: list[tuple[Actor, Say]] = []
             for site in tuple(self._sites.values()):
                 if (due_ms := site.due_ms()) is not None and due_ms <= now_ms:
-                    self._look(site, now_ms, says)
+                    looks += self._look(site, now_ms, says)
             for first in range(0, len(says), CLAIMS_MAX):
                 self._spawn(self._say(says[first : first + CLAIMS_MAX]), "say")
             for node, copy in self._lineup.call():
                 self._touch(node, copy.key)
+            if looks >= SWARM:  # what comes meanwhile travels together; what comes alone is looked at right away
+                await clock.sleep_ms(GATHER_MS)
             dues_ms = [due_ms for site in self._sites.values() if (due_ms := site.due_ms()) is not None]
             until_ms = min(dues_ms, default=now_ms + self._tempo.beat_ms)
             with suppress(TimeoutError):
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
                     await self._wake.wait()
 
-    def _look(self, site: Site, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
+    def _look(self, site: Site, now_ms: int, says: list[tuple[Actor, Say]]) -> int:
+        """At how many it has looked, as far as they were named."""
         keys = site.take_due(now_ms)
         if keys is None:
             sweep_ms = SWEEP_BEATS * self._tempo.beat_ms
@@ -288,6 +285,7 @@ class Agent:
         if site.mind.making:
             self._abandon_what_nobody_wants(site)
         self._probe(site, keys)
+        return 0 if keys is None else len(keys)
 
     def _touch(self, name: str, key: str = ALL, at_ms: int | None = None) -> None:
         """There is news of a replica of this node, or of the node itself; or will be then."""
