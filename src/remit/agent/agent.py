@@ -244,7 +244,7 @@ class Agent:
             site = self._sites[kept.node] = Site(place, self._tempo, None)
             self._told(f"{kept.node} is not hosted here any more: what is left of it is ended")
         known = site.kept.get(kept.copy)
-        if known is None or kept.stage >= known.stage:
+        if known is None or (kept.stage >= known.stage and kept != known):  # each start is answered, and told in the table
             site.kept[kept.copy] = kept
             self._touch(site.name, kept.key)
 
