@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from remit.agent.copies import Copy
-from remit.agent.lineup import SHOWN_MAX, Lineup
+from remit.agent.hosting import Site
+from remit.agent.lineup import SHOWN_MAX, WAITS, Lineup
+from remit.agent.standing import Standing
+from remit.agent.work import Place
+from remit.client.tenure import Tenure
+from remit.model.claims import Actor, Role
+from remit.model.records import Phase
+from tests.unit.agent.test_core import COPY, TEMPO, Bench
+from tests.unit.world.virtual import virtual_world
 
 
 def copy(number: int) -> Copy:
@@ -60,3 +71,24 @@ def test_who_waits_is_shown_by_node_and_only_so_many() -> None:
     assert not lineup.may_begin(copy(1_000), "n2")
     shown = lineup.waiting()
     assert shown == {"n1": [copy(number) for number in range(SHOWN_MAX)], "n2": [copy(1_000)]}
+
+
+def test_who_waits_is_told_with_each_beat_unless_it_is_not_wanted_any_more(tmp_path: Path) -> None:
+    nobody: Any = None
+    bench, lineup = Bench(Phase.STARTING), Lineup(0)
+    site = Site(Place("n1", "local", tmp_path, tmp_path, sandbox=False), TEMPO, None)
+    site.tenure = Tenure(Actor("a", Role.AGENT, "agent/n1", 1), 1_000, 0)
+    standing = Standing(
+        virtual_world(), nobody, nobody, bench.orders, {"n1": site}, nobody, lineup,
+        name="a", tempo=TEMPO, touch=print, tell=print,
+    )  # fmt: skip
+    assert not lineup.may_begin(COPY, "n1")
+
+    def told() -> list[tuple[str, str]]:
+        beat = standing._state(site, lineup.waiting()["n1"])
+        assert beat is not None
+        return [(run.replica, run.said) for run in beat.state.runs]
+
+    assert told() == [(COPY.key, WAITS)]
+    bench.phase(Phase.DRAINING)
+    assert told() == []
