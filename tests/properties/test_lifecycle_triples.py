@@ -48,7 +48,7 @@ EDGES = {
     "unready": Edge(("ready", "serving"), "agent"),
     "serve": Edge(("ready",), "endpoints"),
     "unserve": Edge(("serving",), "endpoints"),
-    "finish": Edge(("running", "ready"), "agent"),
+    "finish": Edge(("starting", "running", "ready"), "agent"),
     "crash": Edge(("starting", "running", "ready", "serving"), "agent"),
     "preempt": Edge(RUNS, "scheduler"),
     "evict": Edge(RUNS, "node-lifecycle"),

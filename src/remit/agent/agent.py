@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from remit.agent.checking import Patient, ask_what_is_due
 from remit.agent.continuity import Continuity
-from remit.agent.copies import Copy
+from remit.agent.copies import Copy, named
 from remit.agent.core import Act, End, Leave, Prepare, Say, Start
 from remit.agent.hosting import ALL, Awaited, Hosted, Site
 from remit.agent.keeping import NEVER, Begun, Keeping, Table
+from remit.agent.lineup import Lineup
 from remit.agent.orders import Assigned
 from remit.agent.preparing import Making, Preparer
 from remit.agent.sessions import Beside
@@ -44,6 +45,9 @@ SWEEP_BEATS: Final = 10
 
 CLAIMS_MAX: Final = 1_000
 """How many travel together."""
+
+SWARM, GATHER_MS = 4, 10
+"""Where there was news of so many at once, the next look is so much later."""
 
 _ENDS: Final = ("stopped", "crash", "finish")
 
@@ -89,8 +93,9 @@ class Agent:
         self._like = hosted[0].place
         self._preparer = preparer or Preparer(world, ())
         self.orders = Assigned(world.clock)
+        self._lineup = Lineup()
         self._standing = Standing(
-            world, client, keeping, self.orders, self._sites, Continuity(world, epochs),
+            world, client, keeping, self.orders, self._sites, Continuity(world, epochs), self._lineup,
             name=name, tempo=tempo, touch=self._touch, tell=tell, failed=failed,
         )  # fmt: skip
         self._together = Together(world.offload)
@@ -151,7 +156,8 @@ class Agent:
             self._group = group
             group.create_task(self._follow_keeper(), name="keeper")
             await self._until_tabled()
-            await self._clear_rooms()
+            known = {copy.file_name for site in self._sites.values() for copy in site.kept}
+            await self._preparer.clear([site.place.work for site in self._sites.values()], known)
             group.create_task(self._follow_orders(), name="orders")
             group.create_task(self._standing.hold(), name="leases")
             group.create_task(self._standing.beat(), name="beats")
@@ -238,19 +244,9 @@ class Agent:
             site = self._sites[kept.node] = Site(place, self._tempo, None)
             self._told(f"{kept.node} is not hosted here any more: what is left of it is ended")
         known = site.kept.get(kept.copy)
-        if known is None or kept.stage >= known.stage:
+        if known is None or (kept.stage >= known.stage and kept != known):  # each start is answered, and told in the table
             site.kept[kept.copy] = kept
             self._touch(site.name, kept.key)
-
-    async def _clear_rooms(self) -> None:
-        """Directories of work that the keeper does not know any more: whoever should have removed them was killed before."""
-        known = {copy.file_name for site in self._sites.values() for copy in site.kept}
-        for work in dict.fromkeys(site.place.work for site in self._sites.values()):
-            with suppress(DiskError):
-                for name in await self._world.offload(partial(self._world.disk.list, work)):
-                    if name not in known:
-                        await self._world.offload(partial(self._world.disk.remove_tree, work / name))
-        self._preparer.forget_all_but(known)
 
     # -- acting ----------------------------------------------------------------------------------------------------------
 
@@ -259,20 +255,25 @@ class Agent:
         clock = self._world.clock
         while True:
             self._wake.clear()
-            now_ms = clock.now_ms()
+            now_ms, looks = clock.now_ms(), 0
             says: list[tuple[Actor, Say]] = []
             for site in tuple(self._sites.values()):
                 if (due_ms := site.due_ms()) is not None and due_ms <= now_ms:
-                    self._look(site, now_ms, says)
+                    looks += self._look(site, now_ms, says)
             for first in range(0, len(says), CLAIMS_MAX):
                 self._spawn(self._say(says[first : first + CLAIMS_MAX]), "say")
+            for node, copy in self._lineup.call():
+                self._touch(node, copy.key)
+            if looks >= SWARM:  # what comes meanwhile travels together; what comes alone is looked at right away
+                await clock.sleep_ms(GATHER_MS)
             dues_ms = [due_ms for site in self._sites.values() if (due_ms := site.due_ms()) is not None]
             until_ms = min(dues_ms, default=now_ms + self._tempo.beat_ms)
             with suppress(TimeoutError):
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
                     await self._wake.wait()
 
-    def _look(self, site: Site, now_ms: int, says: list[tuple[Actor, Say]]) -> None:
+    def _look(self, site: Site, now_ms: int, says: list[tuple[Actor, Say]]) -> int:
+        """At how many it has looked, as far as they were named."""
         keys = site.take_due(now_ms)
         if keys is None:
             sweep_ms = SWEEP_BEATS * self._tempo.beat_ms
@@ -284,6 +285,7 @@ class Agent:
         if site.mind.making:
             self._abandon_what_nobody_wants(site)
         self._probe(site, keys)
+        return 0 if keys is None else len(keys)
 
     def _touch(self, name: str, key: str = ALL, at_ms: int | None = None) -> None:
         """There is news of a replica of this node, or of the node itself; or will be then."""
@@ -320,7 +322,8 @@ class Agent:
             case Prepare():
                 self._prepare(site, deed)
             case Start(copy):
-                self._once("start", site.name, copy, now_ms, lambda: self._start(site, deed))
+                if self._lineup.may_begin(copy, site.name):
+                    self._once("start", site.name, copy, now_ms, lambda: self._start(site, deed))
             case End(copy, grace_ms, why):
                 self._once("end", site.name, copy, now_ms, lambda: self._keeping.halt(copy, grace_ms, why))
             case Leave(copy):
@@ -355,7 +358,7 @@ class Agent:
         try:
             verdicts = await self._standing.ask([say.move for _, say in says], [actor for actor, _ in says])
             for index, (actor, say) in enumerate(says):
-                self._note(say.move.transition, reason=say.move.reason, **_named(_node_of(actor), say.copy))
+                self._note(say.move.transition, reason=say.move.reason, **named(_node_of(actor), say.copy))
                 self._heard(say.copy.key, _node_of(actor), None if verdicts is None else verdicts[index])
         finally:
             for actor, say in says:
@@ -383,6 +386,8 @@ class Agent:
             late_ms = now_ms - 2 * AGAIN_MS
             self._under_way = {one: at_ms for one, at_ms in self._under_way.items() if at_ms > late_ms}
         self._under_way[what, copy] = now_ms
+        if what == "start":
+            self._lineup.begins(copy)
         self._spawn(self._try(what, node, copy, deed), f"{what} {copy.key}")
 
     async def _try(self, what: str, node: str, copy: Copy, deed: Callable[[], Awaitable[None]]) -> None:
@@ -393,8 +398,9 @@ class Agent:
         except WorldError as error:
             self._under_way[what, copy] = self._world.clock.now_ms()
             if what == "start":
+                self._lineup.over(copy)
                 self.starts.add("failed")
-            self._told(f"{what} {copy.key}: {error}", **_named(node, copy))
+            self._told(f"{what} {copy.key}: {error}", **named(node, copy))
         self._touch(node, copy.key)
 
     async def _start(self, site: Site, start: Start) -> None:
@@ -409,11 +415,13 @@ class Agent:
         kept = await self._keeping.begin(
             order, number=start.number, fence_ms=fence, grace_ms=self._tempo.kill_grace_ms, ports=ports, rooms=rooms
         )
+        self._lineup.over(start.copy)
+        self._wake.set()
         if kept is not None and kept.number == NEVER:
             raise DiskError(kept.failed, kept.cure)
         self._under_way.pop(("end", start.copy), None)
         self.starts.add("begun" if kept is not None else "late")
-        self._note("work is begun", number=start.number, late=kept is None, **_named(site.name, start.copy))
+        self._note("work is begun", number=start.number, late=kept is None, **named(site.name, start.copy))
         if kept is not None:
             self._keep(kept)
         else:  # past its deadline, or its renewal is still on its way to the keeper
@@ -484,11 +492,6 @@ class Agent:
         if self._group is None:
             raise RuntimeError("an agent that does not run does nothing")
         return self._group.create_task(work, name=name)
-
-
-def _named(node: str, copy: Copy) -> dict[str, object]:
-    """What a line of the log is found by."""
-    return {"node": node, "replica": copy.key, "attempt": copy.attempt, "uid": copy.uid}
 
 
 def _node_of(actor: Actor) -> str:

@@ -66,6 +66,11 @@ def known_by(env: Mapping[str, str]) -> Copy:
     return Copy(env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]))
 
 
+def named(node: str, copy: Copy) -> dict[str, object]:
+    """What a line of the log is found by."""
+    return {"node": node, "replica": copy.key, "attempt": copy.attempt, "uid": copy.uid}
+
+
 def result_of(ended: Ended) -> str:
     """How an attempt ended, in one word for programs."""
     if ended.oom:

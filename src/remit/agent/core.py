@@ -316,8 +316,6 @@ class Mind:
         phase, result = order.replica.status.phase, _result(kept, ended)
         if result != OK:
             yield self._say(copy, order, "crash", result=result, reason=self._reason(copy, spec, kept, result))
-        elif phase is Phase.STARTING:  # quicker than it could be told: it has run all the same
-            yield self._say(copy, order, "run", ports={} if kept is None else kept.ports)
         elif phase is Phase.SERVING:
             yield self._say(copy, order, "unready", reason="it ended")
         else:

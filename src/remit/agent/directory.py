@@ -6,7 +6,8 @@
     cache/    files from elsewhere, by digest and tenant; and roots that were unpacked of them
 
 Work that runs as a user of its own must reach its directory, so one may pass through the root, `work`
-and the roots in `cache`; no more is open. Where a directory above is closed, `work` is a link (world/users.py).
+and the roots in `cache`; no more is open. Where a directory above is closed, `work` is a link (world/users.py). What each of
+them holds, and each node's logs, has nothing to do with the others: a file system that can keeps them apart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from remit.world.disk import keep_apart
 from remit.world.promises import Disk, DiskError
 from remit.world.users import open_rooms
 
@@ -132,3 +134,5 @@ class Directory(NamedTuple):
         for place, mode in (*((one, PASSABLE) for one in passable), *((one, PRIVATE) for one in private)):
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(mode)
+            if place in (self.root, self.logs):
+                keep_apart(place)

@@ -171,7 +171,7 @@ class Keeper:
         self._promised[copy] = kept
         try:
             await self._scribe.write([kept], durably=True, first=partial(self._make_rooms, begin.rooms))
-            self._tell(kept)
+            self._starts[copy] = kept  # readers are told what has come of it: that is a moment away
         except DiskError as error:
             # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
             return _never(kept, error.cause, error.cure)

@@ -128,7 +128,14 @@ class Preparer:
         for step in self._steps:
             step.forget(copy)
 
-    def forget_all_but(self, known: Collection[str]) -> None:
+    async def clear(self, works: Sequence[Path], known: Collection[str]) -> None:
+        """Of what the keeper does not know any more nothing is left: whoever should have removed it was killed before."""
+        disk, offload = self._world.disk, self._world.offload
+        for work in dict.fromkeys(works):
+            with suppress(DiskError):
+                for name in await offload(partial(disk.list, work)):
+                    if name not in known:
+                        await offload(partial(disk.remove_tree, work / name))
         for step in self._steps:
             step.forget_all_but(known)
 

@@ -14,8 +14,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from remit.agent.continuity import Continuity
+from remit.agent.copies import Copy
 from remit.agent.hosting import Site
 from remit.agent.keeping import Begun, Keeping
+from remit.agent.lineup import WAITS, Lineup
 from remit.agent.orders import Assigned
 from remit.agent.usage import Meter
 from remit.client.client import Client, NoAnswer
@@ -41,6 +43,7 @@ class Standing:
         orders: Assigned,
         sites: Mapping[str, Site],
         continuity: Continuity,
+        lineup: Lineup,
         *,
         name: str,
         tempo: Tempo,
@@ -50,6 +53,7 @@ class Standing:
     ) -> None:
         self._world, self._client, self._keeping, self._orders = world, client, keeping, orders
         self._sites, self._continuity, self._name, self._tempo = sites, continuity, name, tempo
+        self._lineup = lineup
         self._touch, self._tell, self._failed = touch, tell, failed
         self._meter = Meter()
         self._chance = world.chance.stream(f"standing {name}")
@@ -129,7 +133,8 @@ class Standing:
         """For ever, at a fixed rate."""
         while True:
             began_ms = self._world.clock.now_ms()
-            beats = [beat for site in self._own() if (beat := self._state(site)) is not None]
+            waiting = self._lineup.waiting()
+            beats = [beat for site in self._own() if (beat := self._state(site, waiting.get(site.name, ()))) is not None]
             if beats:
                 await self._say_how_it_is(beats)
             passed_ms = self._world.clock.now_ms() - began_ms
@@ -157,7 +162,7 @@ class Standing:
                 site.tenure.end()
         self._renewed(renewed)
 
-    def _state(self, site: Site) -> Beat | None:
+    def _state(self, site: Site, waiting: Sequence[Copy]) -> Beat | None:
         if site.tenure is None:
             return None
         alive = [kept for kept in site.kept.values() if kept.alive]
@@ -171,6 +176,7 @@ class Standing:
                 for copy, one in site.mind.making.items()
                 if not one.is_over and not ((kept := site.kept.get(copy)) is not None and kept.alive)
             )
+        runs += tuple(RunState(*copy, said=WAITS) for copy in waiting if site.mind.wanted(self._orders, copy))
         cpu, memory = sum(run.cpu_milli for run in runs), sum(run.memory_bytes for run in runs)
         settled = incarnation if site.settled == incarnation else ""
         return Beat(site.tenure.actor, NodeState(site.name, settled, cpu, memory, runs))

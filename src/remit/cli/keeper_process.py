@@ -31,6 +31,8 @@ from remit.world.promises import Busy, WorldError  # noqa: E402
 from remit.world.spawning import need_many_files  # noqa: E402
 
 BUSY = 3
+GARBAGE = 20_000
+"""What it makes for a start is let go without a collector, but for the odd exception: that looks through all of it rarely."""
 
 
 async def keep(directory: Directory, bounds: LogBounds) -> None:
@@ -60,6 +62,7 @@ def main() -> int:
     need_many_files()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE, 20, 50)
     try:
         directory.make()
         asyncio.run(keep(directory, log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))

@@ -4,9 +4,10 @@ A replica is one instance of a workload: the thing that is bound and run. It mov
 
     pending -> reserved -> bound -> starting -> running -> ready -> serving -> draining -> stopping -> released
 
-A job ends in `finished`. Any phase in which a node may be running it can become `unknown`, which is a position like any other,
-with a deadline and an owner: back to where it was, or to `failed` once the fence has passed. From `failed` and `finished` it
-is released; a released replica may be queued again as a new attempt.
+A job ends in `finished`, straight from `starting` if it was over before that it runs could be told. Any phase in which a node
+may be running it can become `unknown`, which is a position like any other, with a deadline and an owner: back to where it was,
+or to `failed` once the fence has passed. From `failed` and `finished` it is released; a released replica may be queued again as
+a new attempt.
 
 Three readings of the table carry the safety argument:
 
@@ -107,7 +108,7 @@ def _rows() -> Iterable[Row]:
     yield from edge("unready", [P.READY, P.SERVING], P.RUNNING, Role.AGENT, _AGENT)
     yield from edge("serve", [P.READY], P.SERVING, Role.ENDPOINTS, _LOOP)
     yield from edge("unserve", [P.SERVING], P.READY, Role.ENDPOINTS, _LOOP)
-    yield from edge("finish", [P.RUNNING, P.READY], P.FINISHED, Role.AGENT, (*_AGENT, "result"))
+    yield from edge("finish", [P.STARTING, P.RUNNING, P.READY], P.FINISHED, Role.AGENT, (*_AGENT, "result"))
     yield from edge("crash", [P.STARTING, P.RUNNING, P.READY, P.SERVING], P.FAILED, Role.AGENT, (*_AGENT, "result"))
     yield from edge("preempt", _RUNS, P.DRAINING, Role.SCHEDULER, _LOOP)
     yield from edge("evict", _RUNS, P.DRAINING, Role.NODES, _LOOP)

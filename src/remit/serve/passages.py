@@ -16,6 +16,9 @@ from remit.world.promises import Clock
 PENDING_MAX: Final = 200_000
 """Of so many it is known since when they wait; those who come while there are more are not counted."""
 
+_HAS_RUN: Final = (Phase.RUNNING, Phase.FINISHED)
+"""What is over before that it runs could be told finishes right away."""
+
 
 class Passages:
     """Satisfies `board.Listener`."""
@@ -47,7 +50,7 @@ class Passages:
                 self._since_ms[key] = self._clock.now_ms()
         elif phase is Phase.BOUND:
             self._place(key)
-        elif phase is Phase.RUNNING and old is not None and old.status.phase is Phase.STARTING:
+        elif phase in _HAS_RUN and old is not None and old.status.phase is Phase.STARTING:
             self._note(key, self.started)
         elif phase is Phase.READY:
             self._note(key, self.ready)

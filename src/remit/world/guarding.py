@@ -18,6 +18,8 @@ from typing import Final
 from remit.world.promises import NotStarted
 
 PROGRAM: Final = Path(__file__).with_name("guard.py")
+GONE_MAX: Final = 16
+"""It is told of so many groups that are gone at the latest: a pipe takes them in one piece."""
 AGAIN_S: Final = 0.2
 """One that has ended is followed by another after so long: it may be that none can live here."""
 
@@ -29,6 +31,8 @@ class Guard:
 
     def __init__(self) -> None:
         self._held: dict[str, None] = {}
+        self._gone: list[str] = []
+        """What it has not been told yet. A group that is gone is nobody's, so it is told with the next that is held."""
         self._process: subprocess.Popen[bytes] | None = None
         self._handle: int | None = None
 
@@ -41,8 +45,9 @@ class Guard:
         """A group by the number of its first directory. Raises `NotStarted`: then nobody would end it."""
         group = _line(number, places)
         self._held[group] = None
+        gone, self._gone = self._gone, []
         try:
-            self._say(f"+\t{group}\n")
+            self._say("".join((*gone, f"+\t{group}\n")))
         except OSError as error:
             del self._held[group]
             why = (error.strerror or str(error)).lower()
@@ -51,16 +56,17 @@ class Guard:
     def let_go(self, number: int, places: Sequence[str]) -> None:
         group = _line(number, places)
         if self._held.pop(group, group) is None:
-            try:
-                self._say(f"-\t{group}\n")
-            except OSError:
-                return  # the next one that is needed is told of what is left then; a group that is gone is nobody's
+            self._gone.append(f"-\t{group}\n")
+            if len(self._gone) >= GONE_MAX:
+                gone, self._gone = self._gone, []
+                with suppress(OSError):  # the next one that is needed is told of what is left then
+                    self._say("".join(gone))
 
     def _say(self, line: str) -> None:
-        process = self._process
-        if process is not None and process.stdin is not None and process.poll() is None:
+        process, data = self._process, line.encode()
+        if process is not None and process.stdin is not None:
             try:
-                if os.write(process.stdin.fileno(), line.encode()) == len(line.encode()):
+                if os.write(process.stdin.fileno(), data) == len(data):
                     return
             except (BrokenPipeError, BlockingIOError):
                 pass

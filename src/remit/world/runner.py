@@ -47,8 +47,10 @@ ENDED_MAX: Final = 10_000
 
 _LOOK_MS: Final = 10
 _POLL_MS: Final = 200
-_SETTLED_AT_ONCE: Final = 16
-"""How many children are looked at with each start, so that a start costs the same with thousands of them."""
+_SETTLED_AT_ONCE: Final = 2
+"""How many children are looked at with each start, so that a start costs the same with thousands of them. More than one, so
+that those for whom nobody waits are reaped sooner than others come.
+"""
 _SWEPT_MAX: Final = 3
 
 _One = tuple[int, int]

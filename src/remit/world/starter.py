@@ -9,11 +9,15 @@ It reads, from a socket on its stdin, a message for each start: descriptors alon
 (`marshal`, of the same Python), the second a pipe: there the number of the new process is written, and, should that not get as
 far as its program, the step and the error. The pipe ends when the program has begun. The new process is a child of this one's
 parent. When the socket ends, this ends. Nothing is imported but what every Python has.
+
+Whatever a copy of this process touches the machine must copy first, page by page, and that takes longer than the steps
+themselves. So all that can be made ready is, before there is a copy; and what this process has set once is set in the copy too.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import marshal
 import os
@@ -27,6 +31,8 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 _LIBC: Final = ctypes.PyDLL(None, use_errno=True)
+_PRCTL: Final = _LIBC["prctl"]
+"""Looked up once: a copy that did so would touch many pages."""
 _CLONE3: Final = 435
 """Of every architecture."""
 _CLONE_PARENT: Final = 0x8000
@@ -34,11 +40,13 @@ _CLONE_INTO_CGROUP: Final = 0x2_0000_0000
 _PR_SET_PDEATHSIG: Final = 1
 _FDS_MAX: Final = 32
 _ANSWER: Final = "pid {}\n"
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # it ends when its starter has, and not before
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
+        # It ends when its starter has, and not before. To hear and do nothing is not to ignore: that a program would inherit.
+        signal.signal(number, _heed_not)
     heard = socket(fileno=0)
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     gc.collect()
@@ -56,21 +64,51 @@ def main() -> int:
                 os.close(fd)
 
 
+def _heed_not(_number: int, _frame: object) -> None:
+    return
+
+
 def _begin(fds: list[int], nothing: int) -> None:
     words, tell, *rest = fds
     asked = marshal.loads(os.pread(words, os.fstat(words).st_size, 0))  # noqa: S302 - from our own parent, by a descriptor
     into = rest.pop(0) if asked["into"] else 0
+    streams = [rest.pop(0) if has else nothing for has in asked["streams"]]
+    step = "files"
     try:
+        if resource.getrlimit(resource.RLIMIT_NOFILE) != asked["files"]:
+            resource.setrlimit(resource.RLIMIT_NOFILE, asked["files"])
+        programs = _programs(asked["argv"][0], asked["env"])
+        step = "late"
         if asked["until_ns"] and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= asked["until_ns"]:
             raise TimeoutError(0, "late")
+        step = "clone"
         pid = _born(into)
     except OSError as error:
-        _say(tell, f"{'late' if isinstance(error, TimeoutError) else 'clone'} {error.errno}\n")
+        _say(tell, f"{step} {error.errno}\n")
         return
     if pid:
         _say(tell, _ANSWER.format(pid))
         return
-    _become(asked, rest, tell, nothing)
+    _become(asked, programs, (nothing, *streams), rest, tell)
+
+
+def _programs(word: bytes, env: dict[bytes, bytes]) -> list[bytes]:
+    """Which files are tried for a program, one after another. If none is there, the last: for its error."""
+    if b"/" in word:
+        return [word]
+    places = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+    found = [os.path.join(place, word) for place in places]  # noqa: PTH118 - this process is to be small
+    return [one for one in found if not _is_absent(one)] or found[-1:]
+
+
+def _is_absent(path: bytes) -> bool:
+    if not path.startswith(b"/"):  # it depends on where the program begins
+        return False
+    try:
+        os.stat(path)  # noqa: PTH116
+    except OSError as error:
+        return error.errno in _ABSENT
+    return False
 
 
 def _born(into: int) -> int:
@@ -83,15 +121,14 @@ def _born(into: int) -> int:
     return int(pid)
 
 
-def _become(asked: dict[str, Any], rest: list[int], tell: int, nothing: int) -> NoReturn:
+def _become(
+    asked: dict[str, Any], programs: list[bytes], streams: tuple[int, ...], entrances: list[int], tell: int
+) -> NoReturn:
     """What a new process does first, and then its program."""
     step, code = "join", 0
     try:
-        streams = [rest.pop(0) if has else nothing for has in asked["streams"]]
-        for entrance in rest:
+        for entrance in entrances:
             os.write(entrance, b"0")
-        step = "files"
-        resource.setrlimit(resource.RLIMIT_NOFILE, asked["files"])
         step = "user"
         if asked["identity"] is not None:
             uid, gid, groups = asked["identity"]
@@ -100,20 +137,22 @@ def _become(asked: dict[str, Any], rest: list[int], tell: int, nothing: int) -> 
             os.setresuid(uid, uid, uid)
         step = "parent"
         if asked["parent"]:  # after the user: whoever changes that loses this
-            if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+            if _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
                 raise OSError(ctypes.get_errno(), "prctl")
             if os.getppid() != asked["parent"]:  # it has ended just before: nobody will send the signal
                 os._exit(128 + signal.SIGKILL)
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
         step = "cwd"
         if asked["cwd"] is not None:
             os.chdir(asked["cwd"])
         step = "exec"
-        for at, stream in enumerate((nothing, *streams)):
+        for at, stream in enumerate(streams):
             os.dup2(stream, at)
-        os.execvpe(asked["argv"][0], asked["argv"], asked["env"])  # noqa: S606 - never through a shell
+        for program in programs:
+            try:
+                os.execve(program, asked["argv"], asked["env"])  # noqa: S606 - never through a shell
+            except OSError as error:
+                code = code if code and code not in _ABSENT else error.errno or 0
     except OSError as error:
         code = error.errno or 0
     except BaseException:  # noqa: BLE001 - a copy of this process must not go on as another one

@@ -207,3 +207,23 @@ def test_it_ends_with_its_starter() -> None:
 
     pid = asyncio.run(scene())
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_program_is_looked_for_as_a_shell_does__past_what_is_absent_or_may_not_be_run(parent: str, tmp_path: Path) -> None:
+    for place in ("first", "second"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "greet").write_text("#!/bin/sh\nexit 5\n")
+    (tmp_path / "second" / "greet").chmod(0o755)
+
+    async def scene(one: ProcessRunner) -> None:
+        path = f"/absent:{tmp_path}/first:{tmp_path}/second"
+        running = await one.start(Order(("greet",), {"PATH": path}, group="one"))
+        assert await one.wait(running) == Ended(code=5)
+        near = await one.start(Order(("greet",), {"PATH": "/absent:second"}, group="two", directory=tmp_path))
+        assert await one.wait(near) == Ended(code=5)
+        with pytest.raises(NotStarted, match="permission denied"):
+            await one.start(Order(("greet",), {"PATH": f"{tmp_path}/first:/absent"}, group="three"))
+        with pytest.raises(NotStarted, match="no such file"):
+            await one.start(Order(("greet",), {"PATH": "/absent:/gone"}, group="four"))
+
+    play(scene, parent)

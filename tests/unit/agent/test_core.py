@@ -248,10 +248,10 @@ def test_reasons_are_for_people() -> None:
         assert words in deed.move.reason
 
 
-def test_one_that_was_quicker_than_it_could_be_told_has_run_all_the_same() -> None:
+def test_one_that_was_quicker_than_that_it_runs_could_be_told_has_finished_all_the_same() -> None:
     bench = Bench(Phase.STARTING)
     bench.ended(code=0)
-    assert bench.says() == ("run", "")
+    assert bench.says() == ("finish", "ok")
     bench.phase(Phase.RUNNING)
     assert bench.says() == ("finish", "ok")
 

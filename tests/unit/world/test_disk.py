@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remit.world.disk import FileDisk
+from remit.world.disk import FileDisk, keep_apart
 from remit.world.promises import Busy, DiskError, Forbidden, NoRoom, Unsettled
 
 
@@ -152,3 +152,14 @@ def test_a_link_in_the_place_of_the_neighbour_is_not_followed(tmp_path: Path) ->
 def test_an_error_inside_a_lock_is_not_taken_for_the_locks(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), FileDisk().lock(tmp_path / "lock"):
         raise FileNotFoundError("mine")
+
+
+def test_to_keep_directories_apart_is_a_hint__what_takes_none_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_apart(tmp_path)
+    keep_apart(tmp_path)
+    keep_apart(tmp_path / "absent")
+    monkeypatch.setattr(fcntl, "ioctl", refuse(errno.EOPNOTSUPP))
+    keep_apart(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -38,6 +38,7 @@ def _edges() -> Iterator[Edge]:
     yield "serving", "running", "agent"
     yield "ready", "serving", "endpoints"
     yield "serving", "ready", "endpoints"
+    yield "starting", "finished", "agent"
     yield "running", "finished", "agent"
     yield "ready", "finished", "agent"
     for phase in ("starting", "running", "ready", "serving"):
