@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Move, Role, Spawn
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Move, Role
 from remit.model.kinds import NodeHealth
 from remit.model.resources import Duration
 from tests.unit.serve.asking import Api, node, story, tenant, workload
@@ -36,7 +36,6 @@ async def furnished(asked: Api) -> None:
     await asked.must("POST", "/v1/apply", [tenant(), node("n1"), workload("web", replicas=2)])
     nodes = await acting(asked, Role.NODES)
     await must(asked, nodes, Mark("n1", await revision(asked, "node/n1"), NodeHealth.READY))
-    await must(asked, await acting(asked, Role.WORKLOADS), Spawn("acme", "web", 1, 0, 2))
 
 
 @story

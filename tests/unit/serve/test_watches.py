@@ -18,7 +18,7 @@ async def test_a_watch_tells_changes_deletions_and_bookmarks(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     listed = await api.must("GET", WORKLOADS)
     async with api.watch(f"{WORKLOADS}?watch=true&after={listed['metadata']['revision']}") as watched:
-        made = await api.must("POST", WORKLOADS, workload("web"))
+        made = await api.must("POST", WORKLOADS, workload("web", replicas=0))
         told = await watched.until("changed", "web")
         assert told["object"] == made and told["revision"] == made["metadata"]["revision"]
         assert (await watched.next())["type"] == "bookmark"
