@@ -65,6 +65,26 @@ async def test_a_plan__tells_what_the_apply_then_does_and_is_held_to_its_revisio
 
 
 @story
+async def test_a_plan_of_what_is_new__tells_where_its_first_replicas_would_go_and_they_come_with_it(asked: Api) -> None:
+    await furnished(asked)
+    wanted = [workload("new", replicas=3)]
+    (item,) = (await asked.must("POST", "/v1/plan", wanted))["items"]
+    assert item["action"] == "create"
+    assert (item["placement"]["wanted"], item["placement"]["placed"]) == (3, 3)
+    tried = await asked.must("POST", "/v1/apply?dryRun=true", wanted)
+    assert tried["results"][0]["action"] == "created"
+    assert len((await asked.must("GET", "/v1/tenants/acme/replicas"))["items"]) == 2, "those of before"
+    done = await asked.must("POST", "/v1/apply", wanted)
+    assert [one["action"] for one in done["results"]] == ["created"]
+    told = (await asked.must("GET", "/v1/tenants/acme/replicas"))["items"]
+    assert [one["metadata"]["name"] for one in told] == ["new-0", "new-1", "new-2", "web-0", "web-1"]
+    made = await asked.must("GET", "/v1/tenants/acme/workloads/new")
+    assert {one["metadata"]["revision"] for one in told[:3]} == {made["metadata"]["revision"]}
+    await asked.must("PUT", "/v1/tenants/acme/workloads/new", workload("new", replicas=5))
+    assert len((await asked.must("GET", "/v1/tenants/acme/replicas"))["items"]) == 5, "more are the controller's to make"
+
+
+@story
 async def test_a_plan_of_what_would_be_refused__says_so_and_refuses_what_cannot_be_read(asked: Api) -> None:
     plan = await asked.must("POST", "/v1/plan", [workload("web", "nobody")])
     problem = plan["items"][0]["problem"]

@@ -86,6 +86,29 @@ async def test_a_selector_tells_what_no_longer_matches_as_deleted(api: Api) -> N
 
 
 @story
+async def test_generations_are_watched_like_all_else__with_a_selector_and_without(api: Api) -> None:
+    """A board keeps them unread until somebody asks."""
+    await api.must("POST", "/v1/tenants", tenant())
+    path = "/v1/tenants/acme/generations?watch=true"
+    async with api.watch(path) as every, api.watch(f"{path}&fieldSelector=spec.workload=web") as some:
+        for watched in (every, some):
+            await watched.until("bookmark")
+        await api.must("POST", WORKLOADS, workload("other", replicas=0))
+        made = await api.must("POST", WORKLOADS, workload("web", replicas=0))
+        assert (await every.until("changed"))["object"]["spec"]["workload"] == "other"
+        for watched in (every, some):
+            told = await watched.until("changed")
+            assert (told["object"]["kind"], told["object"]["metadata"]["name"]) == ("Generation", "web/00000001")
+            assert told["object"]["spec"]["spec"] == made["spec"]
+        for name in ("other", "web"):
+            await api.must("DELETE", f"{WORKLOADS}/{name}")
+        assert (await every.until("deleted"))["object"]["metadata"]["name"] == "other/00000001"
+        for watched in (every, some):
+            told = await watched.until("deleted")
+            assert told["object"] == {"kind": "Generation", "metadata": {"name": "web/00000001", "tenant": "acme"}}
+
+
+@story
 async def test_a_watch_of_nothing_beats(api: Api) -> None:
     async with api.watch("/v1/regions?watch=true") as watched:
         first = await watched.until("heartbeat")
