@@ -75,7 +75,7 @@ def agent(
     kept = vault(directory)
     if not kept.in_memory:
         tell(f"there is no /dev/shm to keep secrets in: those of running work lie on disk, in {directory.vault}")
-    delivering = Delivering(world, material_source(world.link, world.chance.shuffled(servers)), kept)
+    delivering = Delivering(world, material_source(world.link, world.chance.shuffled(servers), world.clock), kept)
     names = [node.metadata.name for node in nodes]
     hidden = (directory.root.absolute(), *lends.hidden)
     places = [Place(one, scope, directory.logs / one, directory.work, sandbox, hidden=hidden) for one in names]

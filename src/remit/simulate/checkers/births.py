@@ -18,7 +18,7 @@ def comes_with_its_workload(step: Step, replica: Json) -> bool:
 def _is_new(step: Step, key: str) -> bool:
     """Of two of one name in one commit the later counts."""
     old, new = step.changed.get(key, (None, None))
-    return new is not None and (old is None or old["metadata"]["uid"] != new["metadata"]["uid"])
+    return new is not None and (old is None or old["metadata"].get("uid") != new["metadata"].get("uid"))
 
 
 @promise("S13")
