@@ -108,7 +108,7 @@ def following(test: Callable[[Following], Awaitable[None]]) -> Callable[[], None
 
         run_virtually(whole())
 
-    tell.__name__, tell.__doc__, tell.__module__ = test.__name__, test.__doc__, test.__module__  # type: ignore[attr-defined]
+    tell.__name__, tell.__doc__, tell.__module__ = test.__name__, test.__doc__, test.__module__
     return tell
 
 
