@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import draft, moving, placing
+from remit.commitment import declaring, draft, moving, placing
+from remit.commitment.books import generation_key
 from remit.commitment.draft import Draft
 from remit.correction import repair
 from remit.correction.loop import Times
@@ -22,7 +23,8 @@ from remit.law.columns import Columns
 from remit.law.fit import misfits
 from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import HOLDS, OWNER
-from remit.model.claims import Code, Delete, Move, Operation, Refused, Reserve
+from remit.law.succession import begins_with
+from remit.model.claims import Apply, Code, Delete, Move, Operation, Refused, Reserve
 from remit.model.kinds import Workload
 from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.observation.board import Kept
@@ -161,6 +163,30 @@ def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
 def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
     """The authority does not count how many replicas a workload has."""
     patch.setattr(moving, "_most", lambda spec: 1_000)
+
+
+@bug(29, scenario="services", expects=("what_comes_with_a_workload_is_what_it_begins_with",))
+def one_more_comes_with_a_workload(patch: pytest.MonkeyPatch) -> None:
+    """A workload is made together with one replica more than it begins with; its surge would have room for that."""
+    patch.setattr(declaring, "begins_with", lambda spec: begins_with(spec) + (spec.type == "service"))
+
+
+@bug(29, scenario="services", expects=("phases_move_along_edges_by_their_owners", "no_more_replicas_than_desired"))
+def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
+    """Not only a new workload is made together with its first replicas, but every changed one, whatever it has already."""
+    apply = declaring.apply
+
+    def anew(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
+        ruled = apply(draft, operation, claim)
+        if isinstance(claim.thing, Workload) and claim.fill and not isinstance(ruled, Refused) and ruled > 1:
+            meta, spec = claim.thing.metadata, claim.thing.spec
+            found = draft.thing(generation_key((meta.tenant, meta.name, ruled)))
+            if found is not None:
+                first = draft.members(meta.tenant, meta.name)
+                moving.make_replicas(draft, found[0], range(first, first + begins_with(spec)))
+        return ruled
+
+    overrule(patch, Apply, anew)
 
 
 # ----------------------------------------------------------------------------------------------------------- transitions

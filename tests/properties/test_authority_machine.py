@@ -541,10 +541,10 @@ class AuthorityMachine(Asking):
 
     # -- declaring ---------------------------------------------------------------------------------------------------
 
-    @rule(n=NUMBER, replicas=st.integers(0, 4))
-    def a_workload_is_declared(self, n: int, replicas: int) -> None:
+    @rule(n=NUMBER, replicas=st.integers(0, 4), fill=st.booleans())
+    def a_workload_is_declared(self, n: int, replicas: int, fill: bool) -> None:
         works = catalogue(replicas)
-        self.ask(USER, Apply(works[n % len(works)]))
+        self.ask(USER, Apply(works[n % len(works)], fill=fill))
 
     @rule(n=NUMBER, cpu=st.sampled_from(["1", "2", "4", "8"]), zone=st.sampled_from("abb"), shape=st.integers(0, 7))
     def a_node_is_declared(self, n: int, cpu: str, zone: str, shape: int) -> None:

@@ -77,7 +77,7 @@ def agent(
     kept = vault(directory)
     if not kept.in_memory:
         tell(f"there is no /dev/shm to keep secrets in: those of running work lie on disk, in {directory.vault}")
-    delivering = Delivering(world, material_source(world.link, world.chance.shuffled(servers)), kept)
+    delivering = Delivering(world, material_source(world.link, world.chance.shuffled(servers), world.clock), kept)
     names = [node.metadata.name for node in nodes]
     root, rooms = directory.root.absolute(), directory.work.absolute()
     hidden = (root, *(() if root in rooms.parents else (rooms,)), *lends.hidden)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from remit.cli.pages_words import code, codes, duration, page, table
+from remit.commitment.declaring import FILL_MAX
 from remit.correction import draining, nodes, repair
 from remit.correction.crew import CONTROLLERS
 from remit.correction.faring import patience_ms
@@ -58,6 +59,10 @@ WORKLOADS: Final = """\
 Replicas are named after their workload and an index, and the lowest free indexes are taken first: a second creation finds
 the first. What counts against the number that is wanted is every replica that is not released, whether it waits, runs,
 leaves or is in doubt; so there are never more than are wanted, and `maxSurge` more while an older generation stands.
+
+The first replicas of a workload that is new are made by the authority, in the commit that declares it, where the API is
+asked and there are not more than {fill:,}: what this controller would ask for next. It finds nothing missing then. All others
+it makes itself: those of daemons, of what is scaled or changed, and of whoever declares without that wish.
 
 Scaling down ends first what stands on a node that is not well or is to be emptied, then what has come least far, then what
 shares its node with others of the workload, then the highest index. What leaves anyway counts first, and so does what
@@ -143,7 +148,10 @@ def controllers() -> str:
         RULES.format(undone=UNDONE_MAX),
         "## Workloads and rollouts",
         WORKLOADS.format(
-            base=duration(repair.AGAIN_BASE_MS), most=duration(repair.AGAIN_MAX_MS), keep=duration(int(_WORK.keep))
+            fill=FILL_MAX,
+            base=duration(repair.AGAIN_BASE_MS),
+            most=duration(repair.AGAIN_MAX_MS),
+            keep=duration(int(_WORK.keep)),
         ),
         "### Conditions",
         CONDITIONS.format(patience=duration(patience_ms(tempo))),
@@ -184,6 +192,12 @@ def _row(controller: type[Controller]) -> tuple[str, ...]:
 def _times(cadence: Cadence) -> Iterator[tuple[str, str]]:
     pauses = cadence.pauses
     yield "a change on the board", f"at once; changes within {duration(cadence.gather_ms)} after a look are one look"
+    patience = duration(patience_ms(cadence.tempo))
+    yield (
+        "a job whose replicas come nearer to their end",
+        f"after {patience}: most are over by then, and what ends or fails is at once",
+    )
+    yield "a wait that begins", f"when it is over, and {duration(repair.LATE_MS)} later"
     yield "everything, whatever was heard", f"every {duration(cadence.sweep_ms)}, less up to a quarter"
     yield "what is not to be acted on", f"a board older than {duration(FRESH_MS)}"
     yield (

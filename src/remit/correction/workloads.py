@@ -52,7 +52,8 @@ class Workloads(Controller):
                 self._note(key, old, workload if new is not None else None)
                 if old is None and self._is_full(workload):
                     self.faring.awaits(workload)
-                    return (Later(key, self._patience_ms),)
+                    deadline_ms = int(workload.spec.deadline)
+                    return (Later(key, min(self._patience_ms, deadline_ms or self._patience_ms)),)
                 return (key,)
             case Node():
                 return tuple(self._daemons) if old is None or new is None or _differs(old, new) else ()

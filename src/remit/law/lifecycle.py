@@ -12,7 +12,8 @@ a new attempt.
 Three readings of the table carry the safety argument:
 
 1. *One owner per edge.* A transition is a name with one role. Several roles may drain a replica, each for its own cause and
-   under its own name, so the record always says who did it and why.
+   under its own name, so the record always says who did it and why. Only the first replicas of a workload may also come with
+   it: then its own `apply` is their record.
 2. *From `reserved` until `released` a replica holds its room.* Not ready, draining, stopping, unknown, failed: all of them
    hold capacity, devices and quota. Only `release`, `settle` and `stopped` free what was bound, and each of these knows that
    no process is left: the agent saw it end, or the fence passed. A reservation is freed by `cancel`, `unreserve` and

@@ -118,7 +118,7 @@ def remember(value: bytes, thing: AnyObject) -> None:
     if len(value) <= DECODED_BYTES_MAX:
         if len(_read) >= DECODED_MAX:
             for old in list(islice(_read, DECODED_MAX // 8)):
-                del _read[old]
+                _read.pop(old, None)  # another thread may have been here too
         _read[value] = thing
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from remit.client.remote import Call
-from remit.model.claims import Abandon, Acquire, Actor, AnyClaim, Bind, Code, Mark, Operation, Role, Spawn, operation_id
+from remit.model.claims import Abandon, Acquire, Actor, AnyClaim, Bind, Code, Mark, Operation, Role, operation_id
 from remit.model.identity import digest_of
 from remit.model.kinds import NodeHealth
 from remit.model.objects import enc_hook
@@ -127,13 +127,9 @@ class Stage:
         schedules, corrects = self.token("planner", "scheduler"), self.token("loops", "controllers")
         answers = self.token("host2", "agent", nodes=["n2"])
         self.actors["n2"] = self.lease(answers, Role.AGENT, "agent/n2")
-        nodes, works, places = (
-            self.lease(corrects, Role.NODES, str(Role.NODES)),
-            self.lease(corrects, Role.WORKLOADS, str(Role.WORKLOADS)),
-            self.lease(schedules, Role.SCHEDULER, str(Role.SCHEDULER)),
-        )
+        nodes = self.lease(corrects, Role.NODES, str(Role.NODES))
+        places = self.lease(schedules, Role.SCHEDULER, str(Role.SCHEDULER))
         self.claim(corrects, nodes, Mark("n2", self.at("/v1/nodes/n2"), NodeHealth.READY))
-        self.claim(corrects, works, Spawn("acme", "web", 1, 0, 1))
         path = "/v1/tenants/acme/replicas/web-0"
         self.claim(schedules, places, Bind("replica/acme/web-0", self.at(path), "n2", "tenant/acme"))
         self.uid = str(self.admin("GET", path)["metadata"]["uid"])

@@ -12,7 +12,7 @@ from remit.client.client import Client, NoAnswer
 from remit.client.endpoint import Silence, Status
 from remit.commitment.authority import Authority
 from remit.correction.loop import FRESH_MS, Cadence, Controller, Loop, Times
-from remit.correction.remits import Again, Deed, Remit, Wish
+from remit.correction.remits import Again, Concern, Deed, Remit, Wish
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -88,7 +88,7 @@ class Marker(Controller):
         self.once = ""
         self.heard_of: list[tuple[str, Verdict | None]] = []
 
-    def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
+    def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
         return (key,) if key.startswith("node/") else ()
 
     def everything(self) -> Iterable[str]:

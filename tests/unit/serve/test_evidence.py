@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Move, Role, Spawn
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Move, Role
 from remit.model.kinds import NodeHealth
 from remit.model.resources import Duration
 from tests.unit.serve.asking import Api, node, story, tenant, workload
@@ -36,7 +36,6 @@ async def furnished(asked: Api) -> None:
     await asked.must("POST", "/v1/apply", [tenant(), node("n1"), workload("web", replicas=2)])
     nodes = await acting(asked, Role.NODES)
     await must(asked, nodes, Mark("n1", await revision(asked, "node/n1"), NodeHealth.READY))
-    await must(asked, await acting(asked, Role.WORKLOADS), Spawn("acme", "web", 1, 0, 2))
 
 
 @story
@@ -63,6 +62,26 @@ async def test_a_plan__tells_what_the_apply_then_does_and_is_held_to_its_revisio
     assert [one["action"] for one in done["results"]] == ["replaced", "created"]
     again = await asked.ask("POST", f"/v1/apply?ifUnchanged={plan['revision']}", wanted)
     assert again.status == 412
+
+
+@story
+async def test_a_plan_of_what_is_new__tells_where_its_first_replicas_would_go_and_they_come_with_it(asked: Api) -> None:
+    await furnished(asked)
+    wanted = [workload("new", replicas=3)]
+    (item,) = (await asked.must("POST", "/v1/plan", wanted))["items"]
+    assert item["action"] == "create"
+    assert (item["placement"]["wanted"], item["placement"]["placed"]) == (3, 3)
+    tried = await asked.must("POST", "/v1/apply?dryRun=true", wanted)
+    assert tried["results"][0]["action"] == "created"
+    assert len((await asked.must("GET", "/v1/tenants/acme/replicas"))["items"]) == 2, "those of before"
+    done = await asked.must("POST", "/v1/apply", wanted)
+    assert [one["action"] for one in done["results"]] == ["created"]
+    told = (await asked.must("GET", "/v1/tenants/acme/replicas"))["items"]
+    assert [one["metadata"]["name"] for one in told] == ["new-0", "new-1", "new-2", "web-0", "web-1"]
+    made = await asked.must("GET", "/v1/tenants/acme/workloads/new")
+    assert {one["metadata"]["revision"] for one in told[:3]} == {made["metadata"]["revision"]}
+    await asked.must("PUT", "/v1/tenants/acme/workloads/new", workload("new", replicas=5))
+    assert len((await asked.must("GET", "/v1/tenants/acme/replicas"))["items"]) == 5, "more are the controller's to make"
 
 
 @story

@@ -33,7 +33,7 @@ async def people(api: Api) -> None:
     """Two tenants with a workload each; ann and lou, who looks, of acme; bob of bolt; and eve, who looks at all of them."""
     for name in ("acme", "bolt"):
         await api.must("POST", "/v1/tenants", tenant(name))
-        await api.must("POST", f"/v1/tenants/{name}/workloads", workload(f"of-{name}", name))
+        await api.must("POST", f"/v1/tenants/{name}/workloads", workload(f"of-{name}", name, replicas=0))
     made = (
         ("ann", ANN, "member", "acme"),
         ("bob", BOB, "member", "bolt"),

@@ -33,7 +33,7 @@ async def test_every_kind_can_be_listed(api: Api) -> None:
 async def test_all_pages_show_the_state_of_the_first(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     for name in "abcde":
-        await api.must("POST", WORKLOADS, workload(f"w-{name}"))
+        await api.must("POST", WORKLOADS, workload(f"w-{name}", replicas=0))
     first = await api.must("GET", f"{WORKLOADS}?limit=2")
     await api.must("DELETE", f"{WORKLOADS}/w-d")
     await api.must("POST", WORKLOADS, workload("w-cc"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Role, Spawn
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Role
 from remit.model.kinds import NodeHealth
 from remit.model.material import MaterialOf
 from remit.model.resources import Duration
@@ -37,12 +37,11 @@ class Field:
             work = workload("web", name)
             work["spec"]["template"]["secrets"] = [{"name": "db", "path": "secrets"}]
             await api.must("POST", f"/v1/tenants/{name}/workloads", work)
-        for role in (Role.WORKLOADS, Role.SCHEDULER, Role.NODES):
+        for role in (Role.SCHEDULER, Role.NODES):
             await self.acquire(role, str(role))
         for name, of in (("acme", "n1"), ("evil", "n2")):
             await self.acquire(Role.AGENT, f"agent/{of}")
             await self.ask(self.actors[str(Role.NODES)], Mark(of, await self.at(f"node/{of}"), NodeHealth.READY))
-            await self.ask(self.actors[str(Role.WORKLOADS)], Spawn(name, "web", 1, 0, 1))
             key = f"replica/{name}/web-0"
             await self.ask(self.actors[str(Role.SCHEDULER)], Bind(key, await self.at(key), of, f"tenant/{name}"))
 

@@ -88,18 +88,21 @@ async def patch(api: Api, path: str, change: Any, **headers: str) -> Any:
 @story
 async def test_a_delete_is_done_or_marked(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
-    await api.must("POST", WORKLOADS, workload("web"))
-    held = workload("held")
+    await api.must("POST", WORKLOADS, workload("web", replicas=0))
+    await api.must("POST", WORKLOADS, workload("busy"))
+    held = workload("held", replicas=0)
     held["metadata"]["finalizers"] = ["mine/hold"]
     await api.must("POST", WORKLOADS, held)
     in_use = await api.ask("DELETE", "/v1/tenants/acme")
     assert (in_use.status, in_use.json["code"]) == (409, "in_use")
     gone = await api.ask("DELETE", f"{WORKLOADS}/web")
     assert (gone.status, gone.json["action"]) == (200, "deleted")
-    marked = await api.ask("DELETE", f"{WORKLOADS}/held")
-    assert (marked.status, marked.json["action"]) == (202, "marked")
+    for name in ("held", "busy"):  # by a finalizer, and by the replica that came with it
+        marked = await api.ask("DELETE", f"{WORKLOADS}/{name}")
+        assert (marked.status, marked.json["action"]) == (202, "marked")
     assert (await api.get(f"{WORKLOADS}/web")).status == 404
-    assert (await api.get(f"{WORKLOADS}/held")).json["metadata"]["deleting"] is True
+    for name in ("held", "busy"):
+        assert (await api.get(f"{WORKLOADS}/{name}")).json["metadata"]["deleting"] is True
     again = await api.ask("DELETE", f"{WORKLOADS}/web")
     assert (again.status, again.json["code"]) == (404, "not_found")
 

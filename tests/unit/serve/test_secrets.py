@@ -197,7 +197,7 @@ async def test_one_that_is_read_is_not_deleted(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password=CANARY))
     await api.must("POST", "/v1/tenants/acme/configs", {**secret("settings", a="b"), "kind": "Config"})
-    made = workload("web")
+    made = workload("web", replicas=0)
     made["spec"]["template"] |= {"secrets": [{"name": "db", "path": "run/db"}], "configs": [{"name": "settings"}]}
     await api.must("POST", "/v1/tenants/acme/workloads", made)
     for path in (f"{PATH}/db", "/v1/tenants/acme/configs/settings"):

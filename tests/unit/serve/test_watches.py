@@ -18,7 +18,7 @@ async def test_a_watch_tells_changes_deletions_and_bookmarks(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     listed = await api.must("GET", WORKLOADS)
     async with api.watch(f"{WORKLOADS}?watch=true&after={listed['metadata']['revision']}") as watched:
-        made = await api.must("POST", WORKLOADS, workload("web"))
+        made = await api.must("POST", WORKLOADS, workload("web", replicas=0))
         told = await watched.until("changed", "web")
         assert told["object"] == made and told["revision"] == made["metadata"]["revision"]
         assert (await watched.next())["type"] == "bookmark"
@@ -83,6 +83,29 @@ async def test_a_selector_tells_what_no_longer_matches_as_deleted(api: Api) -> N
             line = await watched.next()
             assert line["type"] != "deleted", "what was not picked before is not deleted"
         assert line["object"]["metadata"]["name"] == "new"
+
+
+@story
+async def test_generations_are_watched_like_all_else__with_a_selector_and_without(api: Api) -> None:
+    """A board keeps them unread until somebody asks."""
+    await api.must("POST", "/v1/tenants", tenant())
+    path = "/v1/tenants/acme/generations?watch=true"
+    async with api.watch(path) as every, api.watch(f"{path}&fieldSelector=spec.workload=web") as some:
+        for watched in (every, some):
+            await watched.until("bookmark")
+        await api.must("POST", WORKLOADS, workload("other", replicas=0))
+        made = await api.must("POST", WORKLOADS, workload("web", replicas=0))
+        assert (await every.until("changed"))["object"]["spec"]["workload"] == "other"
+        for watched in (every, some):
+            told = await watched.until("changed")
+            assert (told["object"]["kind"], told["object"]["metadata"]["name"]) == ("Generation", "web/00000001")
+            assert told["object"]["spec"]["spec"] == made["spec"]
+        for name in ("other", "web"):
+            await api.must("DELETE", f"{WORKLOADS}/{name}")
+        assert (await every.until("deleted"))["object"]["metadata"]["name"] == "other/00000001"
+        for watched in (every, some):
+            told = await watched.until("deleted")
+            assert told["object"] == {"kind": "Generation", "metadata": {"name": "web/00000001", "tenant": "acme"}}
 
 
 @story

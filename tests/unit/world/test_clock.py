@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,27 @@ def test_a_sleeper_wakes_within_a_second_after_a_suspend(monkeypatch: pytest.Mon
     monkeypatch.setattr(time, "clock_gettime_ns", lambda which: real(which) + suspended_ns)
     asyncio.run(BootClock().sleep_ms(600_000))
     assert naps == [0, 1.0, 1.0]
+
+
+def test_the_wall_clock_says_what_the_date_is__to_the_millisecond() -> None:
+    told = BootClock()
+    for _ in range(200):
+        before = datetime.now(UTC)
+        said = datetime.fromisoformat(told.wall())
+        assert before - timedelta(milliseconds=1) <= said <= datetime.now(UTC)
+
+
+def test_the_wall_clock_turns_with_the_second__and_may_be_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, at_ns = BootClock(), 0
+    monkeypatch.setattr(time, "time_ns", lambda: at_ns)
+    eve = datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC)
+    second = int(eve.timestamp()) * 1_000_000_000
+    for after_ns, text in (
+        (0, "2026-12-31T23:59:59.000Z"),
+        (999_999_999, "2026-12-31T23:59:59.999Z"),
+        (1_000_000_000, "2027-01-01T00:00:00.000Z"),
+        (1_045_000_000, "2027-01-01T00:00:00.045Z"),
+        (-1, "2026-12-31T23:59:58.999Z"),
+    ):
+        at_ns = second + after_ns
+        assert told.wall() == text

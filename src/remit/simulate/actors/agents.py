@@ -38,7 +38,7 @@ class Farm:
         self.names = tuple(node.metadata.name for node in nodes)
         self.client: Client = seat.client(Actor(seat.process.name, Role.AGENT))
         self.vault = SimVault()
-        delivering = Delivering(seat.world, material_source(seat.world.link, seat.servers), self.vault)
+        delivering = Delivering(seat.world, material_source(seat.world.link, seat.servers, seat.world.clock), self.vault)
         self.agent = Agent(
             seat.world,
             self.client,

@@ -89,6 +89,7 @@ class People:
         """How many processors the nodes have together: quotas are measured by it."""
         self.above, self.below = above, below
         self.chance: Chance = seat.world.chance.stream("people")
+        self._filling: Chance = seat.world.chance.stream("filling")
         self.user = seat.client(Actor("ada", Role.USER))
         self.operator = seat.client(Actor("ops", Role.OPERATOR))
         self.submitted = self.overridden = 0
@@ -161,7 +162,7 @@ class People:
         elif self.load.overrides and drawn < 10 + self.load.operations + self.load.overrides:
             await self._override()
         else:
-            await self.insist(Apply(self._workload()))
+            await self.insist(Apply(self._workload(), fill=self._fills()))
 
     async def _delete(self, standing: list[Workload]) -> None:
         """What is done goes first."""
@@ -183,7 +184,11 @@ class People:
         else:
             env = {"BUILD": str(self.chance.below(1_000))}
             spec = replace(workload.spec, template=replace(workload.spec.template, env=env))
-        await self.insist(Apply(Workload(metadata=_declared(workload.metadata), spec=spec)))
+        await self.insist(Apply(Workload(metadata=_declared(workload.metadata), spec=spec), fill=self._fills()))
+
+    def _fills(self) -> bool:
+        """Some ask as the API does, and what they declare is made with its first replicas; some leave it to controllers."""
+        return self._filling.below(2) == 0
 
     async def declare_lost(self, scope: str) -> None:
         """An operator's word: nobody there is heard of again, and what it had is lent to others."""

@@ -21,7 +21,7 @@ KINDS: Final = {"workloads": "workload", "secrets": "secret", "configs": "config
 @promise("S29")
 def replicas_rank_as_policy_allows(step: Step) -> Found:
     """Of those that a commit makes; what was made before a rule keeps its rank."""
-    if not any(entry.did == "spawn" for entry in step.accepted):
+    if not any(entry.did in ("spawn", "apply") for entry in step.accepted):
         return
     for key, old, new in step.moves:
         shape = step.history.shape(new) if old is None and new is not None else None

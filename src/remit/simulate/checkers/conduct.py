@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from remit.simulate.checkers.births import comes_with_its_workload
 from remit.simulate.checkers.history import NOT_OUTCOMES, History, Outcome, Step
 from remit.simulate.checkers.lifecycle import (
     CLOCKS_DIFFER,
@@ -140,7 +141,8 @@ def phases_move_along_edges_by_their_owners(step: Step) -> Found:
             e for e in step.accepted
             if e.subject in (key, workload) or e.did == "gang" or (e.did == "reserve" and now == "draining")
         ]  # fmt: skip
-        if not any((was, now, entry.role) in EDGES for entry in named):
+        born = was is None and now == "pending" and comes_with_its_workload(step, new)
+        if not born and not any((was, now, entry.role) in EDGES for entry in named):
             yield key, f"from {was} to {now} by {[(e.did, e.role, e.subject) for e in named]}"
         if was == "unknown" and now in ON_NODE and old["status"].get("before") != now:
             yield key, f"unknown since {old['status'].get('before')}, resumed as {now}"

@@ -92,7 +92,7 @@ class Step:
         """The first batches of a new incarnation."""
         self.horizon_before = history.horizon
         self.moves: list[tuple[str, Json, Json]] = []
-        """Replicas that changed, with what they were and are. One forgotten and spawned anew in one batch is two."""
+        """Replicas that changed, with what they were and are. One forgotten and made anew in one batch is two."""
         self.nodes_before: dict[str, Counted] = {}
         self.ledgers_before: dict[str, Counted] = {}
         self.policy_before: Json = None

@@ -8,14 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from remit.simulate.checkers import admitting, answers, claiming, conduct, evidence, leading, preempting, reasons, room, sparing
+from remit.simulate.checkers import (
+    admitting,
+    answers,
+    births,
+    claiming,
+    conduct,
+    evidence,
+    leading,
+    preempting,
+    reasons,
+    room,
+    sparing,
+)
 from remit.simulate.checkers.history import History, Step
 from remit.simulate.checkers.letters import Letters
 from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
 from remit.simulate.checkers.observers import Observers, behind_since_ms
 from remit.simulate.checkers.past import Stand
 from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
-from remit.simulate.checkers.rows import phase_of
+from remit.simulate.checkers.rows import owner_of, phase_of
 from remit.simulate.checkers.runs import Process, Runs
 from remit.simulate.checkers.sights import Sights
 from remit.simulate.checkers.tries import Tries, decisions
@@ -26,7 +38,7 @@ RECOUNT_EVERY: Final = 200
 """Commits of a scope between two countings from scratch."""
 
 VIOLATIONS_MAX: Final = 100
-CHECKED_BY: Final = (admitting, conduct, room, reasons, preempting, leading, sparing)
+CHECKED_BY: Final = (admitting, births, conduct, room, reasons, preempting, leading, sparing)
 """The pages that say what is asked of every commit; they put themselves into the register."""
 
 
@@ -109,8 +121,9 @@ class Judge:
         for key, old, new in step.moves:
             was, now = phase_of(old), phase_of(new)
             if was != now:
-                workload = (old or new)["spec"]["workload"]
-                edge = was, now, "authority" if step.doubting else roles.get(key) or roles.get(workload, "scheduler")
+                workload, owner = (old or new)["spec"]["workload"], owner_of(old or new)
+                role = roles.get(key) or roles.get(workload) or (roles.get(owner) if was is None else None) or "scheduler"
+                edge = was, now, "authority" if step.doubting else role
                 self.edges_seen[edge] = self.edges_seen.get(edge, 0) + 1
 
     def _recount(self, history: History) -> None:

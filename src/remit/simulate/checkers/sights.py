@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from remit.simulate.checkers.births import comes_with_its_workload
 from remit.simulate.checkers.history import Run, Step
 from remit.simulate.checkers.rows import Json, attempt_of, health_of, phase_of
 
@@ -28,6 +29,8 @@ class Sight(StrEnum):
     """Most nodes are silent, and it is said that nothing is given up meanwhile."""
     PACED = "paced"
     """A node is given up later than others of its zone."""
+    FILLED = "filled"
+    """A workload came with its first replicas."""
     FOUGHT = "fought"
     """A deed that somebody undoes again and again is left undone."""
 
@@ -61,6 +64,8 @@ class Sights:
         for key, old, new in step.moves:
             if new is not None:
                 self._agent_told(step, key, old, new)
+            if old is None and new["spec"].get("index", 0) == 0 and comes_with_its_workload(step, new):
+                self.see(Sight.FILLED)
         for _, old, new in step.of_kind("node"):
             if old is not None and new is not None:
                 self._node_changed(step, old, new)

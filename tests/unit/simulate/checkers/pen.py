@@ -6,7 +6,7 @@ It is no authority: it decides nothing, and keeps nothing but the chain. What st
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
@@ -158,11 +158,12 @@ class Pen:
         rows = {f"node/{name}": {**self.rows[f"node/{name}"], "status": {"health": health}} for name in names}
         self.commit(rows, [self.entry("mark", name, "node-lifecycle") for name in names])
 
-    def declare(self, name: str, generation: int = 1, **more: Any) -> None:
+    def declare(self, name: str, generation: int = 1, *, comes_with: Iterable[int] = (), **more: Any) -> None:
         spec = {"type": "service", "replicas": 3, "template": {"command": ["x"], "resources": {"cpu": "1"}}, **more}
         meta = {"name": name, "tenant": "t1", "generation": generation, "labels": {"app": name}}
         own = {"workload": name, "generation": generation, "labels": {"app": name}, "spec": spec}
         rows = {f"workload/t1/{name}": {"metadata": meta, "spec": spec}, generation_key(name, generation): {"spec": own}}
+        rows |= {f"replica/t1/{name}-{i}": replica(name, i, uid=f"u{name}{i}", generation=generation) for i in comes_with}
         self.commit(rows, [self.entry("apply", f"workload/t1/{name}", "user")])
 
     def spawn(self, *indices: int, workload: str = "w", **more: Any) -> list[str]:

@@ -62,6 +62,23 @@ def test_a_lawful_life_breaks_nothing() -> None:
     assert pen.world.judge.marks["spawn"] == 1 and pen.world.judge.codes_seen["accepted"] == pen.count
 
 
+@pytest.mark.parametrize(
+    ("many", "spec"),
+    [
+        (3, {}),
+        (0, {}),
+        (2, {"type": "job", "replicas": 5, "completions": 2}),
+        (2, {"type": "job", "replicas": 2, "completions": 5}),
+        (0, {"type": "daemon"}),
+    ],
+)
+def test_a_workload_may_come_with_its_first_replicas(many: int, spec: Json) -> None:
+    pen = Pen().furnish()
+    pen.declare("x", comes_with=range(many), **spec)
+    assert pen.found == [] and pen.world.judge.edges_seen.get((None, "pending", "user"), 0) == many
+    assert pen.world.judge.sights.seen.get("filled", 0) == (many > 0)
+
+
 def test_a_reservation_holds_only_what_its_victims_will_not_free() -> None:
     """A node that is full is not overfull because somebody waits for a place on it."""
     pen = Pen().furnish(template={"command": ["x"], "resources": {"cpu": "3"}})
@@ -267,6 +284,32 @@ def a_restore_bound_it(pen: Pen) -> None:
     pen.seize("a2")
     bound = pen.status(a, phase="bound", node="n1", grants=["tenant/t1"])
     pen.commit({a: bound, "incarnation": "r1-i2"}, [pen.entry("bind", a, "scheduler")])
+
+
+@breaks("phases_move_along_edges_by_their_owners")
+def a_changed_workload_comes_with_more(pen: Pen) -> None:
+    pen.declare("w", 2, comes_with=(3,), replicas=4)
+
+
+@breaks("what_comes_with_a_workload_is_what_it_begins_with")
+def one_more_than_it_begins_with(pen: Pen) -> None:
+    """As many as the surge would allow."""
+    pen.declare("x", comes_with=range(4))
+
+
+@breaks("what_comes_with_a_workload_is_what_it_begins_with")
+def one_is_left_out(pen: Pen) -> None:
+    pen.declare("x", comes_with=(0, 2))
+
+
+@breaks("what_comes_with_a_workload_is_what_it_begins_with")
+def a_daemon_comes_with_one(pen: Pen) -> None:
+    pen.declare("x", comes_with=(0,), type="daemon")
+
+
+@breaks("what_comes_with_a_workload_is_what_it_begins_with")
+def before_its_time(pen: Pen) -> None:
+    pen.declare("x", comes_with=range(3), type="job", schedule="0 3 * * *")
 
 
 @breaks("agents_move_only_what_is_theirs")
@@ -989,6 +1032,14 @@ def above_what_the_policy_allows(pen: Pen) -> None:
     pen.spawn(1)
     assert pen.found == []
     pen.spawn(2)
+
+
+@breaks("replicas_rank_as_policy_allows")
+def what_comes_with_its_workload_is_above_what_the_policy_allows(pen: Pen) -> None:
+    pen.commit({"policyrevision/1": policy(1, priorityMax=0)}, [pen.entry("apply", "policy/p", "operator")])
+    pen.declare("x", comes_with=range(1), replicas=1)
+    assert pen.found == []
+    pen.declare("y", comes_with=range(3))
 
 
 @breaks("tenants_declare_no_more_than_their_limits")
