@@ -120,6 +120,10 @@ class Board(Sight):
 
     # -- the copy --------------------------------------------------------------------------------------------------------
 
+    @property
+    def size(self) -> int:
+        return len(self.rows)
+
     def begin(self, head: Head, revision: int) -> None:
         self._listed, self._new = (head, revision), []
         self._lists += 1

@@ -75,6 +75,11 @@ class Sink(Protocol):
     @property
     def revision(self) -> int: ...
 
+    @property
+    def size(self) -> int:
+        """How many rows are known."""
+        ...
+
     def begin(self, head: Head, revision: int) -> None:
         """A list as of this revision begins; one that had begun before is void."""
         ...
@@ -107,7 +112,8 @@ class Follower:
         self._parts = tuple(parts)
         self._idle_ms = idle_ms
         """A scope beats. After so long without a word the watch is dead, whatever it looks like."""
-        self._listing_ms = 0
+        self._row_ms = 0.0
+        """How long it took to list a row, the last time."""
 
     async def follow(self) -> None:
         """For ever: list, then watch. A watch that only broke is taken up where it was; whatever else happened, list anew."""
@@ -140,7 +146,7 @@ class Follower:
                     break
                 after = page.rows[-1].key
         self._sink.end()
-        self._listing_ms = self._world.clock.now_ms() - began_ms
+        self._row_ms = (self._world.clock.now_ms() - began_ms) / max(1, self._sink.size)
 
     def lister(self) -> Store:
         """Whom to ask for everything: somebody sure, as long as nothing has been seen."""
@@ -165,14 +171,17 @@ class Follower:
 
     async def _look(self) -> None:
         """Beside the reading, which is left alone until it is over: a watch that was interrupted cannot be read on."""
-        resync_ms = max(5 * self._idle_ms, _BLIND_PART * self._listing_ms)
-        until_ms = self._world.clock.now_ms() + resync_ms + self._world.chance.uniform_ms(resync_ms)
+        began_ms, spread = self._world.clock.now_ms(), 1 + self._world.chance.uniform_ms(1_000) / 1_000
         silent = 0
-        while silent < _LOOKS and (left_ms := until_ms - self._world.clock.now_ms()) > 0:
+        while silent < _LOOKS and (left_ms := began_ms + self._resync_ms(spread) - self._world.clock.now_ms()) > 0:
             before = self._sink.revision
             await self._world.clock.sleep_ms(min(left_ms, self._idle_ms // _LOOKS))
             silent = silent + 1 if self._sink.revision == before else 0
         raise _Over
+
+    def _resync_ms(self, spread: float) -> int:
+        """After how long to list anew: the longer, the longer that takes by now."""
+        return int(spread * max(5 * self._idle_ms, _BLIND_PART * self._row_ms * self._sink.size))
 
     async def _read(self, watch: AsyncIterator[Event]) -> None:
         """As long as each follows from what was seen."""

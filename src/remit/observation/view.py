@@ -200,6 +200,10 @@ class View(Sight):
 
     # -- the sink ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def size(self) -> int:
+        return len(self.replicas.slots) + len(self.things.revisions) + 2 * len(self.shapes.workloads.ids)
+
     def begin(self, head: Head, revision: int) -> None:
         """Over what is known already the list is compared row by row, and what differs is applied at its end. If nothing is
         known, or another incarnation's rows are, it is taken as it comes: nothing from before is trusted, or kept for it.

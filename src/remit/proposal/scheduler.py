@@ -35,8 +35,9 @@ LEASE: Final = "scheduler"
 
 class Rhythm(NamedTuple):
     """How long the lease lasts, after how much silence the watch is dead, how many replicas travel together, and how many
-    batches may be under way: another beside one, if so many wait for it. After a batch of a `crowd` the next is begun
-    `gather_ms` later: who comes meanwhile travels together, at a fraction of the cost.
+    batches may be under way: another beside one, if so many wait for it. After a batch the next is begun a millisecond later
+    for each in it, up to `gather_ms`: those who come in a flood travel together, at a fraction of the cost, and who comes alone
+    waits for nobody.
     """
 
     lease_ms: int = 15_000
@@ -44,7 +45,6 @@ class Rhythm(NamedTuple):
     batch: int = 1_000
     ahead: int = 2
     worth: int = 256
-    crowd: int = 16
     gather_ms: int = 60
 
 
@@ -166,7 +166,7 @@ class Scheduler:
                 if proposal:
                     self.tally.proposed(proposal, (self._stopwatch_ns() - began_ns) / 1e9)
                     asking.begin(proposal)
-                    not_before_ms = now_ms + rhythm.gather_ms if len(proposal.claims) >= rhythm.crowd else 0
+                    not_before_ms = now_ms + min(rhythm.gather_ms, len(proposal.claims))
                     continue
             until_ms = tenure.held_until_ms
             if may and (next_ms := cycle.next_ms()) is not None:
