@@ -120,10 +120,6 @@ class Board(Sight):
 
     # -- the copy --------------------------------------------------------------------------------------------------------
 
-    @property
-    def size(self) -> int:
-        return len(self.rows)
-
     def begin(self, head: Head, revision: int) -> None:
         self._listed, self._new = (head, revision), []
         self._lists += 1
@@ -157,6 +153,7 @@ class Board(Sight):
 
     def reached(self, head: Head, revision: int) -> None:
         super().reached(head, revision)
+        self.size = len(self.rows)
         told, self._told = self._told, {}
         for listener in dict.fromkeys((*self._listeners, *told)):
             listener.reached()

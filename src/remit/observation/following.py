@@ -48,6 +48,8 @@ class Sight:
         self.head: Head | None = None
         self.revision = 0
         self.seen_ms = 0
+        self.size = 0
+        """How many rows are known."""
         self._clock = clock
         self._doubted = ""
 
@@ -181,7 +183,7 @@ class Follower:
 
     def _resync_ms(self, spread: float) -> int:
         """After how long to list anew: the longer, the longer that takes by now."""
-        return int(spread * max(5 * self._idle_ms, _BLIND_PART * self._row_ms * self._sink.size))
+        return int(spread * max(5 * self._idle_ms, _BLIND_PART * self._row_ms * max(1, self._sink.size)))
 
     async def _read(self, watch: AsyncIterator[Event]) -> None:
         """As long as each follows from what was seen."""

@@ -4,8 +4,8 @@ Every sum here is posted as the authority posts it (law/holding.py, law/ledgers.
 left on every node and every grant. What a scheduler has proposed and not yet seen committed it may *assume*: that is posted
 as if it had been bound, and taken back when the truth arrives, when the scheduler says so, or when no word comes in time.
 
-An event is applied whole. Of the replicas that it changes, what they held is given back by the old rows before any other
-row changes: then the rest of it may come in any order, and folded ones need no order at all.
+An event is applied whole. Of the replicas that it changes, what they held is given back by the old rows before any other row
+changes: then the rest of it may come in any order, and folded ones need no order at all.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ class View(Sight):
         """As if nothing had ever been seen."""
         self.head, self.revision = None, 0
         self.doubted(None)
-        self.columns = Columns()
-        self.replicas = Replicas()
-        self.shapes = Shapes()
+        self.columns, self.replicas, self.shapes = Columns(), Replicas(), Shapes()
         self.accounts = Accounts(self._clock.boot())
         self.peers = SeenPeers(self.columns, self.shapes, self._spots)
         self.things = Things(self.columns, self.shapes, self.accounts, self.peers)
@@ -200,10 +198,6 @@ class View(Sight):
 
     # -- the sink ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def size(self) -> int:
-        return len(self.replicas.slots) + len(self.things.revisions) + 2 * len(self.shapes.workloads.ids)
-
     def begin(self, head: Head, revision: int) -> None:
         """Over what is known already the list is compared row by row, and what differs is applied at its end. If nothing is
         known, or another incarnation's rows are, it is taken as it comes: nothing from before is trusted, or kept for it.
@@ -260,6 +254,7 @@ class View(Sight):
 
     def reached(self, head: Head, revision: int) -> None:
         super().reached(head, revision)
+        self.size = len(self.replicas.slots) + len(self.things.revisions) + 2 * len(self.shapes.workloads.ids)
         for wake in self._wakes:
             wake.set()
 
