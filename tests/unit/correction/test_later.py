@@ -132,12 +132,24 @@ def test_of_a_job_that_waits_it_is_said_once_that_has_lasted__and_that_it_was_ad
     assert listening.told() == {"Admitted": ("True", "Accepted"), "Scheduled": ("False", "Queued")}
 
 
-def test_of_a_job_that_is_placed_by_then_it_is_said_that_it_was_admitted__and_the_rest_when_that_has_lasted() -> None:
+def test_of_a_job_that_is_placed_by_then_both_are_said_at_once() -> None:
     listening = Listening(*a_job("pending"))
+    listening.write(on("running"))
+    listening.table.clock.at_ms += PATIENCE_MS - 1
+    assert listening.told() == {}
+    listening.table.clock.at_ms += 1
+    assert listening.told() == {"Admitted": ("True", "Accepted"), "Scheduled": ("True", "AllBound")}
+
+
+def test_of_one_that_was_looked_at_what_is_so_must_have_lasted() -> None:
+    listening = Listening(*a_job("pending", replicas=1))
+    declared = listening.table.board.get(KEY)
+    listening.write(replace(declared, metadata=replace(declared.metadata, annotations={"a": "b"})))
+    listening.workloads.faring._untold.clear()
+    assert listening.told() == {}, "from now on it counts"
     listening.write(on("running"))
     listening.table.clock.at_ms += PATIENCE_MS
     assert listening.told() == {"Admitted": ("True", "Accepted")}
-    assert listening.table.again_in(listening.workloads, KEY) == PATIENCE_MS
     listening.table.clock.at_ms += PATIENCE_MS
     assert listening.told()["Scheduled"] == ("True", "AllBound")
 
@@ -216,7 +228,22 @@ async def test_nobody_is_woken_for_what_is_due_after_the_next_that_is(r: Room) -
     began_ms = r.world.clock.now_ms()
     await r.sleep(9_000)
     assert [key for key, _ in marker.looks if key != "node/n1"] == ["node/c", "node/a", "node/b"]
-    assert all(at_ms - began_ms <= 8_100 for _, at_ms in marker.looks)
+    assert all(at_ms - began_ms <= 8_100 + CADENCE.together_ms for _, at_ms in marker.looks)
+
+
+@room
+async def test_what_is_due_at_about_the_same_time_is_looked_at_together(r: Room) -> None:
+    marker, loop, _, _ = r.loop()
+    await r.nodes("n1")
+    await r.sleep(1_000)
+    marker.looks.clear()
+    for number in range(5):
+        loop.look_at([Later(f"node/{number}", 5_000)])
+        await r.sleep(CADENCE.together_ms // 5)
+    await r.sleep(6_000)
+    times = sorted({at_ms for key, at_ms in marker.looks if key != "node/n1"})
+    assert len(marker.looks) >= 5 and times[-1] - times[0] <= 1.5 * CADENCE.together_ms
+    assert len(times) <= 3, times
 
 
 @room
