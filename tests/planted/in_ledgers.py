@@ -336,7 +336,7 @@ def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None
     patch.setattr(placing, "_drawn", unasked)
 
 
-@bug(33, scenario="meddlers", seed=7, expects=("only_what_may_go_on_begins_anew",))
+@bug(33, scenario="errands", expects=("only_what_may_go_on_begins_anew",))
 def attempts_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     """How often a job has failed, and whether it is done, is not asked before it begins anew."""
     left = moving.GUARDED["attempts_left"]

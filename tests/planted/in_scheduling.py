@@ -48,7 +48,7 @@ def an_assumption_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(View, "expire", lambda self, now_ms: [])
 
 
-@bug(2, scenario="two-schedulers", expects=ROOM)
+@bug(2, scenario="two-schedulers", seed=2, expects=ROOM)
 def the_same_room_is_given_twice(patch: pytest.MonkeyPatch) -> None:
     """Of two who claim the same room both get it."""
     room_is_believed(patch)
@@ -70,7 +70,7 @@ def silence_is_taken_for_a_yes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(View, "expire", lambda self, now_ms: [])
 
 
-@bug(1, 8, 19, scenario="leader-after-timeout", seed=2, expects=TOLD)
+@bug(1, 8, 19, scenario="leader-after-timeout", expects=TOLD)
 def whoever_leads_next_settles_by_a_read(patch: pytest.MonkeyPatch) -> None:
     """Whether a lost write has happened is read, and not decided."""
     a_lost_commit_is_settled_by_a_read(patch)

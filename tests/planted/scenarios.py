@@ -51,6 +51,21 @@ per_minute = 10.0
 [holds]
 liveness = false
 """,
+    "errands": """
+summary = "the same for longer: whoever begins anew what is done must be quicker than all that end it, which is rare"
+duration = "8m"
+heal = "0s"
+[cluster]
+nodes = 4
+agents = 2
+meddlers = 4
+schedulers = 0
+guessers = 1
+[load]
+per_minute = 10.0
+[holds]
+liveness = false
+""",
     "one-node": """
 summary = "work that must be apart, one node, and somebody who does not look"
 duration = "2m"

@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
 from remit.world.production import production
 from tests.integration.client.proxy import proxied
-from tests.integration.serve.a_server import Server
+from tests.integration.serve.a_server import BEAT, Server
 
 ROOT = Path(__file__).resolve().parents[3]
 ACME = Tenant(metadata=Metadata(name="acme"), spec=TenantSpec(quota=Amount.parse({"cpu": "100", "memory": "64Gi"})))
@@ -41,6 +41,24 @@ def workload(name: str, replicas: int = 1) -> Workload:
     template = Template(command=("sleep", "60"), resources=Amount.parse({"cpu": "100m", "memory": "64Mi"}))
     spec = WorkloadSpec(type="service", replicas=replicas, template=template)
     return Workload(metadata=Metadata(name=name, labels={"app": name}), spec=spec)
+
+
+@contextmanager
+def controlled(server: Server) -> Iterator[None]:
+    """With controllers beside it: what is deleted goes once they have ended its replicas."""
+    url, text = f"http://127.0.0.1:{server.port}", "a-token-of-controllers"
+    spec = TokenSpec(role="controllers", digest=digest_of(text), expires="2999-01-01T00:00:00Z")
+    with BlockingApi(url, server.token) as api:
+        api.create(Token(metadata=Metadata(name="loops"), spec=spec))
+    argv = [sys.executable, "-m", "remit.cli", "controllers", "--server", url, "--beat", BEAT]
+    process = subprocess.Popen(
+        argv, env={**os.environ, "REMIT_TOKEN": text}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def api_to(server: Server, url: str = "") -> Api:
@@ -145,7 +163,7 @@ def test_a_write_whose_answer_is_lost_is_done_once(tmp_path: Path) -> None:
                 assert (patched.metadata.generation, patched.spec.replicas) == (2, 7)
                 assert proxy.lost == 2
                 proxy.lost = 0
-                results = (await api.apply([workload("web", 8), workload("other")])).results
+                results = (await api.apply([workload("web", 8), workload("other", 0)])).results
                 assert [one.generation for one in results] == [3, 1]
                 assert proxy.lost == 2
                 proxy.lost = 0
@@ -233,7 +251,7 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
             assert api.list(Workload, labels="app=no").items == []
             everywhere = api.list(Workload, tenant=ALL_TENANTS, fields="spec.type=service")
             assert [one.metadata.name for one in everywhere.items] == ["web"]
-            assert api.list(Replica).items == []
+            assert [one.metadata.name for one in api.list(Replica).items] == ["web-0", "web-1"], "they came with it"
 
             assert api.explain(Workload, "web")["kind"] == "workload"
             assert api.capacity(web, 5)
@@ -257,9 +275,12 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
                 first = program.claims([operation])
                 assert isinstance(first[0], Accepted)
                 assert program.claims([operation]) == first
-            assert api.delete(Workload, "web", expect=read.metadata.revision).action == "deleted"
+            assert api.delete(Workload, "web", expect=read.metadata.revision).action == "marked"
+            assert api.get(Workload, "web").metadata.deleting, "its replicas are left, and nobody here ends them"
+            api.create(workload("idle", 0))
+            assert api.delete(Workload, "idle").action == "deleted"
             with pytest.raises(ApiError) as caught:
-                api.get(Workload, "web")
+                api.get(Workload, "idle")
             assert caught.value.code == "not_found"
 
 
@@ -268,7 +289,7 @@ def test_a_dry_run_writes_nothing_although_it_names_an_operation(tmp_path: Path)
         Server(tmp_path / "data") as server,
         BlockingApi(f"http://127.0.0.1:{server.port}", server.token, tenant="acme") as api,
     ):
-        api.apply([ACME, workload("web")])
+        api.apply([ACME, workload("web", 0)])
         before = api.get(Workload, "web")
         path, operation = "/v1/tenants/acme/workloads/web", {"Remit-Operation-Id": api.issue()}
         media = {"Content-Type": "application/merge-patch+json"}
@@ -308,9 +329,11 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         server.until_ready()
         env = {**os.environ, "REMIT_SERVER": f"http://127.0.0.1:{server.port}", "REMIT_TOKEN": server.token}
-        for program in programs:
-            done = subprocess.run(
-                [sys.executable, "-W", "error", "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
-            )
-            assert done.returncode == 0, f"{program}\n{done.stderr}"
-            assert "never" not in done.stderr, done.stderr
+        with controlled(server):
+            for program in programs:
+                done = subprocess.run(
+                    [sys.executable, "-W", "error", "-c", program],
+                    env=env, capture_output=True, text=True, timeout=60, check=False,
+                )  # fmt: skip
+                assert done.returncode == 0, f"{program}\n{done.stderr}"
+                assert "never" not in done.stderr, done.stderr

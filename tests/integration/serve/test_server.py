@@ -36,8 +36,10 @@ def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
             "PATCH", f"{WORKLOADS}/web", {"spec": {"replicas": 5}}, **{"Content-Type": "application/merge-patch+json"}
         )
         assert patched.json["spec"]["replicas"] == 5
-        assert server.ask("DELETE", f"{WORKLOADS}/web").status == 200
-        assert server.ask("GET", f"{WORKLOADS}/web").status == 404
+        assert server.ask("DELETE", f"{WORKLOADS}/web").status == 202, "the replica that came with it is left"
+        assert server.ask("PUT", f"{WORKLOADS}/idle", workload("idle", replicas=0)).status == 201
+        assert server.ask("DELETE", f"{WORKLOADS}/idle").status == 200
+        assert server.ask("GET", f"{WORKLOADS}/idle").status == 404
         assert server.ask("GET", "/v1/tenants", Authorization="Bearer no").status == 401
         assert server.end() == (0, "")
     with Server(tmp_path / "data") as again:

@@ -62,8 +62,9 @@ class Sights:
             if reason in TOLD:
                 self.see(TOLD[reason])
         for key, old, new in step.moves:
-            if new is not None:
-                self._agent_told(step, key, old, new)
+            if new is None:
+                continue
+            self._agent_told(step, key, old, new)
             if old is None and new["spec"].get("index", 0) == 0 and comes_with_its_workload(step, new):
                 self.see(Sight.FILLED)
         for _, old, new in step.of_kind("node"):
