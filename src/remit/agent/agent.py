@@ -19,7 +19,7 @@ from remit.agent.copies import Copy, named
 from remit.agent.core import Act, End, Leave, Prepare, Say, Start
 from remit.agent.hosting import ALL, Awaited, Hosted, Site
 from remit.agent.keeping import NEVER, Begun, Keeping, Table
-from remit.agent.lineup import Lineup
+from remit.agent.lineup import Lineup, held_ms
 from remit.agent.orders import Assigned
 from remit.agent.preparing import Making, Preparer
 from remit.agent.sessions import Beside
@@ -403,11 +403,14 @@ class Agent:
             self._told(f"{what} {copy.key}: {error}", **named(node, copy))
         self._touch(node, copy.key)
 
+    async def _pass_on(self, copy: Copy, after_ms: int) -> None:
+        await self._world.clock.sleep_ms(after_ms)
+        self._lineup.over(copy)
+        self._wake.set()
+
     async def _start(self, site: Site, start: Start) -> None:
-        template = start.generation.spec.template
-        known = site.kept.get(start.copy)
-        wanted = {port.name: port.port for port in template.ports}
-        ports = known.ports if known is not None else await self._ports(wanted)
+        known, asked = site.kept.get(start.copy), start.generation.spec.template.ports
+        ports = known.ports if known is not None else await self._ports({port.name: port.port for port in asked})
         making = site.mind.making.get(start.copy)
         prepared = making.prepared if making is not None and making.prepared is not None else NOTHING
         order = order_for(site.place, start.copy, start.replica, start.generation, ports, prepared)
@@ -415,8 +418,7 @@ class Agent:
         kept = await self._keeping.begin(
             order, number=start.number, fence_ms=fence, grace_ms=self._tempo.kill_grace_ms, ports=ports, rooms=rooms
         )
-        self._lineup.over(start.copy)
-        self._wake.set()
+        self._spawn(self._pass_on(start.copy, held_ms(order)), f"turn of {start.copy.key}")
         if kept is not None and kept.number == NEVER:
             raise DiskError(kept.failed, kept.cure)
         self._under_way.pop(("end", start.copy), None)

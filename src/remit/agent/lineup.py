@@ -10,14 +10,25 @@ from itertools import islice
 from typing import Final
 
 from remit.agent.copies import Copy
+from remit.world.promises import Order
 
 AT_ONCE: Final = 32
 """A starter makes one process at a time; the others of these are being written down, or told."""
+
+SANDBOX_MS: Final = 400
+"""A sandbox is begun before it is made, and making it is most of the work of a start, of which nobody hears the end. So its
+turn lasts for so long: 80 a second, after the first few.
+"""
 
 SHOWN_MAX: Final = 50
 """Of so many a node that wait it is told with each beat."""
 
 WAITS: Final = "waiting for its turn: others are being started on its machine"
+
+
+def held_ms(order: Order) -> int:
+    """For how long after its beginning it keeps its turn."""
+    return SANDBOX_MS if order.sandbox == "bwrap" else 0
 
 
 class Lineup:

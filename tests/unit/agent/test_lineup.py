@@ -7,12 +7,13 @@ from typing import Any
 
 from remit.agent.copies import Copy
 from remit.agent.hosting import Site
-from remit.agent.lineup import SHOWN_MAX, WAITS, Lineup
+from remit.agent.lineup import SANDBOX_MS, SHOWN_MAX, WAITS, Lineup, held_ms
 from remit.agent.standing import Standing
 from remit.agent.work import Place
 from remit.client.tenure import Tenure
 from remit.model.claims import Actor, Role
 from remit.model.records import Phase
+from remit.world.promises import Order
 from tests.unit.agent.test_core import COPY, TEMPO, Bench
 from tests.unit.world.virtual import virtual_world
 
@@ -40,6 +41,12 @@ def test_so_many_at_once_and_the_rest_in_the_order_in_which_they_came() -> None:
     lineup.over(copy(0))
     lineup.over(copy(2))
     assert lineup.call() == [("n1", copy(3)), ("n1", copy(4))]
+
+
+def test_a_sandbox_keeps_its_turn_while_it_is_made() -> None:
+    bare = Order(("true",))
+    assert held_ms(bare) == 0
+    assert held_ms(bare._replace(sandbox="bwrap")) == SANDBOX_MS
 
 
 def test_what_is_under_way_does_not_wait_and_takes_no_second_turn() -> None:
