@@ -64,7 +64,6 @@ FULL: Final = Sizes(3_000, 200, 500)
 QUICK: Final = Sizes(600, 50, 200)
 
 STEPS: Final = {
-    "spawned": "spawn",
     "bound": "bind",
     "starting": "move start",
     "running": "move run",

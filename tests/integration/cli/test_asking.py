@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from remit.commitment.declaring import FILL_MAX
 from remit.model.manifests import read
 from tests.integration.cli.test_explain import MORE, settled
 
@@ -191,27 +192,31 @@ JOB = """
 apiVersion: remit/v1
 kind: Workload
 metadata: {name: NAME, tenant: shop, labels: {app: try}}
-spec: {type: job, replicas: 2, template: {command: ["true"], resources: {cpu: CPU, memory: 1Gi}}}
+spec: {type: job, replicas: MANY, template: {command: ["true"], resources: {cpu: CPU, memory: 1Gi}}}
 """
 
 
-def job(name: str, cpu: str = "1") -> str:
-    return JOB.replace("NAME", name).replace("CPU", f'"{cpu}"')
+MANY = FILL_MAX + 1
+"""So many that none of them comes with its workload: nobody here would end those, and it goes as soon as it is deleted."""
+
+
+def job(name: str, cpu: str = "1", replicas: int = 2) -> str:
+    return JOB.replace("NAME", name).replace("CPU", f'"{cpu}"').replace("MANY", str(replicas))
 
 
 def test_a_plan_is_applied_exactly_or_not_at_all(scope: Scope) -> None:
     text = scope.told("plan", "-f", "-", stdin=job("planned"))
     assert "+ workload/planned  create" in text and "2 of 2 new replicas would be placed" in text
+    text = scope.told("plan", "-f", "-", stdin=job("planned", replicas=MANY), code=3)
     found = re.search(r"--if-unchanged ([0-9]+)", text)
     assert found is not None
-    assert (
-        scope.told("apply", "-f", "-", "--if-unchanged", found.group(1), stdin=job("planned")) == "workload/planned created\n"
-    )
-    done = scope.run("apply", "-f", "-", "--if-unchanged", found.group(1), stdin=job("planned", "2"))
+    made = scope.told("apply", "-f", "-", "--if-unchanged", found.group(1), stdin=job("planned", replicas=MANY))
+    assert made == "workload/planned created\n"
+    done = scope.run("apply", "-f", "-", "--if-unchanged", found.group(1), stdin=job("planned", "2", MANY))
     assert done.returncode == 1 and "has changed since revision" in done.stderr and "plan again" in done.stderr
-    differs = scope.told("diff", "-f", "-", stdin=job("planned", "2"), code=1)
+    differs = scope.told("diff", "-f", "-", stdin=job("planned", "2", MANY), code=1)
     assert differs == "~ workload/planned  replace\n    ~ spec.template.resources.cpu: 1 -> 2\n"
-    assert scope.told("diff", "-f", "-", stdin=job("planned")) == ""
+    assert scope.told("diff", "-f", "-", stdin=job("planned", replicas=MANY)) == ""
     assert scope.told("delete", "workload", "planned") == "workload/planned deleted\n"
 
 
@@ -244,7 +249,7 @@ def test_waiting_for_work_without_a_place_exits_with_3(scope: Scope) -> None:
     done = scope.run("wait", "workload/web", "--for=ready", "--timeout", "300ms")
     assert done.returncode == 3
     assert "limited by no_room" in done.stderr and "ask why: remit explain workload/web" in done.stderr
-    done = scope.run("apply", "-f", "-", "--wait", "--timeout", "300ms", stdin=job("made"))
+    done = scope.run("apply", "-f", "-", "--wait", "--timeout", "300ms", stdin=job("made", replicas=MANY))
     assert done.returncode == 3 and "replicas that are not made yet" in done.stderr
     assert scope.told("delete", "wl", "made", "--wait").splitlines()[-1] == "workload/made is gone"
 
@@ -277,7 +282,7 @@ def test_scale_cordon_drain_and_back(scope: Scope) -> None:
 
 def test_delete_by_label_and_by_file(scope: Scope, tmp_path: Path) -> None:
     file = tmp_path / "jobs.yaml"
-    file.write_text(f"{job('one')}---{job('two')}")
+    file.write_text(f"{job('one', replicas=MANY)}---{job('two', replicas=MANY)}")
     scope.told("apply", "-f", str(file))
     assert scope.told("get", "wl", "-l", "app=try", "-o", "name") == "workload/one\nworkload/two\n"
     assert sorted(scope.told("delete", "wl", "-l", "app=try").splitlines()) == ["workload/one deleted", "workload/two deleted"]
@@ -296,7 +301,7 @@ def test_a_watch_tells_what_comes_and_what_goes(scope: Scope) -> None:
     try:
         head = table.stdout.readline()
         assert head.split()[0] == "NAME"
-        scope.told("apply", "-f", "-", stdin=job("seen"))
+        scope.told("apply", "-f", "-", stdin=job("seen", replicas=MANY))
         first = json.loads(watch.stdout.readline())
         assert (first["type"], first["object"]["metadata"]["name"]) == ("changed", "seen")
         scope.told("delete", "wl", "seen")
@@ -306,7 +311,7 @@ def test_a_watch_tells_what_comes_and_what_goes(scope: Scope) -> None:
         rows: list[str] = []
         while not rows or "gone" not in rows[-1]:
             rows.append(table.stdout.readline())
-        assert any(re.match(r"seen +job +0/2 +none +missing", row) for row in rows) and rows[-1].startswith("seen")
+        assert any(re.match(rf"seen +job +0/{MANY} +none +missing", row) for row in rows) and rows[-1].startswith("seen")
     finally:
         for one in (watch, table):
             one.terminate()

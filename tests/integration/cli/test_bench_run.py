@@ -26,6 +26,6 @@ def test_every_job_is_run_and_its_steps_follow_one_another(monkeypatch: pytest.M
     assert idle["jobs"] == 3
     steps = [idle[f"{step}_p50_ms"] for step in ("answered", "start", *STEPS, "told")]
     assert all(step > 0 for step in steps), "the process itself has told when it ran"
-    order = [idle[f"{step}_p50_ms"] for step in ("spawned", "bound", "starting", "start")]
+    order = [idle[f"{step}_p50_ms"] for step in ("bound", "starting", "start")]
     assert order == sorted(order), "nothing starts before its start is committed"
     assert idle["start_p50_ms"] == found["aims"][1]["value"]
