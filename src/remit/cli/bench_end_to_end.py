@@ -114,6 +114,12 @@ class Cluster:
         hollow.tell("fared")
         return msgspec.json.decode(await hollow.line(), type=Fared)
 
+    async def start(self) -> None:
+        """What was bound starts, as far as anybody can tell: it would not stay bound for ever."""
+        hollow = self.running.by_name["hollow"]
+        hollow.tell("start")
+        await hollow.line()
+
 
 class Seen:
     """The rows as they change: which replicas were bound when, which nodes are ready, how much was written."""
@@ -226,6 +232,7 @@ async def _run(cluster: Cluster, loads: Loads, what: str, requests: Sequence[byt
     written = {"rows_per_job": (seen.rows - rows) / count, "commits": seen.commits - commits_}
     fared = await cluster.fared()
     await load.end()
+    await cluster.start()
     bound = {key: at for key, at in seen.bound_ns.items() if key not in known}
     seconds = (max(bound.values()) - min(found.sent_ns)) / 1e9
     return {

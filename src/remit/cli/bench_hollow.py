@@ -3,8 +3,10 @@
     python -m remit.cli.bench_hollow SERVER TOKENS_FILE NODES BEAT_MS
 
 Each host is an agent with a token and its share of the nodes, as `remit agent` hosts several: it holds a lease for each, beats
-for all of them in one request at the scope's rate, and follows their orders in one stream, which it reads and obeys in nothing.
-It says `ready` once every node is declared, and at the end of its stdin how its beats fared.
+for all of them in one request at the scope's rate, and follows their orders in one stream, which it keeps and does not read. It
+says `ready` once every node is declared; at each `fared` on its stdin how its beats did; and at each `start` it says of all that
+was bound to its nodes that it starts. What nobody starts for a minute would be taken back and placed anew, in the middle of
+another run.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ from remit.client.client import Client, NoAnswer
 from remit.client.connecting import Connected, connect
 from remit.law.tempo import Tempo
 from remit.model.beats import Beat, NodeState
-from remit.model.claims import Accepted, Acquire, Actor, Apply, Role
+from remit.model.claims import Accepted, Acquire, Actor, Apply, Move, Role
 from remit.model.fields import Metadata
 from remit.model.kinds import Node, NodeSpec
-from remit.model.orders import OrdersOf
+from remit.model.orders import OrdersOf, decode_orders
+from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
 from remit.world.production import production
 from remit.world.promises import LinkError
 
 ZONES: Final = ("eu-a", "eu-b", "eu-c")
+CLAIMS: Final = 500
 CAPACITY: Final = Amount({"cpu": 32_000, "memory": 64 << 30})
 
 
@@ -55,7 +59,11 @@ class Host:
         self._actors: list[Actor] = []
         self.latencies_ms: list[float] = []
         self.lost = 0
-        self.told = 0
+        self._told: list[bytes] = []
+
+    @property
+    def told(self) -> int:
+        return len(self._told)
 
     async def join(self) -> None:
         ttl = Duration(self._tempo.lease_ms)
@@ -92,10 +100,26 @@ class Host:
         while True:
             try:
                 async with aclosing(self._connected.link.stream(self._connected.names[0], wanted)) as lines:
-                    async for _ in lines:
-                        self.told += 1
+                    async for line in lines:
+                        self._told.append(line)
             except LinkError:
                 await self._connected.world.clock.sleep_ms(self._tempo.beat_ms)
+
+    async def start(self) -> int:
+        """How many are starting now of all that it was told of."""
+        rows = {row.key: row for line in self._told for row in decode_orders(line).replicas}
+        self._told.clear()
+        bound = [row for row in rows.values() if row.replica.status.phase is Phase.BOUND]
+        mine = {one.metadata.name: actor for one, actor in zip(self._nodes, self._actors, strict=True)}
+        started = 0
+        for first in range(0, len(bound), CLAIMS):
+            some = bound[first : first + CLAIMS]
+            verdicts = await self._client.ask_many(
+                [Move(row.key, row.revision, "start", row.replica.status.attempt) for row in some],
+                actors=[mine[row.replica.status.node] for row in some],
+            )
+            started += sum(isinstance(one, Accepted) for one in verdicts)
+        return started
 
 
 class Fared(msgspec.Struct):
@@ -127,7 +151,10 @@ async def main(server: str, tokens: list[str], nodes: int, beat_ms: int) -> None
                 group.create_task(host.follow()),
             ]
         _say("ready")
-        while (await stdin.readline()).strip() == b"fared":
+        while word := (await stdin.readline()).strip():
+            if word == b"start":
+                _say(str(sum([await host.start() for host in crew])))
+                continue
             waits = [wait for host in crew for wait in host.latencies_ms] or [0.0]
             lost, told = sum(host.lost for host in crew), sum(host.told for host in crew)
             fared = Fared(len(waits), quantile(waits, 0.5), quantile(waits, 0.99), lost, told)
