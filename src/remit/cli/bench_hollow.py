@@ -3,10 +3,10 @@
     python -m remit.cli.bench_hollow SERVER TOKENS_FILE NODES BEAT_MS
 
 Each host is an agent with a token and its share of the nodes, as `remit agent` hosts several: it holds a lease for each, beats
-for all of them in one request at the scope's rate, and follows their orders in one stream, which it keeps and does not read. It
-says `ready` once every node is declared; at each `fared` on its stdin how its beats did; and at each `start` it says of all that
-was bound to its nodes that it starts. What nobody starts for a minute would be taken back and placed anew, in the middle of
-another run.
+for all of them in one request at the scope's rate, and follows their orders in one stream, which it keeps and does not read.
+It says `ready` once every node is declared; at each `fared` on its stdin how its beats did; and at each `start` it says of all
+that was bound to its nodes that it starts. What nobody starts for a minute would be taken back and placed anew, in the middle
+of another run.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ class Authority:
                 self._queue.give_back(pieces)
                 raise
             pieces, rest = cut(pieces, len(prepared.answers))
-            self._queue.give_back(rest)
+            self._queue.put_off(rest, pieces)
             return Decided(pieces, prepared)
         return None
 

@@ -30,7 +30,7 @@ from remit.model.records import Generation, GenerationSpec, PolicyRevision, Poli
 from remit.model.sealed import is_sealed
 
 GENERATIONS_KEPT = 10
-FILL_MAX = 1_000
+FILL_MAX = 100
 """More replicas than that are not made with their workload: one claim would be a large part of a batch."""
 POLICY_REVISIONS_KEPT = 256
 POLICIES_BYTES_MAX = 4 << 20

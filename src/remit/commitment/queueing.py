@@ -15,7 +15,7 @@ class BatchMax(NamedTuple):
     """How much goes into one batch: operations, and replicas that may be changed before it ends."""
 
     operations: int = 256
-    replicas: int = 10_000
+    replicas: int = 4_000
 
 
 BATCH_MAX: Final = BatchMax()
@@ -158,13 +158,13 @@ class Queue:
         elif lane != OWN and not kept:
             self._turns.append(lane)
 
-    def _append(self, waiting: Waiting) -> None:
+    def _append(self, waiting: Waiting, *, first: bool = False) -> None:
         lane = self._lanes.get(waiting.lane)
         if lane is None:
             lane = self._lanes[waiting.lane] = deque()
             if waiting.lane != OWN:
                 self._turns.append(waiting.lane)
-        lane.append(waiting)
+        (lane.appendleft if first else lane.append)(waiting)
 
     def give_back(self, pieces: Sequence[Piece]) -> None:
         """What was taken last is to be decided anew, before everything else."""
@@ -174,6 +174,25 @@ class Queue:
             self._again.appendleft(piece.waiting)
             piece.waiting.queued = True
             self._move(piece, piece.start)
+
+    def put_off(self, rest: Sequence[Piece], decided: Sequence[Piece]) -> None:
+        """What did not fit into the batch that it was taken for is first at its lane's next turn; that comes at once for lanes
+        of which nothing was decided. Before everything else it would keep all others waiting for as long as somebody goes on
+        sending what makes much of little.
+        """
+        served = {piece.waiting.lane for piece in decided}
+        for piece in reversed(rest):
+            lane = piece.waiting.lane
+            if piece.waiting.queued:
+                self._withdraw(piece.waiting)
+            self._append(piece.waiting, first=True)
+            piece.waiting.queued = True
+            self._move(piece, piece.start)
+            if lane == OWN:
+                self._own_was_last = lane in served
+            elif lane not in served:
+                self._turns.remove(lane)
+                self._turns.appendleft(lane)
 
     def _withdraw(self, waiting: Waiting) -> None:
         if waiting in self._again:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from remit.commitment.queueing import Piece, Queue
-from remit.model.claims import Actor, Delete, Operation, OperationID, Role
+from remit.commitment.queueing import Piece, Queue, cut
+from remit.model.claims import Accepted, Actor, Delete, Operation, OperationID, Role
 
 
 def operations(who: str, count: int, role: Role = Role.USER) -> list[Operation]:
@@ -121,3 +121,35 @@ def test_those_who_left_are_passed_over_in_every_lane() -> None:
         _ = queue.put(operations(who, 3)).cancel()
     _ = queue.put(scheduler(3)).cancel()
     assert queue.count == 9 and queue.take() == [] and queue.count == 0 and not queue
+
+
+@story
+def test_what_is_put_off_is_first_in_its_own_lane_and_stands_before_nobody_else() -> None:
+    queue = Queue(10)
+    first = queue.put(operations("flood", 10))
+    _ = queue.put(operations("flood", 10))
+    pieces = queue.take()
+    _ = queue.put(scheduler(2))
+    _ = queue.put(operations("gentle", 1))
+    decided, rest = cut(pieces, 3)
+    queue.put_off(rest, decided)
+    queue.answer(decided, [Accepted(1)] * 3)
+    assert names(queue.take()) == [("scheduler", 2), ("flood", 7), ("gentle", 1)]
+    assert not first.done()
+    assert names(queue.take()) == [("flood", 10)]
+    assert not queue and not queue.count
+
+
+@story
+def test_whoever_was_only_put_off_is_decided_in_the_next_batch__however_little_each_has_room_for() -> None:
+    queue = Queue(10)
+    for _ in range(5):
+        _ = queue.put(operations("flood", 4))
+    gentle, own = queue.put(operations("gentle", 1)), queue.put(scheduler(1))
+    turns = 0
+    while not (gentle.done() and own.done()):
+        decided, rest = cut(queue.take(), 2)  # no more fit into a batch than two
+        queue.put_off(rest, decided)
+        queue.answer(decided, [Accepted(1)] * sum(len(piece.operations) for piece in decided))
+        turns += 1
+    assert turns <= 3
