@@ -347,11 +347,13 @@ def part_name(sort: str) -> str:
 
 
 @asynccontextmanager
-async def component_world(servers: Sequence[str], token: str, trust: Trust = Trust()) -> AsyncIterator[Connected]:
-    """The real world, in which a scope's servers are reached over HTTP."""
+async def component_world(
+    servers: Sequence[str], token: str, trust: Trust = Trust(), tell: Callable[[str], None] | None = None
+) -> AsyncIterator[Connected]:
+    """The real world, in which a scope's servers are reached over HTTP. `tell` hears of one that does not know the token."""
     world = production()
     try:
-        async with connect(servers, token, world, trust=trust) as connected:
+        async with connect(servers, token, world, trust=trust, tell=tell) as connected:
             yield connected
     finally:
         await world.offload.close()

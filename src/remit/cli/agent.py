@@ -54,7 +54,8 @@ SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", "REMIT_CA_F
 
 @click.command(
     epilog=examples(
-        "remit agent --server http://127.0.0.1:7420 --token-file data/token --data agent",
+        "remit token create --role join --node NAME > join.token",
+        "remit agent --server http://127.0.0.1:7420 --name NAME --join join.token --data agent",
         "remit agent --data agent --nodes 20 --region eu-central --region eu-west    twenty nodes to try things out",
         "remit agent --data agent --cpu 8 --memory 16Gi --device gpu=2:A10           instead of what was found",
     )

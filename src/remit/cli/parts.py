@@ -22,6 +22,7 @@ from remit.cli.running import (
     server_and_token,
 )
 from remit.model.problems import escaped
+from remit.world.clock import BootClock
 from remit.world.promises import WorldError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ name_option = click.option("--name", default="", help="What it is called in reco
 
 @click.command(
     epilog=examples(
-        "remit scheduler --server http://127.0.0.1:7420 --token-file data/token",
+        "remit token create --role scheduler > scheduler.token",
+        "remit scheduler --server http://127.0.0.1:7420 --token-file scheduler.token",
         "remit scheduler --name spare             a second one: it takes over when the first falls silent",
     )
 )
@@ -54,7 +56,8 @@ def scheduler(servers: tuple[str, ...], token_file: Path | None, **how: Any) -> 
 
 @click.command(
     epilog=examples(
-        "remit controllers --server http://127.0.0.1:7420 --token-file data/token",
+        "remit token create --role controllers > controllers.token",
+        "remit controllers --server http://127.0.0.1:7420 --token-file controllers.token",
         "remit controllers --name spare           a second copy: it takes over, one controller at a time",
     )
 )
@@ -91,8 +94,8 @@ def _run(
     async def main() -> None:
         from remit.assembly import component_world, part_name
 
-        async with component_world(urls, token, trust) as connected:
-            complain = Complaints(Logging(log_format, log_level).of(sort, connected.world.clock))
+        complain = Complaints(Logging(log_format, log_level).of(sort, BootClock()))
+        async with component_world(urls, token, trust, complain) as connected:
             run = partial(part, connected, name=name or part_name(sort), beat_ms=beat_ms, failed=complain)
             if metrics is None:
                 await run()

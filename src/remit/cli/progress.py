@@ -138,8 +138,9 @@ def _limit(
     current = rolls is not None and rolls.observed_generation == workload.metadata.generation
     if rolls is not None and current and rolls.message and rolls.reason != ROLLED_OUT:
         return "rollout", rolls.message, False
-    standing = sum(count for phase, count in counts.items() if phase is not P.RELEASED)
-    at_once = min(wanted - done, workload.spec.replicas) if workload.spec.type == "job" else wanted
+    job = workload.spec.type == "job"  # of which what has ended takes nobody's place, although nobody has settled it yet
+    standing = sum(count for phase, count in counts.items() if phase is not P.RELEASED and not (job and phase is P.FINISHED))
+    at_once = min(wanted - done, workload.spec.replicas) if job else wanted
     if standing < at_once:
         return "missing", "replicas that are not made yet", False
     arrived = _ARRIVED[workload.spec.type]

@@ -149,14 +149,15 @@ def tell_workload(
     phases = view.replicas.column("phase")[slots]
     counts = {phase: int(np.count_nonzero(phases == number)) for number, phase in enumerate(PHASES)}
     stages = {QUEUED if phase is Phase.PENDING else phase.value: count for phase, count in counts.items() if count}
-    there = sum(count for phase, count in counts.items() if phase not in _GOES_BY)
+    kind = "" if declared is None else declared.spec.type
+    gone = (*_GOES_BY, Phase.FINISHED) if kind == "job" else _GOES_BY  # what has ended takes nobody's place, settled or not
+    there = sum(count for phase, count in counts.items() if phase not in gone)
     wanted, missing = _wanted(declared, there, len(slots))
     groups = tuple(_groups(view, slots, rules))
     answered = None
     if node and len(slots):
         answered, _ = _answers(view, int(slots[np.argmax(phases == PENDING)]), rules, node, "")
     revisions = view.replicas.column("revision")[slots[phases == PENDING]].tolist()
-    kind = "" if declared is None else declared.spec.type
     limit, detail = _limit(counts, groups, missing, kind), ""
     said = None if declared is None else _said(declared)
     if said is not None and (said.ended or not groups):

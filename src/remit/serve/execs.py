@@ -150,6 +150,11 @@ class _Hearing:
             pass
 
 
+def _program(word: str) -> str:
+    """The first of what may be a whole command in quotes, which has its passwords in it."""
+    return next(iter(word.split(maxsplit=1)), "")
+
+
 class _Session:
     """The agent's side, and what is recorded of it."""
 
@@ -198,11 +203,13 @@ class _Session:
         """What is to run, for the audit: its program alone. What comes after may be a password, and the audit is kept and read;
         the mark tells whether two were the same.
         """
-        program, *words = self._begin.argv
+        argv = self._begin.argv
+        program = _program(argv[0])
+        words = len(argv) - 1 + (program != argv[0])
         if not words:
             return shown(program)
         seals = await self._desk.world.offload(lambda: self._desk.keyring.seals)
-        return f"{shown(program)} and {len(words)} word{'s' * (len(words) > 1)}, mark {seals.mark(self._begin.argv)}"
+        return f"{shown(program)} and {words} word{'s' * (words > 1)}, mark {seals.mark(argv)}"
 
     def _refused(self, body: bytes) -> Failure:
         try:
@@ -210,7 +217,8 @@ class _Session:
         except (msgspec.DecodeError, ValueError, RecursionError):
             return unanswered(self._node, "it said what is no answer")
         status = _STATUSES.get(told.code, 409)
-        cause, cure = escaped(told.cause)[:1_000], escaped(told.cure)[:1_000]
+        whole = self._begin.argv[0]
+        cause, cure = (escaped(words.replace(whole, _program(whole)))[:1_000] for words in (told.cause, told.cure))
         return Failure(status, told.code if told.code in _STATUSES else "refused", cause, cure=cure)
 
     async def told(self) -> AsyncGenerator[bytes, None]:

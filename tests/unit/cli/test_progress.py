@@ -119,6 +119,12 @@ def test_a_job_counts_what_is_done() -> None:
     assert (all_done.arrived, all_done.limit) == (4, "")
 
 
+def test_pieces_that_have_ended_take_nobodys_place__although_nobody_has_settled_them() -> None:
+    """As while no controllers run: the rest is missing, and that is said."""
+    found = progress(workload("job", replicas=2, completions=5), replicas(P.FINISHED, P.FINISHED, result="ok"))
+    assert (found.arrived, found.limit) == (2, "missing")
+
+
 def test_a_job_that_failed_says_so() -> None:
     failed = Condition(type="Failed", status="True", reason="RetriesExhausted", observed_generation=2)
     found = progress(workload("job", failed, replicas=1), [])

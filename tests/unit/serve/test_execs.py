@@ -200,6 +200,22 @@ def test_why_an_agent_has_begun_nothing_is_told_with_its_cure(code: str, status:
     scene(agent, test)
 
 
+def test_a_whole_command_in_quotes_is_written_down_nowhere() -> None:
+    """The usual mistake: it is one word, and its password with it."""
+    quoted = "mysql -phunter2 shop"
+    refused = Unbegun("not_started", f"{quoted} cannot be run (no such file or directory)", "name a program")
+    agent = Agent(bytes((Part.REFUSED,)) + msgspec.json.encode(refused))
+
+    async def test(asked: Api) -> None:
+        reply = await execute(asked, spoken(Part.BEGIN, Begin((quoted,))))
+        assert (reply.status, "mysql cannot be run" in reply.json["detail"]) == (422, True)
+        began = recorded(asked, "execBegin")[0]
+        assert began.detail.startswith('"mysql" and 1 word, mark ')
+        assert not any("hunter2" in str(item) for item in asked.desk.audit.read(limit=100))
+
+    scene(agent, test)
+
+
 def test_a_tenant_has_only_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "TENANT_SESSIONS_MAX", 1)
     agent = Agent(BEGUN, echoes=True)
