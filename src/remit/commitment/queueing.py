@@ -176,16 +176,16 @@ class Queue:
             self._move(piece, piece.start)
 
     def put_off(self, rest: Sequence[Piece], decided: Sequence[Piece]) -> None:
-        """What did not fit into the batch that it was taken for is first at its lane's next turn; that comes at once for lanes
-        of which nothing was decided. Before everything else it would keep all others waiting for as long as somebody goes on
-        sending what makes much of little.
+        """What did not fit into the batch that it was taken for waits for its lane's next turn; that comes at once for lanes of
+        which nothing was decided. An ask of which a part was goes behind those that wait there. Before everything else it
+        would keep all others waiting for as long as somebody goes on sending what makes much of little.
         """
-        served = {piece.waiting.lane for piece in decided}
+        served, begun = {piece.waiting.lane for piece in decided}, {id(piece.waiting) for piece in decided}
         for piece in reversed(rest):
             lane = piece.waiting.lane
             if piece.waiting.queued:
                 self._withdraw(piece.waiting)
-            self._append(piece.waiting, first=True)
+            self._append(piece.waiting, first=id(piece.waiting) not in begun)
             piece.waiting.queued = True
             self._move(piece, piece.start)
             if lane == OWN:

@@ -124,20 +124,31 @@ def test_those_who_left_are_passed_over_in_every_lane() -> None:
 
 
 @story
-def test_what_is_put_off_is_first_in_its_own_lane_and_stands_before_nobody_else() -> None:
+def test_what_is_put_off_stands_before_nobody_else__nor_before_others_of_its_lane() -> None:
     queue = Queue(10)
     first = queue.put(operations("flood", 10))
-    _ = queue.put(operations("flood", 10))
+    _ = queue.put(operations("flood", 5))
     pieces = queue.take()
     _ = queue.put(scheduler(2))
     _ = queue.put(operations("gentle", 1))
     decided, rest = cut(pieces, 3)
     queue.put_off(rest, decided)
     queue.answer(decided, [Accepted(1)] * 3)
-    assert names(queue.take()) == [("scheduler", 2), ("flood", 7), ("gentle", 1)]
+    assert names(queue.take()) == [("scheduler", 2), ("flood", 5), ("gentle", 1)]
     assert not first.done()
-    assert names(queue.take()) == [("flood", 10)]
+    assert names(queue.take()) == [("flood", 7)]
     assert not queue and not queue.count
+
+
+@story
+def test_a_bind_does_not_wait_until_a_controller_has_made_all_that_it_asked_for() -> None:
+    queue = Queue(10)
+    _ = queue.put(operations("controller", 10, Role.WORKLOADS))
+    pieces = queue.take()
+    _ = queue.put(scheduler(2))
+    decided, rest = cut(pieces, 1)
+    queue.put_off(rest, decided)
+    assert names(queue.take())[0] == ("scheduler", 2)
 
 
 @story
