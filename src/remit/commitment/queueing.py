@@ -15,7 +15,7 @@ class BatchMax(NamedTuple):
     """How much goes into one batch: operations, and replicas that may be changed before it ends."""
 
     operations: int = 256
-    replicas: int = 4_000
+    replicas: int = 2_000
 
 
 BATCH_MAX: Final = BatchMax()
