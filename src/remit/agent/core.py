@@ -10,7 +10,7 @@ Three rules carry the safety argument; the rest is service:
   deadlines of what must never run twice are the keeper's (keeper.py).
 - *Each end is told once, by the move that the table has for it*, and room is freed by nothing but that. That nothing runs is
   said only by one who would know: where another agent held this node before, with a keeper of its own, what must never run
-  twice is given the time to be fenced there first.
+  twice is given the time to be fenced there first; not so what was still bound once this agent held it: nobody else began that.
 """
 
 from __future__ import annotations
@@ -83,13 +83,15 @@ Act = Say | Prepare | Start | End | Leave
 class Course:
     """What this agent knows of a copy beyond the keeper's table. It begins anew with the agent."""
 
-    __slots__ = ("asked_ms", "barred", "health")
+    __slots__ = ("asked_ms", "barred", "bound_in", "health")
 
     def __init__(self) -> None:
         self.asked_ms: int | None = None
         """When its `start` was asked for."""
         self.barred = False
         """It does not run, and the keeper will begin no more of it."""
+        self.bound_in = ""
+        """In which incarnation it was seen to be not yet started, by orders from after the node's lease was acquired."""
         self.health: Health | None = None
 
 
@@ -115,6 +117,8 @@ class Mind:
         self._held_from = revision
         if not follows:
             self._strange_since_ms = now_ms
+            for course in self.courses.values():
+                course.bound_in = ""
 
     def renewed(self, sent_ms: int) -> None:
         """A renewal of the node's lease that was sent then was answered."""
@@ -173,16 +177,19 @@ class Mind:
         replica, generation = order.replica, orders.spec_of(order.replica)
         match replica.status.phase:
             case Phase.BOUND if may_act:
-                self.course(copy).asked_ms = now_ms
+                course = self.course(copy)
+                course.asked_ms = now_ms
+                if self._seen >= self._held_from:
+                    course.bound_in = orders.incarnation
                 yield self._say(copy, order, "start")
             case Phase.STARTING | Phase.RUNNING | Phase.READY | Phase.SERVING if generation is not None:
-                yield from self._go_on(now_ms, copy, order, generation, kept, may_act)
+                yield from self._go_on(now_ms, orders, copy, order, generation, kept, may_act)
             case Phase.DRAINING if may_act:
                 yield self._say(copy, order, "stop")
             case Phase.STOPPING if kept is not None and kept.alive:
                 grace_ms = self.tempo.kill_grace_ms if generation is None else int(generation.spec.template.stop_grace)
                 yield End(copy, grace_ms)
-            case Phase.STOPPING if kept is None and self._may_run_elsewhere(now_ms, copy, generation):
+            case Phase.STOPPING if kept is None and self._may_run_elsewhere(now_ms, orders, copy, generation):
                 pass
             case Phase.STOPPING if may_act:
                 ended = Ended(code=0) if kept is None or kept.ended is None else kept.ended
@@ -195,10 +202,15 @@ class Mind:
         found = orders.node(self.node)
         return found is not None and found[0].status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
-    def _may_run_elsewhere(self, now_ms: int, copy: Copy, generation: GenerationSpec | None) -> bool:
-        """Its keeper knows nothing of it. But may that of another, who held this node before, be running it still?"""
+    def _may_run_elsewhere(self, now_ms: int, orders: Assigned, copy: Copy, generation: GenerationSpec | None) -> bool:
+        """Its keeper knows nothing of it. But may that of another, who held this node before, be running it still? Not if it
+        was still bound when this agent held the node already: whoever begins it needs a `start`, and only the holder gets one.
+        """
         fence = 0 if generation is None else fence_ms(generation)
         if self._strange_since_ms is None or not fence:
+            return False
+        course = self.courses.get(copy)
+        if course is not None and course.bound_in == orders.incarnation:
             return False
         until_ms = self._strange_since_ms + lost_after_ms(fence, self.tempo)
         if now_ms < until_ms:
@@ -208,12 +220,19 @@ class Mind:
     # -- what runs, or is to ---------------------------------------------------------------------------------------------
 
     def _go_on(
-        self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Begun | None, may_act: bool
+        self,
+        now_ms: int,
+        orders: Assigned,
+        copy: Copy,
+        order: Ordered,
+        generation: GenerationSpec,
+        kept: Begun | None,
+        may_act: bool,
     ) -> Iterator[Act]:
         phase = order.replica.status.phase
         if kept is None:
             void = phase is Phase.STARTING and self._void(now_ms, copy, generation)
-            if (void or phase is not Phase.STARTING) and self._may_run_elsewhere(now_ms, copy, generation):
+            if (void or phase is not Phase.STARTING) and self._may_run_elsewhere(now_ms, orders, copy, generation):
                 return
             if phase is not Phase.STARTING:
                 yield from self._over(copy, order, generation.spec, kept, Ended(), may_act)  # it ran: nobody knows of it now

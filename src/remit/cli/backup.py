@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -115,8 +115,9 @@ def _check_place(data: Path, force: bool) -> None:
 
 
 def _restored(file: Path, data: Path, incarnation: str) -> tuple[Label | None, Restored]:
+    from remit.store.faults import translated
     from remit.store.file import SIGN
-    from remit.store.owner import PRIVATE_DIRECTORY, Ownership
+    from remit.store.owner import LOCK_NAME, PRIVATE_DIRECTORY, Ownership, make_private
     from remit.store.restore import restore as put_back
     from remit.store.travelling import unpack
 
@@ -124,14 +125,23 @@ def _restored(file: Path, data: Path, incarnation: str) -> tuple[Label | None, R
         bare = opened.read(len(SIGN)) == SIGN
     if bare:  # what a store copied of itself, without a label
         return None, put_back(file, data, incarnation=incarnation)
-    Ownership(data).release()  # said before anything is unpacked
-    data.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-    draft = data / DRAFT
+    if (data / LOCK_NAME).exists():  # else nobody owns it, and it stays as it is until the backup is known to be whole
+        Ownership(data).release()
+    draft, missing = data / DRAFT, [path for path in (data, *data.parents) if not path.exists()]
     try:
-        label = unpack(file, draft)
-        return label, put_back(draft, data, incarnation=incarnation)
-    finally:
-        draft.unlink(missing_ok=True)
+        with translated(data):
+            data.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+            make_private(draft)
+        try:
+            label = unpack(file, draft)
+            return label, put_back(draft, data, incarnation=incarnation)
+        finally:
+            draft.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):  # what has something in it stays
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 def _tell_revived(data: Path, replaced: Replaced | None) -> None:

@@ -166,7 +166,9 @@ def tell_problem(about: str, problem: ProblemAnswer | None) -> None:
 
 def refusal(error: ApiError, about: str = "") -> Failure:
     """The server's words, with every problem that it found."""
-    said = (f"{error.field}: " if error.field and not error.problems else "") + (error.detail or error.code or str(error))
+    said = error.detail or error.code or str(error)
+    if error.field and not error.problems and not said.startswith(f"{error.field}: "):
+        said = f"{error.field}: {said}"
     what = f"{about}: {said}" if about else said
     if error.status == UNAUTHENTICATED:
         return Failure(escaped(what), "the token is not this server's: see `remit context list`, or name it with --token-file")

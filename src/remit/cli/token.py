@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
@@ -79,21 +80,32 @@ def create(asked: Asked, role: TokenRole, subject: str, nodes: tuple[str, ...], 
     thing = _declared(made, called, role, subject, mine, nodes, expires or TERMS.get(role, TERM))
     ask(asked, lambda api: _create(api, thing))
     if role == "join" and output == "token":
-        click.echo(f"on that machine: {_joining(asked, thing, made)}", err=True)
+        click.echo(_joining(asked, thing), err=True)
     _tell(thing, made, output)
 
 
-def _joining(asked: Asked, thing: Token, made: str) -> str:
-    """The whole line to copy, with what the server is known by."""
-    words = ["remit", "agent", "--server", asked.reach.server, "--join", made, "--data", "agent"]
-    if len(thing.spec.nodes) == 1:
-        words += ["--name", thing.spec.nodes[0]]
+def _joining(asked: Asked, thing: Token) -> str:
+    """The whole line to copy, with what the server is known by; but not the token, which may be on its way into a file."""
+    named = _played(thing.spec.nodes)
+    if not named:
+        return "an agent's nodes are NAME, or NAME-1 to NAME-N: make a join token of each other one, and run an agent with it"
+    words = ["remit", "agent", "--server", asked.reach.server, "--join", "FILE", "--data", "agent", *named]
     if asked.reach.ca_file:
         from remit.world.certificates import NoCertificate, certificate_digest
 
         with suppress(NoCertificate, OSError):
             words += ["--ca-digest", certificate_digest(Path(asked.reach.ca_file).read_bytes())]
-    return shlex.join(words)
+    return f"on that machine, with the token in FILE: {shlex.join(words)}"
+
+
+def _played(nodes: Sequence[str]) -> list[str]:
+    """By which options an agent has just these nodes; none if no agent can."""
+    if len(nodes) == 1:
+        return ["--name", nodes[0]]
+    name = nodes[0].rpartition("-")[0] if nodes else ""
+    if not name or set(nodes) != {f"{name}-{number}" for number in range(1, len(nodes) + 1)}:
+        return []
+    return ["--name", name, "--nodes", str(len(nodes))]
 
 
 def _called(role: str, subject: str, tenant: str, nonce: str) -> str:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from remit.client.api import Api
 
 PHASED = ("Replica", "Node", "Grant")
+GOALS = "ready, complete, failed, delete, phase=PHASE or condition=TYPE"
 
 
 @click.command(
     epilog=examples(
         "remit wait workload/web --for=ready                           rolled out, and all replicas ready",
         "remit wait workload/nightly --for=complete --timeout 1h       a job is done",
+        "remit wait workload/nightly --for=failed                      a job is given up; as condition=Failed",
         "remit wait workload/web --for=condition=Available             a condition says True; =X=False for another",
         "remit wait replica/web-0 --for=phase=serving",
         "remit wait workload/web --for=delete                          it is gone",
@@ -29,7 +31,11 @@ PHASED = ("Replica", "Node", "Grant")
 )
 @click.argument("what", nargs=-1, required=True, metavar="KIND/NAME...", shell_complete=complete_kind)
 @click.option(
-    "--for", "goal", required=True, metavar="GOAL", help="ready, complete, delete, phase=PHASE or condition=TYPE[=STATUS]."
+    "--for",
+    "goal",
+    required=True,
+    metavar="GOAL",
+    help="ready, complete, failed, delete, phase=PHASE or condition=TYPE[=STATUS].",
 )
 @click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long at most.")
 @asks_server()
@@ -57,7 +63,9 @@ def wait(asked: Asked, what: tuple[str, ...], goal: str, timeout: str) -> None:
 
 
 def _met(goal: str) -> str:
-    return {"delete": "is gone", "ready": "is ready", "complete": "is complete"}.get(goal, f"has {escaped(goal)}")
+    return {"delete": "is gone", "ready": "is ready", "complete": "is complete", "failed": "has failed"}.get(
+        goal, f"has {escaped(goal)}"
+    )
 
 
 def _goal(asked: Asked, thing: Meant, text: str) -> Goal:
@@ -67,7 +75,7 @@ def _goal(asked: Asked, thing: Meant, text: str) -> Goal:
 
     word, _, rest = text.partition("=")
     tenant, path = tenant_of(asked, thing), path_of(asked, thing)
-    if word in ("delete", "ready", "complete") and rest:
+    if word in ("delete", "ready", "complete", "failed") and rest:
         raise click.UsageError(f"--for={word} takes no value")
     match word:
         case "delete":
@@ -86,7 +94,11 @@ def _goal(asked: Asked, thing: Meant, text: str) -> Goal:
         case "complete":
             _check(thing, ("Workload", "Replica"), "an end")
             return Ended(thing, tenant, path)
-    raise click.UsageError(f"{shown(text)} cannot be waited for; write ready, complete, delete, phase=PHASE or condition=TYPE")
+        case "failed" if thing.kind == "Workload":
+            return Conditioned(thing, tenant, path, "Failed", "True")
+        case "failed":
+            raise click.UsageError("--for=failed is of workloads; of a replica write --for=phase=failed")
+    raise click.UsageError(f"{shown(text)} cannot be waited for; write {GOALS}")
 
 
 def _check(thing: Meant, kinds: tuple[str, ...], what: str) -> None:

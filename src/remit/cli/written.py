@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
@@ -22,8 +23,14 @@ _REPORTED: Final = ("uid", "generation", "revision", "deleting")
 
 
 def plain(thing: object) -> Any:
-    """As mappings and lists, with the names that the API gives its fields."""
-    return msgspec.json.decode(encode(thing))
+    """As mappings and lists, with the names that the API gives its fields. As there, where it stands (the phase, the health) is
+    said also where that is the default.
+    """
+    value, status = msgspec.json.decode(encode(thing)), getattr(thing, "status", None)
+    first = status.__struct_fields__[0] if isinstance(status, msgspec.Struct) else ""
+    if isinstance(stands := getattr(status, first, None), Enum):
+        value["status"] = {first: stands.value, **value.get("status", {})}
+    return value
 
 
 def json_text(value: object) -> str:

@@ -195,9 +195,9 @@ def _unpermitted_rank(spec: WorkloadSpec, terms: Terms, value_of: Callable[[str]
     if value is None or value <= ORDINARY:
         return None
     words = (
-        f"{asked} has priority {value}, and no policy in force lets this tenant have more than {ORDINARY}: leave it out, or "
+        f"{asked} has priority {value}, and no policy in force lets this tenant have more than {ORDINARY}; leave it out, or "
     )
-    return Forbidden("spec.priorityClass", words + "let an operator say so in a policy (priorityClass, or priorityMax)")
+    return Forbidden("spec.priorityClass", words + "ask an operator for a policy rule with priorityClass or priorityMax")
 
 
 def _forbidden_rank(spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], int | None]) -> Forbidden | None:
@@ -212,8 +212,8 @@ def _forbidden_rank(spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], 
     value = value_of(asked)
     if value is None or value <= terms.priority_max:
         return None
-    words = f"{asked} has priority {value}; {terms.capped_by} allows at most {terms.priority_max}: choose a lower class"
-    return Forbidden(field, words)
+    words = f"{asked} has priority {value}, and {terms.capped_by} allows at most {terms.priority_max}; "
+    return Forbidden(field, words + "choose a lower class, or ask an operator for a policy rule with a higher priorityMax")
 
 
 def _forbidden_places(spec: WorkloadSpec, terms: Terms) -> Forbidden | None:
@@ -223,7 +223,7 @@ def _forbidden_places(spec: WorkloadSpec, terms: Terms) -> Forbidden | None:
             continue
         field, whose = f"spec.placement.{sort}", " and ".join(str(by) for by in places.by)
         if not places.names:
-            return Forbidden(field, f"{whose} together allow no {sort} at all: ask an operator which of them is meant")
+            return Forbidden(field, f"{whose} together allow no {sort} at all; ask an operator which of them is meant")
         allowed = one_of(sorted(places.names))
         asked: tuple[str, ...] = getattr(where, sort)
         if asked and places.names.isdisjoint(asked):

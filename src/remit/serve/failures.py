@@ -103,8 +103,11 @@ def refused(verdict: Refused, *, conditional: bool = False) -> Failure:
     meaning = REFUSALS[verdict.code]
     field = _FIELD.match(verdict.detail)
     detail, cure = verdict.detail, meaning.cure
-    if field and verdict.code is Code.INVALID and " | " not in detail and "; " in detail:
-        detail, _, cure = detail.partition("; ")  # whoever refused one field has said what to write there
+    if field and " | " not in detail and "; " in detail:  # whoever refused one field has said what to write there
+        if verdict.code is Code.INVALID:
+            detail, _, cure = detail.partition("; ")
+        elif verdict.code is Code.POLICY:
+            detail, _, cure = detail.rpartition("; ")  # last: before that comes its author's reason, in any words
     return Failure(
         status,
         verdict.code.value,

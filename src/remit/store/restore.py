@@ -25,6 +25,7 @@ def restore(backup: Path, directory: Path, *, incarnation: str) -> Restored:
 
     Raises `Owned` if a process runs on it. Until the very last step, one rename, the old store stands as it was.
     """
+    check_header(backup)  # before anything is made
     owner = Ownership(directory)
     draft = directory / f"{FILE_NAME}.restoring"
     try:
@@ -42,7 +43,6 @@ def restore(backup: Path, directory: Path, *, incarnation: str) -> Restored:
 
 
 def _copy(backup: Path, draft: Path) -> None:
-    check_header(backup)
     with translated(draft):
         _wal(draft).unlink(missing_ok=True)
         make_private(draft)

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from remit.cli.main import remit
+from remit.store.file import SIGN
+from remit.store.travelling import Label, opening
 from tests.integration.cli.test_up import SERVICE, Ups, alive
 
 JOB = """
@@ -152,3 +156,31 @@ def test_a_backup_is_restored_into_an_empty_directory(ups: Ups, tmp_path: Path) 
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     assert ups.remit("restore", str(file), "--data", str(tmp_path / "mine")).returncode == 1
     assert not list((ups.data / "server").glob("backup*"))
+
+
+@pytest.mark.parametrize("place", ["new", "new/below", "empty"])
+@pytest.mark.parametrize("spoilt", ["no tar", "cut off", "a store that is not ours"])
+def test_what_is_no_backup_leaves_nothing_where_it_was_to_be_restored(tmp_path: Path, place: str, spoilt: str) -> None:
+    backup = tmp_path / "bad.tar"
+    label = Label(
+        version="0.1",
+        scope="local",
+        incarnation="i1",
+        epoch=1,
+        sequence=1,
+        revision=7,
+        taken="",
+        bytes=1_000_000,
+        sha256="0" * 64,
+    )
+    backup.write_bytes(
+        {
+            "no tar": b"dear reader",
+            "cut off": opening(label) + bytes(5_000),
+            "a store that is not ours": SIGN + bytes(5_000),
+        }[spoilt]
+    )
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(remit, ["restore", str(backup), "--data", str(tmp_path / place)], prog_name="remit")
+    assert result.exit_code == 1 and "bad.tar" in result.output, result.output
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["bad.tar", "empty"]

@@ -104,7 +104,7 @@ def _walk(first: Machine, nodes: list[Machine]) -> None:
 def _wrong_digest(place: Place, node: Machine) -> None:
     """Whoever answers is not who was meant: the join token is not sent, let alone spent."""
     token, line = place.join_token("n1")
-    assert f"--server {place.url} --join {token}" in line and "--ca-digest sha256:" in line
+    assert f"--server {place.url} --join FILE" in line and token not in line and "--ca-digest sha256:" in line
     words = ["agent", "--server", place.url, "--data", str(node.root / "wrong"), "--name", "n1", "--join", token]
     done = subprocess.run(
         [*node.words, REMIT, *words, "--ca-digest", "sha256:" + "0" * 64],

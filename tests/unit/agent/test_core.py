@@ -387,3 +387,29 @@ def test_an_heir_without_the_data_says_that_nothing_runs_only_when_it_was_surely
     eager = Bench(Phase.RUNNING, kind="service", fence=Duration(2_000))
     eager.mind.took_over(NOW_MS, follows=False)
     assert eager.says() == ("crash", "gone")
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])
+def test_what_was_still_bound_once_the_heir_held_the_node_was_begun_by_nobody_else(phase: Phase) -> None:
+    bench = Bench(Phase.BOUND, fence=Duration(2_000))
+    bench.mind.took_over(NOW_MS, follows=False, revision=bench.orders.revision)
+    bench.mind.renewed(NOW_MS)
+    assert bench.says() == ("start", "")
+    bench.phase(phase)
+    assert bench.says(NOW_MS + 2_001)[0] in ("crash", "stopped"), "and long before another's would be fenced"
+
+
+@pytest.mark.parametrize("lacking", ["orders from after the lease", "this incarnation", "nobody between", "the same attempt"])
+def test_an_heir_waits_where_it_cannot_tell_who_began_it(lacking: str) -> None:
+    bench = Bench(Phase.BOUND, fence=Duration(2_000))
+    stale = lacking == "orders from after the lease"
+    bench.mind.took_over(NOW_MS, follows=False, revision=bench.orders.revision + stale)
+    assert bench.says() == ("start", "")
+    if lacking == "nobody between":
+        bench.mind.took_over(NOW_MS, follows=False, revision=bench.orders.revision)
+    bench.phase(Phase.STOPPING, attempt=2 if lacking == "the same attempt" else 1)
+    if lacking == "this incarnation":
+        bench.orders.incarnation = "i2"
+    assert bench.look() == []
+    sure_ms = NOW_MS + lost_after_ms(2_000, TEMPO)
+    assert min(bench.mind.wakes.values()) == sure_ms

@@ -13,11 +13,12 @@ from remit.model.data import Config, DataSpec, Secret, SecretSpec
 from remit.model.documents import Node as Read
 from remit.model.documents import read_documents
 from remit.model.fields import Condition, Metadata, Stamp
-from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
+from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec, WorkloadStatus
 from remit.model.manifests import read
 from remit.model.objects import DECLARED
 from remit.model.problems import Problems
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
+from remit.model.resources import Amount
 from tests.properties.declared import manifests
 
 TEXTS = st.one_of(
@@ -79,6 +80,17 @@ def test_what_remit_reports_is_told_in_comments_and_not_declared() -> None:
     assert not made.problems
     bare = replace(workload(), metadata=Metadata(name="web", tenant="risk"), status=WorkloadStatus())
     assert made.objects == (bare,)
+
+
+def test_where_something_stands_is_said_also_where_it_is_the_default() -> None:
+    """The health of a node, and the phase of a replica, as over HTTP."""
+    waits = Replica(metadata=Stamp(name="a-0", tenant="t", uid="u"), spec=ReplicaSpec(workload="a", generation=1))
+    assert plain(waits)["status"] == {"phase": "pending"}
+    runs = plain(replace(waits, status=ReplicaStatus(phase=Phase.RUNNING, node="n1")))
+    assert runs["status"] == {"phase": "running", "node": "n1"}
+    size = NodeSpec(region="r", zone="r-a", capacity=Amount.parse({"cpu": "1", "memory": "1Gi"}))
+    assert plain(Node(metadata=Metadata(name="n1"), spec=size))["status"] == {"health": "joining"}
+    assert not plain(replace(workload(), status=WorkloadStatus())).get("status"), "a workload stands nowhere"
 
 
 def test_a_secret_that_is_not_shown_cannot_be_applied_as_an_empty_one() -> None:

@@ -47,13 +47,15 @@ async def test_what_a_policy_forbids_is_told_with_its_field_its_reason_and_what_
     """A19: a class that is above what policy allows its author."""
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", "/v1/priorityclasses", rank("vip", 500))
-    rule = {"match": {"tenants": ["acme"]}, "priorityMax": 10, "allow": {"regions": ["eu"]}, "reason": "as agreed"}
+    rule = {"match": {"tenants": ["acme"]}, "priorityMax": 10, "allow": {"regions": ["eu"]}, "reason": "as agreed; so it is"}
     await api.must("POST", "/v1/policies", policy(rule))
     high = await api.ask("POST", WORKLOADS, workload("w", priorityClass="vip"))
     assert (high.status, high.json["code"], high.json["field"]) == (403, "policy", "spec.priorityClass")
     assert "as agreed" in high.json["detail"] and "at most 10" in high.json["detail"]
+    assert high.json["cure"] == "choose a lower class, or ask an operator for a policy rule with a higher priorityMax"
     away = await api.ask("POST", WORKLOADS, workload("w", placement={"regions": ["us"]}))
     assert (away.status, away.json["field"]) == (403, "spec.placement.regions") and "allows eu" in away.json["detail"]
+    assert away.json["cure"] == "ask for one of these"
     await api.must("POST", WORKLOADS, workload("w"))
 
 
