@@ -57,7 +57,7 @@ def released_quota_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GrantLedger, "draw", lambda self, pairs, sign: draw(self, pairs, sign if sign > 0 else 2 * sign))
 
 
-@bug(38, scenario="contest", seed=2, expects=("reservations_are_committed_once_or_released", *ROOM))
+@bug(38, scenario="contest", seed=4, expects=("reservations_are_committed_once_or_released", *ROOM))
 def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
     """A replica that drains or stops holds nothing any more."""
     early = HOLDS - {Phase.DRAINING, Phase.STOPPING}

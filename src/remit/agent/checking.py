@@ -46,7 +46,8 @@ def ask_what_is_due(world: World, patient: Patient, spawn: Spawn, tell: Callable
 
 def _has_started(patient: Patient) -> bool:
     """Does its phase say that it passed its start-up probe? An agent that comes back asks that of nobody a second time."""
-    phase = patient.replica.status.phase
+    status = patient.replica.status
+    phase = Phase(status.before) if status.phase is Phase.UNKNOWN and status.before else status.phase
     return phase in (Phase.READY, Phase.SERVING) or (phase is Phase.RUNNING and patient.kept.number == 0)
 
 

@@ -20,7 +20,6 @@ from remit.simulate.simulation import Run
 UNREACHABLE: Final[Mapping[str, str]] = {
     "code fault": "it answers a bug of ours",
     "transition abort from starting": "starting may last for ten minutes, which is longer than a scenario of the suite",
-    "sight fought": "nobody in these worlds undoes a controller's deed twice; tests/unit/correction/test_loop.py plays it",
 }
 """What no run can reach, with the reason. This list only shrinks."""
 
