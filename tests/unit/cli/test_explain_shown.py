@@ -110,6 +110,14 @@ def test_what_its_controllers_say_of_it_is_said(type_: str, status: Any, reason:
         assert told.limit == "missing"
 
 
+def test_pieces_that_have_ended_take_nobodys_place__although_nobody_has_settled_them() -> None:
+    """As while no controllers run: what is missing is said, and not that all is well."""
+    made = workload("w", replicas=2, type_="job", completions=5)
+    cluster = three().work(made, 0, on=("n1", "n2"), phase=Phase.FINISHED, result="ok")
+    told = tell_workload(cluster.view(), made, "t1", "w", Records(at=AT), RULES)
+    assert (told.wanted, told.missing, told.limit) == (5, 2, "missing")
+
+
 def test_a_decision_that_is_no_longer_kept_is_said_to_be_so() -> None:
     text = replica_text(three().work(workload("w"), 0, on=("n1",)), "w-0")
     assert "the decision is no longer kept" in text
