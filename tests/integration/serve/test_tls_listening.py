@@ -127,7 +127,7 @@ def test_handshakes_that_do_not_come_to_an_end_are_ended(keys: TlsKeys, monkeypa
                 with suppress(ConnectionError):
                     assert await reader.read() == b""
                 writer.close()
-            assert 0.3 < time.monotonic() - began < 5
+            assert 0.3 < time.monotonic() - began < 30
 
     played(main)
 

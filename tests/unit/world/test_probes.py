@@ -75,7 +75,7 @@ def test_a_body_without_an_end_is_not_read() -> None:
 
     began_s = time.monotonic()
     assert probed(answer) == Probed(ok=True, detail="status 200 OK")
-    assert time.monotonic() - began_s < 4
+    assert time.monotonic() - began_s < 20
 
 
 def test_one_that_says_nothing_or_drips_is_given_up_in_time() -> None:
@@ -91,7 +91,7 @@ def test_one_that_says_nothing_or_drips_is_given_up_in_time() -> None:
     for answer in (silent, drips):
         began_s = time.monotonic()
         assert probed(answer, timeout_ms=150) == Probed(ok=False, detail="no answer within 150 ms")
-        assert time.monotonic() - began_s < 3
+        assert time.monotonic() - began_s < 4.5
 
 
 @pytest.mark.parametrize("path", ["x", "/a b", "/a\r\nX-Evil: 1", "/\0", ""])
