@@ -33,6 +33,7 @@ from remit.serve.looking import Looking
 from remit.serve.measuring import of_log, of_server
 from remit.serve.metrics import Metrics
 from remit.serve.passages import Passages
+from remit.serve.streams import Pulse
 from remit.store.protocol import Store
 from remit.world.chronicle import Chronicle
 from remit.world.promises import Clock, Offload, World
@@ -101,6 +102,7 @@ class Desk:
         self.began_ms = world.clock.now_ms()
         self.people, self.components = Listeners(watchers_max), Listeners(watchers_max)
         """Who is told something without end."""
+        self.pulse = Pulse(world.clock, tempo.beat_ms)
         self.requests, self.passages = Requests(), Passages(board, world.clock)
         self.metrics = Metrics(of_server(self))
         self.log, self.access = log, None if log is None else Access(log)

@@ -358,8 +358,10 @@ class _Conversation(Response):
             await self._hearing.leaving()
 
     async def _beat(self, send: Send) -> None:
-        """Nothing, now and then: one whose input is not taken is not listened to, and its leaving shows only here."""
-        while True:
+        """Nothing, now and then, while the token is good: one whose input is not taken is not listened to, and its leaving
+        shows only here.
+        """
+        while self._desk.identities.good(self._session.principal):
             await self._desk.clock.sleep_ms(BEAT_MS)
             await self._piece(send, spoken(Part.STDOUT), more=True)
 

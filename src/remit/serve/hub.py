@@ -1,4 +1,4 @@
-"""Who hears of which change? A board's changes, shared out to those who listen: each row is written out once for all of them.
+"""Who hears of which change? A board's changes, shared out to those who listen: written out once for all of them.
 
 One who does not keep up has its changes folded, the last of each object staying; beyond a bound it is told that it lags.
 """
@@ -14,6 +14,7 @@ import msgspec
 
 from remit.observation.board import Board, Kept
 from remit.serve.shown import gone, parts_of, shown
+from remit.serve.streams import Bookmark, line
 
 CHANGES_MAX: Final = 8_192
 """So many objects may have changed that a listener has not been told of."""
@@ -42,23 +43,50 @@ class Told:
         return self._deleted
 
 
-class Listening:
-    """One watch: what has changed for it since it was last told, by key."""
+class News:
+    """What has changed, one entry an object: what it was before, and what became of it. Most who listen hear the same news, so
+    all of it is written out once.
+    """
 
-    __slots__ = ("_came", "_changes", "lagging")
+    __slots__ = ("_piece", "_until", "changes", "first")
+
+    def __init__(self, changes: dict[str, tuple[Any, Told]]) -> None:
+        self.changes = changes
+        self.first = min((told.revision for _, told in changes.values()), default=0)
+        """Nothing in it is of an earlier revision."""
+        self._piece, self._until = b"", -1
+
+    def piece(self, until: int) -> bytes:
+        """All of it, and that everything up to `until` has been told."""
+        if self._until != until:
+            lines = [told.deleted() if told.value is None else told.changed() for _, told in self.changes.values()]
+            self._piece, self._until = b"".join(lines) + line(Bookmark(until)), until
+        return self._piece
+
+
+class Listening:
+    """One watch: what has changed for it since it was last told."""
+
+    __slots__ = ("_came", "_mine", "_news", "lagging")
 
     def __init__(self) -> None:
-        self._changes: dict[str, tuple[Any, Told]] = {}
+        self._news: News | None = None
+        self._mine = False
+        """Is it ours alone, so that more can be added?"""
         self._came = asyncio.Event()
         self.lagging = False
 
-    def tell(self, told: Told) -> None:
-        """Of several changes of one object the first `old` counts, and the last of all else."""
-        before = self._changes.pop(told.key, None)
-        self._changes[told.key] = (told.old if before is None else before[0], told)
-        if len(self._changes) > CHANGES_MAX:
-            self.lagging = True
-            self._changes.clear()
+    def tell(self, news: News) -> None:
+        if self._news is None:
+            self._news, self._mine = news, False
+        else:
+            changes = self._news.changes if self._mine else dict(self._news.changes)
+            for _, told in news.changes.values():
+                fold(changes, told)
+            self._news, self._mine = News(changes), True
+        if len(self._news.changes) > CHANGES_MAX:
+            self.lagging, self._news = True, None
+        self._came.set()
 
     def wake(self) -> None:
         self._came.set()
@@ -66,10 +94,16 @@ class Listening:
     async def wait(self) -> None:
         await self._came.wait()
 
-    def take(self) -> list[tuple[Any, Told]]:
+    def take(self) -> News | None:
         self._came.clear()
-        changes, self._changes = self._changes, {}
-        return list(changes.values())
+        news, self._news = self._news, None
+        return news
+
+
+def fold(changes: dict[str, tuple[Any, Told]], told: Told) -> None:
+    """Of several changes of one object the first `old` counts, and the last of all else."""
+    before = changes.pop(told.key, None)
+    changes[told.key] = (told.old if before is None else before[0], told)
 
 
 class Hub:
@@ -104,15 +138,16 @@ class Hub:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        woken: dict[Listening, None] = {}
+        by_prefix: dict[str, dict[str, tuple[Any, Told]]] = {}
         for told, prefixes in pending:
             told.revision = told.revision or self._board.revision  # of a deletion the board knows no more
             for prefix in prefixes:
-                for listening in self._by_prefix.get(prefix, ()):
-                    listening.tell(told)
-                    woken[listening] = None
-        for listening in woken:
-            listening.wake()
+                if prefix in self._by_prefix:
+                    fold(by_prefix.setdefault(prefix, {}), told)
+        for prefix, changes in by_prefix.items():
+            news = News(changes)
+            for listening in self._by_prefix[prefix]:
+                listening.tell(news)
 
     @contextmanager
     def listening(self, prefix: str) -> Iterator[Listening]:

@@ -15,9 +15,6 @@ from remit.observation.board import Board
 from remit.serve.failures import Failure, unavailable
 from remit.world.promises import Clock
 
-LOOK_MS: Final = 5_000
-"""So often whoever is told something without end is asked whether the token is still good."""
-
 HEADERS: Final = {"WWW-Authenticate": 'Bearer realm="remit"'}
 _CURE: Final = "send the header Authorization: Bearer TOKEN, with a token that `remit token create` made"
 
@@ -72,15 +69,9 @@ class Identities:
         return found is not None and found[1] == principal and not self._wrong(found[0])
 
     async def lapse(self, principal: Principal) -> None:
-        """Until it is not."""
+        """Until it was revoked. That it ran out nobody tells: whoever goes on for long asks `good` now and then."""
         while self.good(principal):
-            waiting = asyncio.ensure_future(self._changed.wait())
-            pausing = asyncio.ensure_future(self._clock.sleep_ms(LOOK_MS))
-            try:
-                await asyncio.wait((waiting, pausing), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
-                pausing.cancel()
+            await self._changed.wait()
 
     def _wrong(self, token: Token) -> str:
         spec, name = token.spec, token.metadata.name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from remit.model.identity import Principal
 from remit.serve.routes import NDJSON
 from remit.world.grouping import one_failure
+from remit.world.promises import Clock
 
 if TYPE_CHECKING:
     from remit.serve.desk import Desk
@@ -51,6 +52,34 @@ def line(value: object) -> bytes:
     return _encode(value) + b"\n"
 
 
+class Pulse:
+    """One timer for all who are told something without end: each is called once in a beat, with how long that is."""
+
+    def __init__(self, clock: Clock, beat_ms: int) -> None:
+        self._clock, self._ms = clock, min(beat_ms, SEND_MS_MAX)
+        self._all: dict[Callable[[int], None], None] = {}
+        self._beating: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def felt(self, by: Callable[[int], None]) -> Iterator[None]:
+        self._all[by] = None
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._beat(), name="pulse")
+        try:
+            yield
+        finally:
+            del self._all[by]
+            if not self._all:
+                self._beating.cancel()
+                self._beating = None
+
+    async def _beat(self) -> None:
+        while True:
+            await self._clock.sleep_ms(self._ms)
+            for by in list(self._all):
+                by(self._ms)
+
+
 class Streamed(Response):
     """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent; without one it
     is broken off.
@@ -72,6 +101,9 @@ class Streamed(Response):
     ) -> None:
         self._pulse = pulse
         self._under_way, self._count = False, 0
+        self._seen, self._stuck_ms = -1, 0
+        self._over = asyncio.Event()
+        """Nothing more may be said, or is heard."""
         self.principal: Principal | None = None
         """Whose token must stay good for as long as this lasts."""
         self._pieces, self._desk, self._last = pieces, desk, last
@@ -86,18 +118,18 @@ class Streamed(Response):
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body", "body": b""})
                 return
-            with one_failure():
+            with self._desk.pulse.felt(self._beat), one_failure():
                 async with asyncio.TaskGroup() as group:
                     sending = group.create_task(self._send_all(send))
                     leaving = group.create_task(_left(receive))
                     closing = group.create_task(self._desk.closing.wait())
                     lapsing = group.create_task(self._lapse())
-                    stalling = group.create_task(self._stall())
-                    tasks = (sending, leaving, closing, lapsing, stalling)
+                    ending = group.create_task(self._over.wait())
+                    tasks = (sending, leaving, closing, lapsing, ending)
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in tasks:
                         task.cancel()
-            cut = any(_ended(task) for task in (lapsing, stalling))
+            cut = any(_ended(task) for task in (lapsing, ending))
             if _ended(leaving) or (cut and not _ended(sending)):
                 return  # nobody hears, or may hear, how it ends: the connection is cut
             ended = _ended(closing) and not _ended(sending)
@@ -108,21 +140,20 @@ class Streamed(Response):
                     await send({"type": "http.response.body", "body": self._last if ended else b"", "more_body": False})
 
     async def _lapse(self) -> None:
-        """Until the asker's token is not good any more."""
+        """Until the asker's token is revoked."""
         if self.principal is None:
             await asyncio.Event().wait()
         else:
             await self._desk.identities.lapse(self.principal)
 
-    async def _stall(self) -> None:
-        """Until the listener has taken nothing of a piece for too long."""
-        tick_ms, stuck_ms, seen = min(self._desk.tempo.beat_ms, SEND_MS_MAX), 0, -1
-        while stuck_ms < SEND_MS_MAX:
-            await self._desk.clock.sleep_ms(tick_ms)
-            if self._pulse is not None:
-                self._pulse()
-            stuck_ms = stuck_ms + tick_ms if self._under_way and self._count == seen else 0
-            seen = self._count
+    def _beat(self, ms: int) -> None:
+        """Is the token still good, and has the listener taken something of a piece of late?"""
+        if self._pulse is not None:
+            self._pulse()
+        self._stuck_ms = self._stuck_ms + ms if self._under_way and self._count == self._seen else 0
+        self._seen = self._count
+        if self._stuck_ms >= SEND_MS_MAX or (self.principal is not None and not self._desk.identities.good(self.principal)):
+            self._over.set()
 
     async def _send_all(self, send: Send) -> None:
         async for piece in self._pieces:

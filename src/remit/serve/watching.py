@@ -17,7 +17,7 @@ from remit.model.objects import decode
 from remit.serve.asked import Asked
 from remit.serve.desk import Desk
 from remit.serve.failures import Failure
-from remit.serve.hub import Listening, Told
+from remit.serve.hub import Listening, News, Told
 from remit.serve.reading import prefix_of, selector_of
 from remit.serve.selecting import Selector, labels_on
 from remit.serve.streams import Bookmark, Heartbeat, Reason, Resync, line, watched
@@ -113,12 +113,20 @@ class _Watch:
             if listening.lagging:
                 yield _resync("lagging")
                 return
-            lines = [self._line(old, told, known=True) for old, told in listening.take() if told.revision > self._after]
-            self._after = max(self._after, hub.revision)
-            if any(lines):
-                yield self._said(b"".join(lines) + line(Bookmark(self._after)))
+            news, after, self._after = listening.take(), self._after, max(self._after, hub.revision)
+            piece = b"" if news is None else self._piece(news, after)
+            if piece:
+                yield self._said(piece)
             elif self._desk.clock.now_ms() >= self._due_ms:
                 yield self._said(line(Heartbeat(self._after)))
+
+    def _piece(self, news: News, after: int) -> bytes:
+        """What of this has happened after that revision and is wanted; nothing, if nothing is."""
+        if not self._wanted and news.first > after:
+            return news.piece(self._after)
+        found = (self._line(old, told, known=True) for old, told in news.changes.values() if told.revision > after)
+        lines = b"".join(found)
+        return lines + line(Bookmark(self._after)) if lines else b""
 
     def _until_due(self) -> AbstractAsyncContextManager[object]:
         return self._desk.clock.timeout_ms(max(0, self._due_ms - self._desk.clock.now_ms()))

@@ -195,14 +195,25 @@ def test_one_who_lags_too_far_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(hub, "CHANGES_MAX", 3)
     listening = hub.Listening()
     for i in range(4):
-        listening.tell(hub.Told(f"tenant/t{i}", b"{}", i + 1, None, None))
-    assert listening.lagging and listening.take() == []
+        listening.tell(news_of(hub.Told(f"tenant/t{i}", b"{}", i + 1, None, None)))
+    assert listening.lagging and listening.take() is None
 
 
 def test_changes_of_one_object_are_folded() -> None:
     listening = hub.Listening()
     first = hub.Told("tenant/a", b"1", 1, "before", "one")
     last = hub.Told("tenant/a", b"2", 2, "one", "two")
-    listening.tell(first)
-    listening.tell(last)
-    assert listening.take() == [("before", last)]
+    shared = news_of(first)
+    listening.tell(shared)
+    listening.tell(news_of(last))
+    taken = listening.take()
+    assert taken is not None and taken.changes == {"tenant/a": ("before", last)}
+    assert shared.changes == {"tenant/a": ("before", first)}, "others have not been told of the last"
+    assert listening.take() is None
+
+
+def news_of(*all_told: hub.Told) -> hub.News:
+    changes: dict[str, tuple[Any, hub.Told]] = {}
+    for told in all_told:
+        hub.fold(changes, told)
+    return hub.News(changes)
