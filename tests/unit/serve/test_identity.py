@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -170,6 +171,22 @@ async def test_an_agent_speaks_for_its_own_nodes_and_reads_no_rows(api: Api) -> 
 async def test_a_token_that_is_revoked_lets_nobody_in__and_ends_what_is_being_told(api: Api) -> None:
     """A03."""
     await people(api)
+    told, gone = watch(api, ANN)
+    patch = {"content-type": "application/merge-patch+json"}
+    await api.must("PATCH", "/v1/tokens/ann", {"spec": {"revoked": True}}, headers=patch)
+    async with asyncio.timeout(5):
+        await gone.wait()
+    reply = await api.get(WORK, token=ANN)
+    assert reply.status == 401 and "revoked" in reply.json["detail"]
+    assert not any(message.get("more_body") is False for message in told[1:] if message), (
+        "it is broken off, and does not look whole"
+    )
+    again = await api.ask("PATCH", "/v1/tokens/ann", {"spec": {"revoked": None}}, headers=patch)
+    assert again.status == 409
+
+
+def watch(api: Api, token: str) -> tuple[list[Any], asyncio.Event]:
+    """What is being told to whoever has this token, and when that has ended."""
     told: list[Any] = []
     gone = asyncio.Event()
 
@@ -183,21 +200,25 @@ async def test_a_token_that_is_revoked_lets_nobody_in__and_ends_what_is_being_to
     async def send(message: Any) -> None:
         told.append(message)
 
-    headers = [(b"authorization", f"Bearer {ANN}".encode())]
+    headers = [(b"authorization", f"Bearer {token}".encode())]
     scope = {"type": "http", "method": "GET", "path": WORK, "raw_path": WORK.encode(), "query_string": b"watch=true"}
     watching = asyncio.ensure_future(api.app({**scope, "headers": headers}, receive, send))
     watching.add_done_callback(lambda _: gone.set())
-    patch = {"content-type": "application/merge-patch+json"}
-    await api.must("PATCH", "/v1/tokens/ann", {"spec": {"revoked": True}}, headers=patch)
-    async with asyncio.timeout(5):
+    return told, gone
+
+
+@story
+async def test_what_is_being_told_ends_when_the_token_runs_out(api: Api) -> None:
+    await people(api)
+    ends = (datetime.now(UTC) + timedelta(seconds=2)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    await api.must("POST", "/v1/tokens", token("brief", "a-brief-token-of-ann", "member", tenant="acme", expires=ends))
+    await known(api, "a-brief-token-of-ann")
+    told, gone = watch(api, "a-brief-token-of-ann")
+    async with asyncio.timeout(20):
         await gone.wait()
-    reply = await api.get(WORK, token=ANN)
-    assert reply.status == 401 and "revoked" in reply.json["detail"]
-    assert not any(message.get("more_body") is False for message in told[1:] if message), (
-        "it is broken off, and does not look whole"
-    )
-    again = await api.ask("PATCH", "/v1/tokens/ann", {"spec": {"revoked": None}}, headers=patch)
-    assert again.status == 409
+    assert len(told) > 1, "it was told something before"
+    assert api.desk.clock.wall() >= ends
+    assert not any(message.get("more_body") is False for message in told[1:] if message), "it is broken off"
 
 
 @story
