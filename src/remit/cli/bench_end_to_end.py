@@ -34,7 +34,7 @@ from remit.store.protocol import Event
 
 BEAT_MS: Final = 2_000
 HOSTS: Final = 50
-CONNECTIONS: Final = 64
+CONNECTIONS: Final = 256
 BATCH: Final = 500
 BATCH_CONNECTIONS: Final = 4
 STEADY_PER_S: Final = 200

@@ -14,7 +14,7 @@ from remit.model.claims import Actor, Operation, Role, Verdict
 class BatchMax(NamedTuple):
     """How much goes into one batch: operations, and replicas that may be changed before it ends."""
 
-    operations: int = 256
+    operations: int = 512
     replicas: int = 2_000
 
 

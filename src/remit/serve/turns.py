@@ -28,9 +28,9 @@ from typing import Final, NamedTuple
 from remit.serve.failures import Failure
 from remit.world.promises import Clock
 
-AT_ONCE: Final = 64
+AT_ONCE: Final = 256
 """So many requests are answered at once: enough to fill a batch of the authority, and soon done with."""
-FLOW_AT_ONCE: Final = 48
+FLOW_AT_ONCE: Final = 192
 """So many of them of one flow."""
 WAITING_MAX: Final = 1_000
 FLOW_WAITING_MAX: Final = 256

@@ -187,6 +187,8 @@ class _Guarded(HttpToolsProtocol):
     def __init__(self, config: Config, shared: _Shared, state: dict[str, Any]) -> None:
         super().__init__(config, shared, state)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._heading = False
+        """Has a head begun, and not ended? Most come whole: only of those that do not is the time taken."""
         self._head_bytes = 0
         self._turned = False
         self._bearer: Bearer = NOBODY
@@ -233,13 +235,15 @@ class _Guarded(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             self._head_bytes += len(data)
         super().data_received(data)
+        if self._heading and self._head_timer is None:
+            self._await_head()
         if self._head_timer is not None and self._head_bytes > HEAD_BYTES_MAX:
             self._turn(_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["bearer"] = self._bearer  # type: ignore[typeddict-unknown-key]
-        self._await_head()
+        self._heading = True
 
     def on_headers_complete(self) -> None:
         self._head_came()
@@ -256,10 +260,10 @@ class _Guarded(HttpToolsProtocol):
         super().shutdown()
 
     def _await_head(self) -> None:
-        self._head_came()
         self._head_timer = self.loop.call_later(HEAD_S_MAX, self._turn, _SLOW)
 
     def _head_came(self) -> None:
+        self._heading = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -248,7 +248,7 @@ def test_a_swarm_draws_a_cluster_and_a_load_for_each_seed_around_those_that_are_
         ("cluster", "nodes", 2, 6),
         ("cluster", "schedulers", 1, 2),
         ("cluster", "controllers", 1, 2),
-        ("cluster", "batch", 1, 256),
+        ("cluster", "batch", 1, 512),
         ("load", "standing_max", 10, 30),
         ("load", "size", 1, 3),
         ("load", "deletes", 0, 38),
