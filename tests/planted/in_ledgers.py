@@ -281,7 +281,7 @@ def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placing, "_victim", anybody)
 
 
-@bug(24, scenario="deleted-unseen", expects=("nothing_is_placed_for_what_goes",))
+@bug(24, scenario="deleted-unseen", seed=6, expects=("nothing_is_placed_for_what_goes",))
 def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
     """Whether a workload is on its way out is not asked."""
     place = placing.place
@@ -323,7 +323,7 @@ def one_tenant_draws_on_another(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placing, "charge", anywhere)
 
 
-@bug(27, scenario="meddlers", seed=4, expects=("draws_are_on_ones_own",))
+@bug(27, scenario="meddlers", seed=3, expects=("draws_are_on_ones_own",))
 def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None:
     """Who holds a grant is not asked of whoever draws on it."""
 

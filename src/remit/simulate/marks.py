@@ -29,7 +29,13 @@ SAID_ONLY: Final = (Code.OVERRIDE,)
 STANDING: Final[Mapping[str, int]] = {"agents-killed": 4, "damaged": 2, "preemption-churn": 2, "slow-starts": 2}
 """Seeds that reach what is rare, where the first does not: it saves the search."""
 
-RARE: Final = (("deposed-scheduler", 2), ("preemption-churn", 6), ("restored-draining", 8))
+RARE: Final = (
+    ("deposed-scheduler", 2),
+    ("mayhem", 3),
+    ("preemption-churn", 6),
+    ("restored-draining", 8),
+    ("slow-starts", 1),
+)
 """Runs that reach what no standing one does. They are tried first: a whole round of further seeds is dear."""
 
 SEEKERS: Final = (
