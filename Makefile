@@ -31,7 +31,8 @@ check: setup ## the static part of `make test`: lint, format, types, layers, gen
 bench: setup ## measure durable binds a second and simulated hours a minute (BENCH=simulate ARGS="--quick --json")
 	@$(BIN)/remit bench $(BENCH) $(ARGS)
 
-soak: setup ## kill and stop real processes under load, then simulate hours of faults with fresh seeds for MINUTES (default 10)
+soak: ## kill and stop real processes under load, then simulate hours of faults with fresh seeds for MINUTES (default 10)
+	@$(PYTHON) tools/setup.py soak
 	@$(BIN)/python tools/soak.py --minutes $(MINUTES) $(ARGS)
 
 docs: setup ## write the pages that are generated from the code

@@ -51,6 +51,15 @@ def install() -> bool:
     return run(*pip, "--upgrade", "pip") and run(*pip, "-e", ".", "--group", "dev")
 
 
+def guide() -> None:
+    """What `make soak` lets look for ways through the decoders. Where it cannot be had, bytes are changed without a guide."""
+    ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec('atheris') is None)"
+    if not run(PYTHON, "-c", ask):
+        install = (VENV / "bin" / "uv", "pip", "install", "--quiet", "--only-binary", "atheris", "--python", PYTHON)
+        if not run(*install, "-c", CONSTRAINTS, "--group", "fuzz"):
+            print("setup: atheris cannot be had here; decoders are fuzzed without a guide", file=sys.stderr)
+
+
 def main() -> int:
     if sys.version_info < PYTHON_MIN:
         found = ".".join(map(str, sys.version_info[:3]))
@@ -77,4 +86,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == 0 and sys.argv[1:] == ["soak"]:
+        guide()
+    sys.exit(code)

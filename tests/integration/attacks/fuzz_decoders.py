@@ -2,7 +2,8 @@
 
     python -m tests.integration.attacks.fuzz_decoders --seconds 60 --seed 7
 
-Where atheris is installed it looks for new ways through the code (coverage-guided); else the bytes are changed without a guide.
+Where atheris is installed (`make soak` does so) it looks for new ways through the code (coverage-guided); else the bytes are
+changed without a guide.
 The last line of output is JSON. No test is in here.
 """
 
