@@ -81,6 +81,7 @@ async def _run(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wis
     from remit.cli.finding import find, tenant_of
     from remit.cli.logs import guessed
     from remit.cli.terminals import raw, window
+    from remit.client.api import Unanswered
 
     if thing is None:
         thing = await guessed(api, asked, what)
@@ -93,10 +94,15 @@ async def _run(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wis
         name, wish.argv, tenant=tenant, attempt=wish.attempt, stdin=wish.stdin, window=size, terminal=_known(kind)
     )
     async with opened as session:
-        with ExitStack() as held:
-            if wish.terminal:
-                held.enter_context(raw())
-            await _talk(session, wish, held)
+        try:
+            with ExitStack() as held:
+                if wish.terminal:
+                    held.enter_context(raw())
+                await _talk(session, wish, held)
+        except* Unanswered:
+            await api.status()  # which tells why, if the token is not good any more
+            cure = f"it was begun, and has been ended: look what it did, then run it again (`remit describe replica/{name}`)"
+            raise Failure(f"the session beside {escaped(name)} was cut off in its middle", cure) from None
         return _code(session)
 
 

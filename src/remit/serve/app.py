@@ -29,13 +29,13 @@ from remit.serve.counting import NOWHERE
 from remit.serve.desk import Desk
 from remit.serve.entering import enter
 from remit.serve.failures import Failure, no_verdict, problem, store_failed, unanswered
-from remit.serve.flowing import sized, spending
+from remit.serve.flowing import Spending, sized, spending
 from remit.serve.heads import Headers
 from remit.serve.joining import check_bearer
 from remit.serve.origins import check_origin
 from remit.serve.routes import Parameter, Route
 from remit.serve.shares import Shares
-from remit.serve.streams import SEND_MS_MAX, Streamed
+from remit.serve.streams import SEND_MS_MAX, Streamed, cut
 from remit.serve.turns import Flow, Rate, Turns
 from remit.store.protocol import StoreError
 
@@ -43,9 +43,9 @@ REQUEST_MS_MAX: Final = 30_000
 QUERY_BYTES_MAX: Final = 48 << 10
 QUERY_FIELDS_MAX: Final = 64
 PATH_BYTES_MAX: Final = 4 << 10
-LARGE_BYTES: Final = 32 << 10
+LARGE_BYTES: Final = 64 << 10
 BODIES_BYTES_MAX: Final = 256 << 20
-"""Of all bodies that are held at once."""
+"""Of all bodies that are held at once; and of all large answers that are on their way."""
 SPILLED_BYTES_MAX: Final = 64 << 10
 """So much of a body is read although nothing will be done about it: the connection can go on then. One that is refused and must
 connect anew costs more than one that is refused."""
@@ -99,7 +99,7 @@ class Application:
         self._words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
         self._desk = desk
         self._complain = complain
-        self.bodies = Shares(BODIES_BYTES_MAX)
+        self.bodies, self.answers = Shares(BODIES_BYTES_MAX), Shares(BODIES_BYTES_MAX)
         self.turns = Turns(desk.clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,12 +136,15 @@ class Application:
     def desk(self) -> Desk:
         return self._desk
 
-    async def in_turn(self, asked: Asked, flow: Flow | None, cost: int) -> Response:
+    async def in_turn(self, asked: Asked, flow: Flow | None, spending: Spending | None) -> Response:
         """A flood waits here, and not in front of the beats of agents. One whose body was still coming would hold up others."""
-        if flow is None or asked.route.elsewhere:
+        if flow is None or spending is None or asked.route.elsewhere:
             return await _answered(asked.route, asked, self._desk)
-        with await self.turns.turn(flow, cost):
-            return await _answered(asked.route, asked, self._desk)
+        with await self.turns.turn(flow, spending.cost, spending.seats):
+            answer = await _answered(asked.route, asked, self._desk)
+        if asked.more_cost and spending.rate is not None:
+            flow.owe(asked.more_cost, spending.rate)
+        return answer
 
     def complain(self, asked: str, error: BaseException) -> None:
         self._complain(asked, error)
@@ -198,6 +201,7 @@ class _Exchange:
             self._app.desk.requests.refused(self._code, failure.document.status, self._route)
             await self._answer(problem(failure), failure)
         except _Gone:
+            cut(self._scope)
             return
         except Exception as error:  # our own bug, whatever it is: it is told, and ends this request alone
             self._app.complain(f"{self._scope['method']} {escaped(self._scope['path'])}", error)
@@ -219,7 +223,7 @@ class _Exchange:
         with desk.watching(self._principal) if streams else nullcontext():
             try:
                 async with desk.clock.timeout_ms(REQUEST_MS_MAX):
-                    flow, cost = await self._admitted(route, query)
+                    flow, spent = await self._admitted(route, query)
                     body, media = await self._body(route)
                     if self._unannounced is not None:
                         self._unannounced[0].owe(sized(len(body)), self._unannounced[1])
@@ -227,8 +231,11 @@ class _Exchange:
                     asked = self._asked = Asked(
                         route, path, query, self._headers, self._trace, body, media, self._principal, receive
                     )
-                    answer = await self._app.in_turn(asked, flow, cost)
+                    answer = await self._app.in_turn(asked, flow, spent)
             except TimeoutError:
+                if not self._read:
+                    detail = f"the body did not come within {REQUEST_MS_MAX // 1000} seconds"
+                    raise Failure(408, "timeout", detail, cure="nothing was done; send it at once") from None
                 detail = f"it took more than {REQUEST_MS_MAX // 1000} seconds"
                 raise Failure(504, "timeout", detail, cure="look what has come of it; then ask again, or for less") from None
             if isinstance(answer, Streamed) and not route.open:
@@ -279,19 +286,19 @@ class _Exchange:
         )
         (desk.audit.note if deed and asker.token and answer.status_code < 400 else desk.audit.refused)(item)
 
-    async def _admitted(self, route: Route, query: dict[str, Any]) -> tuple[Flow | None, int]:
+    async def _admitted(self, route: Route, query: dict[str, Any]) -> tuple[Flow | None, Spending | None]:
         """Whose request it is, and what it costs; nobody's, if it goes before all others. Raises `Failure`, at little cost, if
         that one asks for too much.
         """
         if route.first and (route.open or "user" not in route.audience):
-            return None, 0
+            return None, None
         if route.body is not None:
             self._check_announced(route.body.bytes_max)  # before anything is drawn for what would never be read
         found = spending(route, self._principal, query, self._headers, self._app.desk)
         try:
             flow = self._app.turns.admit(found.flow, found.drawn, found.rate)
             self._unannounced = None if "content-length" in self._headers or found.rate is None else (flow, found.rate)
-            return (None if route.first else flow), found.cost  # what lasts as long as somebody talks would keep its seat
+            return (None if route.first else flow), found  # what lasts as long as somebody talks would keep its seat
         except Failure:
             announced = self._headers.get("content-length", "")
             if not self._read and announced.isdigit() and int(announced[:20]) <= SPILLED_BYTES_MAX:
@@ -356,6 +363,21 @@ class _Exchange:
         self._held += size
 
     async def _answer(self, answer: Response, failure: Failure | None = None) -> None:
+        size = 0 if isinstance(answer, Streamed) else len(getattr(answer, "body", b""))
+        if size < LARGE_BYTES:
+            await self._told(answer, failure)
+            return
+        if not self._app.answers.take(self._principal, size):
+            if self._route is not None and self._route.reading:  # what was done is told, whatever it takes
+                detail = "too many large answers are on their way at once, and are not taken"
+                raise Failure(429, "overloaded", detail, cure="read those that were asked for; then ask again, or for less")
+            size = 0
+        try:
+            await self._told(answer, failure)
+        finally:
+            self._app.answers.give_back(self._principal, size)
+
+    async def _told(self, answer: Response, failure: Failure | None) -> None:
         self._written_down(answer, failure)
         answer.raw_headers.append((b"remit-trace", (self._trace or "-").encode()))
         if not self._read:
@@ -363,16 +385,22 @@ class _Exchange:
         await answer(self._scope, self._receive, self._sent)
 
     async def _sent(self, message: Message) -> None:
-        """One who takes nothing of a large answer is not waited for for ever. What is small is on its way at once."""
+        """What is small is on its way at once. What is large leaves in pieces, each once the one before has been taken: who
+        takes nothing is not waited for for ever, and there is no second copy of it.
+        """
         self._begun = True
         if not self._status:
             self._status = message["status"]
-        if len(message.get("body", b"")) < LARGE_BYTES:
+        body = message.get("body", b"")
+        if len(body) < LARGE_BYTES:
             await self._send(message)
             return
+        more = message.get("more_body", False)
         try:
-            async with self._app.desk.clock.timeout_ms(SEND_MS_MAX):
-                await self._send(message)
+            for start in range(0, len(body), LARGE_BYTES):
+                end = start + LARGE_BYTES
+                async with self._app.desk.clock.timeout_ms(SEND_MS_MAX):
+                    await self._send({**message, "body": body[start:end], "more_body": more or end < len(body)})
         except TimeoutError:
             raise _Gone from None
 

@@ -22,6 +22,7 @@ from remit.serve.bodies import all_manifests
 from remit.serve.desk import Desk
 from remit.serve.entering import check_declared
 from remit.serve.failures import Failure, refused, unanswered
+from remit.serve.flowing import replicas_cost
 from remit.serve.reading import encoded
 from remit.serve.writing import found_again, given_id
 from remit.store.protocol import Compacted, Row
@@ -63,6 +64,7 @@ async def _apply_all(asked: Asked, desk: Desk) -> Response:
     if unless is not None:
         await _check_unchanged(desk, standing, unless)
     asking = [index for index in in_order(things) if not standing[index].unchanged]
+    asked.more_cost = replicas_cost(things[index] for index in asking)
     claims = [Apply(things[index], _expect(standing[index].row) if unless is not None else None, fill=True) for index in asking]
     if asked.query["dryRun"]:
         tried = desk.tried(asked.actor, claims)

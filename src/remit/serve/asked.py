@@ -24,7 +24,7 @@ class Asked:
     route that converses there is `receive` instead, from which it comes.
     """
 
-    __slots__ = ("body", "headers", "media", "path", "principal", "query", "receive", "route", "trace")
+    __slots__ = ("body", "headers", "media", "more_cost", "path", "principal", "query", "receive", "route", "trace")
 
     def __init__(
         self,
@@ -48,6 +48,8 @@ class Asked:
         """Which of the route's media the body is; empty without one."""
         self.principal = principal
         self.receive = receive
+        self.more_cost = 0
+        """What the handler found it to cost beyond what could be told before its body was read."""
 
     @property
     def actor(self) -> Actor:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from remit.client.client import Client
 from remit.client.endpoint import NoVerdict, Turned
@@ -110,6 +111,7 @@ class Desk:
             self.metrics.add(of_log(log))
             standby.tally.tell = decisions_told(log)
         self._clients: dict[Actor, Client] = {}
+        self._pickings: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -177,6 +179,13 @@ class Desk:
     @property
     def watchers(self) -> int:
         return self.people.count + self.components.count
+
+    def picking(self, flow: str) -> asyncio.Lock:
+        """Held while a selector of one of this flow's watches is asked about much; it lives as long as whoever has it."""
+        found = self._pickings.get(flow)
+        if found is None:
+            found = self._pickings[flow] = asyncio.Lock()
+        return found
 
     def watching(self, asker: Principal) -> AbstractContextManager[None]:
         """One watcher more, for as long as this lasts. Raises `Failure`, once it is entered, if there are too many."""

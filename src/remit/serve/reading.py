@@ -23,7 +23,11 @@ from remit.store.protocol import Row
 
 SCAN_ROWS_MAX: Final = 20_000
 """So many rows are looked at for one page; a selector that picks few of many gets short pages."""
+PAGE_BYTES_MAX: Final = 4 << 20
+"""A page ends with the object that comes to so many bytes: others may be as large."""
 _SCAN_ROWS: Final = 1_000
+_FIRST_ROWS: Final = 20
+"""So many are read before it is known how large they are."""
 
 _tokens: msgspec.json.Decoder[tuple[int, str]] = msgspec.json.Decoder(tuple[int, str])
 
@@ -68,25 +72,26 @@ async def get_list(asked: Asked, desk: Desk, kind: str) -> Response:
 
 async def _page(desk: Desk, prefix: str, after: str, limit: int, revision: int, wanted: Selector) -> tuple[list[Row], int, str]:
     """Some rows, as of which revision, and the key after which there are more; empty if there are none."""
-    if not wanted:
-        page = await desk.store.range(prefix, after=after, limit=limit, revision=revision)
-        return list(page.rows), page.revision, page.rows[-1].key if page.more else ""
     labels_of = labels_on(desk.board)
     found: list[Row] = []
-    looked = 0
+    looked, looked_bytes, size, at_once = 0, 0, 0, _FIRST_ROWS
     while True:
-        page = await desk.store.range(prefix, after=after, limit=_SCAN_ROWS, revision=revision)
+        most = _SCAN_ROWS if wanted else limit - len(found)
+        page = await desk.store.range(prefix, after=after, limit=min(at_once, most), revision=revision)
         revision = page.revision
         for row in page.rows:
             after = row.key
-            if wanted.picks(decode(row.value), labels_of):
+            looked_bytes += len(row.value)
+            if not wanted or wanted.picks(decode(row.value), labels_of):
                 found.append(row)
-                if len(found) == limit:
+                size += len(row.value)
+                if len(found) == limit or size >= PAGE_BYTES_MAX:
                     last = not page.more and row is page.rows[-1]
                     return found, revision, "" if last else after
         looked += len(page.rows)
         if not page.more or looked >= SCAN_ROWS_MAX:
             return found, revision, after if page.more else ""
+        at_once = max(1, min(_SCAN_ROWS, PAGE_BYTES_MAX * looked // max(looked_bytes, 1)))
 
 
 def _token(revision: int, after: str) -> str:

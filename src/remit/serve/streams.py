@@ -129,9 +129,10 @@ class Streamed(Response):
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in tasks:
                         task.cancel()
-            cut = any(_ended(task) for task in (lapsing, ending))
-            if _ended(leaving) or (cut and not _ended(sending)):
-                return  # nobody hears, or may hear, how it ends: the connection is cut
+            over = any(_ended(task) for task in (lapsing, ending))
+            if _ended(leaving) or (over and not _ended(sending)):
+                cut(scope)  # nobody hears, or may hear, how it ends
+                return
             ended = _ended(closing) and not _ended(sending)
             if ended and not self._last:
                 return  # broken off without a last chunk: what was to go on must not look whole
@@ -166,6 +167,13 @@ class Streamed(Response):
 def _ended(task: asyncio.Task[Any]) -> bool:
     """By itself, and not because it was told to."""
     return task.done() and not task.cancelled()
+
+
+def cut(scope: Scope) -> None:
+    """Close the connection at once; what has not been taken yet is let go, and would be held for as long otherwise."""
+    abort = scope.get("abort")
+    if abort is not None:
+        abort()
 
 
 async def _left(receive: Receive) -> None:

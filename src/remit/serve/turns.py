@@ -8,7 +8,8 @@ between a flow that floods and all the others, each told to the flooder with whe
 - *A queue a flow, and one bound for all*: those who wait are taken in turn, flow after flow, each by a deficit of costs, so
   that one who asks for long lists gets no more of the processor than one who asks for short ones. When all queues together are
   full, only flows that have more than their share in them are refused.
-- *Seats*: so many requests are under way at once, and no flow has all of them: who holds slow ones keeps nobody out.
+- *Seats*: so many requests are under way at once, and no flow has all of them: who holds slow ones keeps nobody out. What works
+  rather than waits, a long list say, takes as many seats as it keeps others waiting.
 
 What keeps a scope alive (beats, leases, orders, the claims of schedulers and controllers) has no part in this: it never waits.
 
@@ -29,9 +30,11 @@ from remit.serve.failures import Failure
 from remit.world.promises import Clock
 
 AT_ONCE: Final = 256
-"""So many requests are answered at once: enough to fill a batch of the authority, and soon done with."""
+"""So many seats there are: as many small requests are answered at once, enough to fill a batch of the authority."""
 FLOW_AT_ONCE: Final = 192
-"""So many of them of one flow."""
+"""So many of them are one flow's."""
+PASSED_OVER_MAX: Final = 64
+"""So often those who need fewer seats go before one for whom there are not enough; then the seats that become free are kept."""
 WAITING_MAX: Final = 1_000
 FLOW_WAITING_MAX: Final = 256
 QUANTUM: Final = 8
@@ -53,16 +56,26 @@ class Rate(NamedTuple):
     burst: int
 
 
+class Waiting(NamedTuple):
+    """One that waits for its turn: what it costs, how many seats it takes, and who is told."""
+
+    cost: int
+    seats: int
+    called: asyncio.Future[None]
+
+
 class Flow:
     """One who asks: who of it waits, what it has under way, and what is left in its bucket."""
 
-    __slots__ = ("at_ms", "debt", "deficit", "last_ms", "name", "pace_ms", "seats", "tokens", "waiting")
+    __slots__ = ("at_ms", "debt", "deficit", "last_ms", "name", "pace_ms", "passed_over", "seats", "tokens", "waiting")
 
     def __init__(self, name: str, now_ms: int) -> None:
         self.name = name
-        self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.waiting: deque[Waiting] = deque()
         self.deficit = 0
         self.seats = 0
+        self.passed_over = 0
+        """How often others went before the first that waits, since there were not enough seats for it."""
         self.tokens: float | None = None
         """It has never drawn, so the bucket is full. Below nothing: more was taken than was announced."""
         self.debt = 0.0
@@ -138,65 +151,74 @@ class Turns:
                 raise _too_many("overloaded", detail, max(mine, 1) * flow.pace_ms)
 
     @contextmanager
-    def _seated(self, flow: Flow) -> Iterator[None]:
+    def _seated(self, flow: Flow, seats: int) -> Iterator[None]:
         try:
             yield
         finally:
-            self._free += 1
-            flow.seats -= 1
+            self._free += seats
+            flow.seats -= seats
             flow.answered(self._clock.now_ms())
             self._hand_out()
 
-    async def turn(self, flow: Flow, cost: int) -> AbstractContextManager[None]:
-        """Wait for a seat. To be left again: `with await turns.turn(flow, cost):`"""
-        if self._free and not flow.waiting and flow.seats < FLOW_AT_ONCE and not self._ring:
-            self._free -= 1
-            flow.seats += 1
-            return self._seated(flow)
+    async def turn(self, flow: Flow, cost: int, seats: int = 1) -> AbstractContextManager[None]:
+        """Wait for as many seats. To be left again: `with await turns.turn(flow, cost):`"""
+        seats = max(1, min(seats, AT_ONCE, FLOW_AT_ONCE))
+        if self._free >= seats and not flow.waiting and flow.seats + seats <= FLOW_AT_ONCE and not self._ring:
+            self._free -= seats
+            flow.seats += seats
+            return self._seated(flow, seats)
         self._check_queue(flow)
-        seat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not flow.waiting:
             self._ring.append(flow)
-        flow.waiting.append((min(max(cost, 1), COST_MAX), seat))
+        flow.waiting.append(Waiting(min(max(cost, 1), COST_MAX), seats, called))
         self.waiting += 1
         self._hand_out()
         try:
-            await seat
+            await called
         except asyncio.CancelledError:
-            if seat.done() and not seat.cancelled():
-                with self._seated(flow):  # it was given a seat as it left
+            if called.done() and not called.cancelled():
+                with self._seated(flow, seats):  # it was given its seats as it left
                     pass
             raise
-        return self._seated(flow)
+        return self._seated(flow, seats)
 
     def _hand_out(self) -> None:
         """Give the free seats to those whose turn it is."""
         passed = 0
         while self._free and passed < len(self._ring):
             flow = self._ring[0]
-            while flow.waiting and flow.waiting[0][1].done():
+            while flow.waiting and flow.waiting[0].called.done():
                 _ = self._left(flow)  # it did not wait for its turn
             if not flow.waiting:
                 flow.deficit = 0
                 self._ring.popleft()
-            elif flow.seats >= FLOW_AT_ONCE:
+                continue
+            first = flow.waiting[0]
+            if flow.seats + first.seats > FLOW_AT_ONCE:
                 self._ring.rotate(-1)
                 passed += 1
-            elif flow.deficit < flow.waiting[0][0]:
+            elif flow.deficit < first.cost:
                 flow.deficit += QUANTUM
                 self._ring.rotate(-1)
                 passed = 0
+            elif self._free < first.seats:
+                if flow.passed_over >= PASSED_OVER_MAX:
+                    return  # whoever is done next makes room for it
+                flow.passed_over += 1
+                self._ring.rotate(-1)
+                passed += 1
             else:
-                flow.deficit -= flow.waiting[0][0]
-                seat = self._left(flow)
-                self._free -= 1
-                flow.seats += 1
-                seat.set_result(None)
+                flow.deficit -= first.cost
+                flow.passed_over = 0
+                self._free -= first.seats
+                flow.seats += first.seats
+                self._left(flow).set_result(None)
                 passed = 0
 
     def _left(self, flow: Flow) -> asyncio.Future[None]:
         self.waiting -= 1
-        return flow.waiting.popleft()[1]
+        return flow.waiting.popleft().called
 
     def _forget(self, now_ms: int) -> None:
         """Flows that have rested for so long that their buckets are full again, or nearly."""

@@ -7,6 +7,7 @@ the last of those.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Final
@@ -17,6 +18,7 @@ from remit.model.objects import decode
 from remit.serve.asked import Asked
 from remit.serve.desk import Desk
 from remit.serve.failures import Failure
+from remit.serve.flowing import flow_of
 from remit.serve.hub import Listening, News, Told
 from remit.serve.reading import prefix_of, selector_of
 from remit.serve.selecting import Selector, labels_on
@@ -26,6 +28,8 @@ from remit.store.protocol import Invalid as NoSuchRevision
 from remit.store.protocol import Resync as Lagged
 
 HEARTBEAT_BEATS: Final = 2
+PICKED_AT_ONCE: Final = 32
+"""Of so many changes a selector is asked before others have their turn."""
 OFF_BOARD: Final = frozenset({"Event", "Decision"})
 """Kinds that grow with the run, which no board keeps: their watches are told from the store's log throughout."""
 
@@ -43,14 +47,15 @@ async def get_watch(asked: Asked, desk: Desk, kind: str) -> Response:
         # It was told by a store that is no more: a backup was restored that had not come so far.
         detail = f"revision {after} has not been yet; the store stands at {now}"
         raise Failure(410, "compacted", detail, cure="list again, then watch after its revision", revision=now) from None
-    watch = _Watch(desk, prefix, wanted, now if after is None else after, past, kind not in OFF_BOARD)
+    flow, _ = flow_of(asked.principal)
+    watch = _Watch(desk, flow, prefix, wanted, now if after is None else after, past, kind not in OFF_BOARD)
     return watched(watch.lines(), desk, pulse=watch.pulse)
 
 
 class _Watch:
     """The lines of one watch. `after`: all that happened up to there has been told."""
 
-    def __init__(self, desk: Desk, prefix: str, wanted: Selector, after: int, past: Watch, on_board: bool) -> None:
+    def __init__(self, desk: Desk, flow: str, prefix: str, wanted: Selector, after: int, past: Watch, on_board: bool) -> None:
         self._desk, self._prefix, self._wanted, self._after, self._past = desk, prefix, wanted, after, past
         self._on_board = on_board
         self._labels_of = labels_on(desk.board)
@@ -58,6 +63,7 @@ class _Watch:
         self._due_ms = 0
         """When something must be said again, even if it is nothing."""
         self._listening: Listening | None = None
+        self._picking = desk.picking(flow)
 
     def pulse(self) -> None:
         """Look whether something must be said."""
@@ -114,19 +120,30 @@ class _Watch:
                 yield _resync("lagging")
                 return
             news, after, self._after = listening.take(), self._after, max(self._after, hub.revision)
-            piece = b"" if news is None else self._piece(news, after)
+            piece = b"" if news is None else await self._piece(news, after, self._after)
             if piece:
                 yield self._said(piece)
             elif self._desk.clock.now_ms() >= self._due_ms:
                 yield self._said(line(Heartbeat(self._after)))
 
-    def _piece(self, news: News, after: int) -> bytes:
-        """What of this has happened after that revision and is wanted; nothing, if nothing is."""
+    async def _piece(self, news: News, after: int, until: int) -> bytes:
+        """What of this has happened after that revision and is wanted; nothing, if nothing is.
+
+        Somebody may have very many watches with long selectors. Those of one flow are looked after one by one, and none for
+        long without letting others have their turn.
+        """
         if not self._wanted and news.first > after:
-            return news.piece(self._after)
-        found = (self._line(old, told, known=True) for old, told in news.changes.values() if told.revision > after)
-        lines = b"".join(found)
-        return lines + line(Bookmark(self._after)) if lines else b""
+            return news.piece(until)
+        lines: list[bytes] = []
+        changes = list(news.changes.values())
+        async with self._picking:
+            for start in range(0, len(changes), PICKED_AT_ONCE):
+                if start:
+                    await asyncio.sleep(0)
+                some = changes[start : start + PICKED_AT_ONCE]
+                lines += [self._line(old, told, known=True) for old, told in some if told.revision > after]
+        found = b"".join(lines)
+        return found + line(Bookmark(until)) if found else b""
 
     def _until_due(self) -> AbstractAsyncContextManager[object]:
         return self._desk.clock.timeout_ms(max(0, self._due_ms - self._desk.clock.now_ms()))

@@ -37,6 +37,7 @@ from remit.serve.asked import Asked
 from remit.serve.bodies import beside, check_path, judged, merged, one_manifest, sealed, strict
 from remit.serve.desk import Desk
 from remit.serve.failures import Failure, refused, unanswered
+from remit.serve.flowing import replicas_cost
 from remit.serve.reading import encoded, if_match, no_such, one_object
 from remit.serve.routes import JSON
 from remit.serve.shown import shown as shown_object
@@ -144,6 +145,7 @@ async def _expected(asked: Asked, desk: Desk, name: str) -> int | None:
 
 async def _apply(asked: Asked, desk: Desk, thing: AnyObject, expect: int | None, *, conditional: bool) -> Response:
     claim = Apply(thing, expect, fill=True)
+    asked.more_cost = replicas_cost((thing,))
     if asked.query["dryRun"]:
         return _would_be(desk.tried(asked.actor, [claim])[0], conditional=conditional)
     operation, verdict = await ask(asked, desk, claim)

@@ -50,7 +50,8 @@ async def http_listening(
 ) -> AsyncGenerator[None, None]:
     """Answer with an ASGI application as long as this lasts. `closing` is called when nothing new is taken any more: what would
     go on for ever is to end then. `secure`: over TLS, with the context that is good when somebody comes. Who has shown a
-    certificate stands in the ASGI scope, as `bearer`. `turned` hears of every connection that was closed unheard.
+    certificate stands in the ASGI scope, as `bearer`; `abort` there closes the connection at once. `turned` hears of every
+    connection that was closed unheard.
     """
     # It complains of hostile requests and of our bugs, in many lines; the application tells our own bugs, in one.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
@@ -243,6 +244,7 @@ class _Guarded(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["bearer"] = self._bearer  # type: ignore[typeddict-unknown-key]
+        self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self._heading = True
 
     def on_headers_complete(self) -> None:
