@@ -97,6 +97,7 @@ def _a_person(ups: Ups, as_ann: list[str], tmp_path: Path) -> None:
         assert lasted_s(lambda: not sleeping("36191"), since) < ENDS_S_MAX, "and what it ran beside the replica is gone"
         assert max(lasted.values()) < ENDS_S_MAX, lasted
         assert "revoked" in (tmp_path / "watch").read_text() + (tmp_path / "logs").read_text()
+        assert "was revoked" in (tmp_path / "exec").read_text(), "and not that nobody answers"
     finally:
         for one in open_.values():
             one.kill()

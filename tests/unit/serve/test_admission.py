@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 
+from remit.model.identity import digest_of
 from remit.model.sessions import MEDIA, Begin, Part, spoken
 from remit.serve import flowing
 from remit.serve.turns import Rate
@@ -208,3 +210,24 @@ def test_a_body_that_is_not_announced_costs_as_much_as_one_that_is(monkeypatch: 
         assert (await api.ask("POST", "/v1/apply", b"[]")).status == 429
 
     told()
+
+
+@story
+async def test_who_has_very_many_replicas_made_pays_with_what_comes_next(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant(limits={"requestsPerSecond": 1, "requestsBurst": 50}))
+    member = "a-token-of-ann-of-acme"
+    spec = {
+        "role": "member",
+        "digest": digest_of(member),
+        "expires": "2999-01-01T00:00:00Z",
+        "subject": "ann",
+        "tenant": "acme",
+    }
+    await api.must("POST", "/v1/tokens", {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": "ann"}, "spec": spec})
+    async with asyncio.timeout(10):
+        while (await api.get(WORKLOADS, token=member)).status == 401:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+    assert (await api.ask("POST", WORKLOADS, workload("few", replicas=5), token=member)).status == 201
+    assert (await api.ask("POST", WORKLOADS, workload("many", replicas=5_000), token=member)).status == 201
+    reply = await api.ask("POST", WORKLOADS, workload("next"), token=member)
+    assert (reply.status, reply.json["code"]) == (429, "throttled") and int(reply.headers["retry-after"]) > 20

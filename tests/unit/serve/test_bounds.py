@@ -254,6 +254,17 @@ def test_a_request_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(main())
 
 
+def test_a_body_that_does_not_come_is_told_so__nothing_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_MS_MAX", 50)
+
+    async def main() -> None:
+        async with api() as asked:
+            reply = await asked.ask("POST", "/v1/tenants", pieces=[])
+            assert (reply.status, reply.json["code"]) == (408, "timeout") and "nothing was done" in reply.json["cure"]
+
+    asyncio.run(main())
+
+
 class Stuck:
     """An authority that writes nothing: its disk is full, and says so at once; or says nothing."""
 

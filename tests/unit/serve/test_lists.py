@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import pytest
 
 from remit.model.objects import KINDS
 from remit.model.routes import PLURALS
+from remit.serve import app, reading
 from remit.serve.failures import Failure
 from remit.serve.selecting import BYTES_MAX, TERMS_MAX, selector
 from remit.store.memory import MemoryStore
-from tests.unit.serve.asking import Api, api, node, story, tenant, workload
+from tests.unit.serve.asking import TOKEN, Api, api, node, story, tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
 
@@ -178,3 +180,89 @@ def test_a_full_list_is_bounded_by_what_is_looked_at(monkeypatch: pytest.MonkeyP
             assert names(page) == ["t4"] and "continue" not in page["metadata"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("selector", ["", "&labelSelector=!none"])
+def test_a_page_ends_when_it_has_many_bytes__and_the_rest_follows(selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PAGE_BYTES_MAX", 5_000)
+    monkeypatch.setattr(reading, "_FIRST_ROWS", 3)
+
+    async def main() -> None:
+        async with api() as asked:
+            await asked.must("POST", "/v1/tenants", tenant())
+            made = [f"w{i:02d}" for i in range(40)]
+            for name in made:
+                await asked.must("POST", WORKLOADS, workload(name, labels={"long": "x" * 60}))
+            seen, pages, rest = list[str](), 0, ""
+            while True:
+                page = await asked.must("GET", f"{WORKLOADS}?limit=1000{selector}{rest}")
+                seen += names(page)
+                pages += 1
+                assert len(json.dumps(page)) < 12_000
+                if "continue" not in page["metadata"]:
+                    break
+                rest = f"&continue={page['metadata']['continue']}"
+            assert seen == made and pages > 2
+
+    asyncio.run(main())
+
+
+@story
+async def test_a_large_answer_leaves_in_pieces_and_is_whole(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    for i in range(80):
+        await api.must("POST", WORKLOADS, workload(f"w{i:02d}", labels={f"k{j}": "x" * 60 for j in range(12)}))
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": WORKLOADS, "raw_path": WORKLOADS.encode(), "query_string": b"limit=1000"}
+    headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
+    await api.app({**scope, "headers": headers}, receive, send)
+    start, *pieces = sent
+    body = b"".join(piece["body"] for piece in pieces)
+    assert len(pieces) > 1 and [piece["more_body"] for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+    assert max(len(piece["body"]) for piece in pieces) <= app.LARGE_BYTES
+    assert dict(start["headers"])[b"content-length"] == b"%d" % len(body)
+    assert len(json.loads(body)["items"]) == 80
+    assert api.app.answers.held == 0
+
+
+@story
+async def test_when_many_large_answers_are_not_taken_the_next_is_refused_with_a_cure(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    for i in range(80):
+        await api.must("POST", WORKLOADS, workload(f"w{i:02d}", labels={f"k{j}": "x" * 60 for j in range(12)}))
+    api.app.answers.most = 100_000
+    stuck, sent, gone = asyncio.Event(), list[Any](), list[bool]()
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body":
+            stuck.set()
+            await asyncio.Event().wait()
+
+    headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
+    scope = {"type": "http", "method": "GET", "path": WORKLOADS, "raw_path": WORKLOADS.encode(), "query_string": b"limit=1000"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "SEND_MS_MAX", 300)
+        one = asyncio.ensure_future(api.app({**scope, "headers": headers, "abort": lambda: gone.append(True)}, receive, send))
+        await stuck.wait()
+        refused = await api.get(f"{WORKLOADS}?limit=1000")
+        assert (refused.status, refused.json["code"]) == (429, "overloaded") and "ask again" in refused.json["cure"]
+        assert (await api.get(f"{WORKLOADS}?limit=2")).status == 200, "what is small is answered all the same"
+        async with asyncio.timeout(5):
+            await one
+    assert gone == [True], "who takes nothing is cut off, and what it had not taken is let go"
+    assert (await api.get(f"{WORKLOADS}?limit=1000")).status == 200

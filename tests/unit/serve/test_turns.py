@@ -181,3 +181,59 @@ def test_flows_that_have_rested_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         clock.ms += 10_000
         turns.admit(f"t{at}", 1, Rate(10, 20))
     assert len(turns._flows) <= 11
+
+
+async def sit(turns: Turns, flow: Flow, seats: int, told: list[str], hold: asyncio.Event) -> None:
+    with await turns.turn(flow, 1, seats):
+        told.append(flow.name)
+        await hold.wait()
+
+
+def test_what_works_for_long_takes_many_seats_and_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 16)
+    monkeypatch.setattr(module, "FLOW_AT_ONCE", 12)
+
+    async def main() -> None:
+        turns, told, hold = queue(), list[str](), asyncio.Event()
+        lists, gets = turns.admit("lists", 0, None), turns.admit("gets", 0, None)
+        waiting = [asyncio.ensure_future(sit(turns, lists, 6, told, hold)) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert told == ["lists"] * 2 and turns._free == 4
+        waiting += [asyncio.ensure_future(sit(turns, gets, 1, told, hold)) for _ in range(4)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert told == ["lists"] * 2 + ["gets"] * 4
+        hold.set()
+        await asyncio.gather(*waiting)
+        assert (turns.waiting, turns._free, lists.seats, gets.seats) == (0, 16, 0, 0)
+        with await turns.turn(lists, 1, 1_000):
+            assert lists.seats == 12, "nobody waits for more than there can be"
+
+    asyncio.run(main())
+
+
+def test_those_who_need_little_go_before_one_who_needs_much__but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 4)
+    monkeypatch.setattr(module, "FLOW_AT_ONCE", 4)
+    monkeypatch.setattr(module, "PASSED_OVER_MAX", 10)
+
+    async def main() -> None:
+        turns, told = queue(), list[str]()
+        large, small = turns.admit("large", 0, None), turns.admit("small", 0, None)
+
+        async def ask_on() -> None:
+            while "large" not in told:
+                with await turns.turn(small, 1):
+                    told.append("small")
+                    await asyncio.sleep(0)
+
+        asking = [asyncio.ensure_future(ask_on()) for _ in range(8)]
+        await asyncio.sleep(0)
+        done = asyncio.Event()
+        done.set()
+        async with asyncio.timeout(10):
+            await sit(turns, large, 4, told, done)
+            await asyncio.gather(*asking)
+        assert 4 <= told.index("large") <= 200, told.index("large")
+
+    asyncio.run(main())

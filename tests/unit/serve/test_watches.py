@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remit.serve import hub, streams
+from remit.serve import hub, streams, watching
 from tests.unit.serve.asking import TOKEN, Api, api, story, tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
@@ -217,3 +217,24 @@ def news_of(*all_told: hub.Told) -> hub.News:
     for told in all_told:
         hub.fold(changes, told)
     return hub.News(changes)
+
+
+@story
+async def test_a_watch_with_a_selector_is_told_of_a_large_batch_whole_while_others_are_answered(api: Api) -> None:
+    count = 5 * watching.PICKED_AT_ONCE + 3
+    after = (await api.must("POST", "/v1/tenants", tenant()))["metadata"]["revision"]
+    path = f"{WORKLOADS}?watch=true&after={after}&labelSelector=even=1,!odd"
+    async with api.watch(path) as one, api.watch(path) as other:
+        await one.until("bookmark")
+        await other.until("bookmark")
+        many = [workload(f"w{i:03d}", labels={"odd" if i % 2 else "even": "1"}) for i in range(count)]
+        await api.must("POST", "/v1/apply", many)
+        for watched in (one, other):
+            seen, line = list[str](), await watched.until("changed")
+            while len(seen) < (count + 1) // 2:
+                if line["type"] == "changed":
+                    seen.append(line["object"]["metadata"]["name"])
+                if len(seen) < (count + 1) // 2:
+                    line = await watched.next()
+            assert sorted(seen) == [f"w{i:03d}" for i in range(0, count, 2)]
+            assert (await watched.until("bookmark"))["revision"] > after
