@@ -415,6 +415,7 @@ def keeper_order(directory: Directory, bounds: str = "") -> Order:
 
 
 async def _leave(asked: _Asked, directory: Directory, one: Agent, world: World) -> None:
+    from remit.agent.building import vault
     from remit.agent.directory import KEEPER
     from remit.agent.keeping import Keeping
     from remit.world.promises import LinkError
@@ -430,3 +431,5 @@ async def _leave(asked: _Asked, directory: Directory, one: Agent, world: World) 
         await Keeping(world.link, KEEPER, world.clock).quit(END_GRACE_MS)
     except LinkError as error:
         click.echo(f"agent: {error}", err=True)
+        return
+    await world.offload(vault(directory).destroy)  # what that work was to read

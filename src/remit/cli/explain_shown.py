@@ -9,6 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from remit.cli.columns import BAD
 from remit.cli.explain_words import (
     age_words,
     clock_words,
@@ -81,6 +82,8 @@ def _workload(console: Console, told: WorkloadTold, verbose: bool, wall: str) ->
         _waits(console, f"{group.first}{alike}", group.waits, told.since, told.history, verbose, wall)
     if not told.groups:
         line(console, "limited by", _limit_words(told.limit, told.detail))
+    if told.unattended:
+        line(console, "nobody acts", told.unattended, BAD)
 
 
 def _limit_words(limit: str, detail: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,16 +68,33 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
             if directory.run.is_dir() and is_held(world.disk, directory.keeper_lock):
                 raise click.ClickException(f"the keeper of {escaped(str(root))} does not answer: {error.cause}") from error
             if not has_left_work(directory, world.disk):
+                await _forget(directory, world)
                 return f"no keeper runs on {root}"
             await _end_what_is_left(directory, world, grace_ms)
+            await _forget(directory, world)
             return f"no keeper runs on {root}; what one has left behind has ended"
         except LinkError as error:
             raise click.ClickException(f"the keeper of {escaped(str(root))} did not end: {error}") from error
         while is_held(world.disk, directory.keeper_lock):
             await world.clock.sleep_ms(20)
+        await _forget(directory, world)
         return f"all work on {root} has ended, and its keeper"
     finally:
         await world.offload.close()
+
+
+async def _forget(directory: Directory, world: World) -> None:
+    """What the work that has ended was to read, and the place in the machine's memory where it lay: nobody else removes that.
+
+    Under the agent's lock: one that has been started meanwhile may have put there what it is about to start.
+    """
+    from remit.agent.building import vault
+    from remit.world.promises import Busy, DiskError
+
+    if not directory.run.is_dir():
+        return
+    with suppress(Busy, DiskError), world.disk.lock(directory.agent_lock):
+        await world.offload(vault(directory).destroy)
 
 
 def has_left_work(directory: Directory, disk: Disk) -> bool:

@@ -36,6 +36,7 @@ COMMANDS = {
     "diff": Lazy("remit.cli.planned", "diff", "Show how manifests differ from what is there."),
     "create": Lazy("remit.cli.create", "create", "Make a secret or a config from files and words."),
     "get": Lazy("remit.cli.get", "get", "List objects, with the reason why they wait; watch them change."),
+    "status": Lazy("remit.cli.status", "status", "Say how the scope stands, and who should act and does not."),
     "describe": Lazy("remit.cli.describe", "describe", "Tell all about one object: how it fares, what happened."),
     "explain": Lazy("remit.cli.explain", "explain", "Say why work waits and what would help, or why it is there."),
     "capacity": Lazy("remit.cli.capacity", "capacity", "Say how many more replicas fit, and what stops the next."),
@@ -76,7 +77,7 @@ COMMANDS = {
 SECTIONS = {
     "Begin": ("up", "down", "demo", "doctor", "context"),
     "Make it so": ("apply", "create", "plan", "diff", "validate", "schema", "scale", "rollout", "wait", "delete"),
-    "Look": ("get", "describe", "explain", "capacity", "logs", "exec", "events", "top"),
+    "Look": ("status", "get", "describe", "explain", "capacity", "logs", "exec", "events", "top"),
     "Nodes": ("cordon", "uncordon", "drain"),
     "People": ("token", "audit"),
     "Keys": ("secrets",),

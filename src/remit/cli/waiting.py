@@ -30,7 +30,7 @@ LINES_MAX: Final = 20
 
 
 class Standing(NamedTuple):
-    """How one goal stands: reached or not, in words for one line; `failed` says that it never will be.
+    """How one goal stands: reached or not, in words for one line; `failed` says that it never will be, `cure` what to do then.
 
     `placed` is false while work of it has no place: who gives up then says so by another code than for anything else.
     `limit` is what keeps it from being reached.
@@ -41,10 +41,14 @@ class Standing(NamedTuple):
     placed: bool = True
     failed: str = ""
     limit: str = ""
+    cure: str = ""
 
     @property
     def line(self) -> str:
         return f"{self.words}; limited by {self.limit}" if self.limit else self.words
+
+
+DELETED: Final = Standing(False, "is gone", failed="it was deleted meanwhile", cure="apply it again, and wait anew")
 
 
 class Goal(Protocol):
@@ -63,9 +67,9 @@ async def until(api: Api, goals: Sequence[Goal], timeout_ms: int) -> None:
         while True:
             stands = {goal.name: await goal.look(api) for goal in goals}
             shown.update(stands)
-            failed = [f"{name}: {one.failed}" for name, one in stands.items() if one.failed]
+            failed = {name: one for name, one in stands.items() if one.failed}
             if failed:
-                raise Failure("\n  ".join(failed))
+                raise _never(failed)
             if all(one.reached for one in stands.values()):
                 return
             left_ms = end_ms - clock.now_ms()
@@ -75,10 +79,16 @@ async def until(api: Api, goals: Sequence[Goal], timeout_ms: int) -> None:
             pause_ms = min(PAUSE_MS_MAX, pause_ms * 5 // 4)
 
 
+def _never(failed: dict[str, Standing]) -> Failure:
+    name, first = next(iter(failed.items()))
+    lines = [escaped(f"{name}: {one.failed}") for name, one in list(failed.items())[:LINES_MAX]]
+    return Failure("\n  ".join(lines), escaped(first.cure or f"look closer: remit describe {name}"))
+
+
 def _late(stands: dict[str, Standing], timeout_ms: int) -> Failure:
     late = {name: one for name, one in stands.items() if not one.reached}
     unplaced = [name for name, one in late.items() if not one.placed]
-    lines = [f"{name}: {one.line}" for name, one in list(late.items())[:LINES_MAX]]
+    lines = [escaped(f"{name}: {one.line}") for name, one in list(late.items())[:LINES_MAX]]
     what = f"not reached within {format_duration(timeout_ms)}\n  " + "\n  ".join(lines)
     if unplaced:
         return NotPlaced(what, f"ask why: remit explain {unplaced[0]}")
@@ -159,7 +169,7 @@ class Arrived:
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
-            return Standing(False, "is gone", failed="it was deleted meanwhile")
+            return DELETED
         fields = f"spec.workload={self._workload}"
         replicas = list((await api.list(Replica, tenant=self._tenant, fields=fields)).items)
         decisions: Sequence[Decision] = ()
@@ -173,6 +183,8 @@ def standing(workload: Workload, replicas: Sequence[Replica], found: Progress, *
     """How it stands; `done`: only a job that has ended well counts as there."""
     spec = workload.spec
     words = f"{funnel_words(funnel(replicas, found.wanted, spec.type))} of {found.wanted:,}"
+    if workload.metadata.deleting:  # of which nothing is wanted any more: that all of that stands says nothing
+        return Standing(False, words, failed="it is being deleted", cure=DELETED.cure)
     failed = condition_of(workload.status.conditions, "Failed")
     if failed is not None and failed.status == "True" and failed.observed_generation == workload.metadata.generation:
         return Standing(False, words, failed=f"it failed: {failed.reason} {failed.message}".rstrip())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from remit.cli.finding import NOT_FOUND, class_of
 from remit.cli.progress import condition_of
 from remit.cli.spoken import Meant
-from remit.cli.waiting import Standing
+from remit.cli.waiting import DELETED, Standing
 from remit.client.calling import ApiError
-from remit.model.kinds import Node
+from remit.model.fields import Condition
+from remit.model.kinds import Node, Workload
 from remit.model.records import Phase, Replica
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ NAMED_MAX: Final = 3
 _UNPLACED: Final = (Phase.PENDING, Phase.RESERVED)
 _OVER: Final = (Phase.FAILED, Phase.RELEASED, Phase.FINISHED)
 _OFF_NODE: Final = (Phase.PENDING, Phase.RELEASED)
+_ENDS: Final = {"Complete": "Failed", "Failed": "Complete"}
+"""How a job ends, and how it does not end any more then."""
 
 
 async def _seen(api: Api, thing: Meant, tenant: str) -> Any:
@@ -59,8 +63,10 @@ class Conditioned:
     async def look(self, api: Api) -> Standing:
         found = await _seen(api, self._thing, self._tenant)
         if found is None:
-            return Standing(False, "is not there")
-        conditions = getattr(getattr(found, "status", None), "conditions", ())
+            return DELETED
+        conditions: Iterable[Condition] = getattr(getattr(found, "status", None), "conditions", ())
+        if isinstance(found, Workload) and self._status.lower() == "true" and (never := self._never(found)) is not None:
+            return never
         said = condition_of(conditions, self._type)
         if said is None:
             there = ", ".join(f"{one.type}={one.status}" for one in conditions)
@@ -68,6 +74,24 @@ class Conditioned:
         current = said.observed_generation in (0, found.metadata.generation)
         words = " ".join(part for part in (f"{said.type}={said.status}", said.reason, said.message) if part)
         return Standing(said.status.lower() == self._status.lower() and current, words)
+
+    def _never(self, workload: Workload) -> Standing | None:
+        """An end that cannot come: only jobs end, and one that has ended does so no other way until it is changed."""
+        other = _ENDS.get(self._type)
+        if other is None:
+            return None
+        kind = workload.spec.type
+        if kind != "job":
+            words = f"it is a {kind}: only jobs become {self._type}"
+            return Standing(
+                False, f"is a {kind}", failed=words, cure=f"wait until it stands: remit wait {self.name} --for=ready"
+            )
+        said = condition_of(workload.status.conditions, other)
+        if said is None or said.status != "True" or said.observed_generation != workload.metadata.generation:
+            return None
+        why = " ".join(part for part in (said.reason, said.message) if part)
+        words = f"it is {said.type}{f' ({why})' if why else ''}, and does not become {self._type} any more"
+        return Standing(False, f"is {said.type}", failed=words, cure=f"see how it went: remit describe {self.name}")
 
 
 class InPhase:
@@ -79,7 +103,7 @@ class InPhase:
     async def look(self, api: Api) -> Standing:
         found = await _seen(api, self._thing, self._tenant)
         if found is None:
-            return Standing(False, "is not there")
+            return DELETED
         if isinstance(found, Node):
             return Standing(found.status.health.value == self._phase, f"is {found.status.health.value}")
         status = found.status
@@ -97,7 +121,7 @@ class Ready:
     async def look(self, api: Api) -> Standing:
         found = await _seen(api, self._thing, self._tenant)
         if found is None:
-            return Standing(False, "is not there")
+            return DELETED
         if isinstance(found, Node):
             ready = found.status.health.value == "ready" and not found.spec.unschedulable
             words = "is cordoned" if found.spec.unschedulable else f"is {found.status.health.value}"
@@ -116,7 +140,7 @@ class Ended:
     async def look(self, api: Api) -> Standing:
         found = await _seen(api, self._thing, self._tenant)
         if found is None:
-            return Standing(False, "is not there")
+            return DELETED
         status = found.status
         words = " ".join(part for part in (f"is {status.phase.value}", status.result, status.reason) if part)
         return Standing(status.result == "ok" and status.phase in _OVER, words, placed=status.phase not in _UNPLACED)

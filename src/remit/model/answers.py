@@ -198,8 +198,19 @@ class RotateAnswer(Answer, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------------------- how things stand
 
 
+class IdleLease(Answer, frozen=True, kw_only=True):
+    """A lease that nobody holds, so that nobody does what is done under it; `part` is the command that runs who would."""
+
+    lease: str
+    part: str
+    silent_ms: Natural | None = None
+    """For how long it was not renewed, at least. None: nobody has it to renew."""
+    why: str = ""
+    cure: str = ""
+
+
 class ScopeStatus(Answer, frozen=True, kw_only=True):
-    """Where a scope stands. New operation ids carry its `incarnation` and `window`."""
+    """Where a scope stands. New operation ids carry its `incarnation` and `window`; `idle` says who does not act."""
 
     scope: str
     incarnation: str
@@ -213,6 +224,7 @@ class ScopeStatus(Answer, frozen=True, kw_only=True):
     version: str = ""
     uptime_ms: Natural = 0
     board_age_ms: Natural = 0
+    idle: tuple[IdleLease, ...] = ()
 
 
 class Taken(Answer, frozen=True, kw_only=True):

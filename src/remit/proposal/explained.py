@@ -230,3 +230,5 @@ class WorkloadTold(Struct, frozen=True):
     history: tuple[Told, ...]
     detail: str = ""
     """What its controllers say of that, in words: why it failed, or what a rollout waits for."""
+    unattended: str = ""
+    """Who should move it on and does not act, and the cure, in words; empty if nobody is missed."""

@@ -15,6 +15,7 @@ from remit.model.problems import an
 from remit.proposal.capacity import COUNT_MAX, Capacity
 from remit.proposal.explained import ReplicaTold, WorkloadTold
 from remit.serve.account import LIMIT, LIMIT_MAX, accounted, watched
+from remit.serve.acting import with_who_does_not_act
 from remit.serve.asked import Asked
 from remit.serve.bodies import all_manifests, beside, judged
 from remit.serve.desk import Desk
@@ -42,6 +43,7 @@ def told(value: Any, asked: Asked | None = None) -> Response:
 
 async def explained_workload(asked: Asked, desk: Desk) -> Response:
     found = await explain_workload(desk.looking, asked.tenant, asked.path["name"], asked.query["node"])
+    found = await with_who_does_not_act(found, desk)
     return told(await with_words_of_its_nodes(found, desk.standby), asked)
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from remit import __version__
 from remit.client.endpoint import NoVerdict
 from remit.model.answers import ScopeStatus
+from remit.serve.acting import idle_leases
 from remit.serve.asked import Asked
 from remit.serve.desk import Desk
 from remit.serve.failures import Failure
@@ -40,6 +41,7 @@ async def status(asked: Asked, desk: Desk) -> Response:
         version=__version__,
         uptime_ms=desk.clock.now_ms() - desk.began_ms,
         board_age_ms=board.age_ms(),
+        idle=idle_leases(stands, board, desk.tempo.lease_ms) if board.sober else (),
     )
     return encoded(told)
 
@@ -76,7 +78,7 @@ ROUTES: Final = (
         "GET",
         "/v1/status",
         "getStatus",
-        "Where the scope stands: who leads, at which revision, and how many nodes and replicas are how.",
+        "Where the scope stands: who leads, at which revision, how many nodes and replicas are how, and who does not act.",
         status,
         tag="server",
         answers=(Answer(200, "how it stands", ScopeStatus),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from remit.store.protocol import NoSpace, Owned, ReadOnly, Unavailable
@@ -13,6 +14,7 @@ LOCK_NAME = "owner"
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
 _PID_BYTES_MAX = 32
+_OPENED = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 class Ownership:
@@ -20,26 +22,55 @@ class Ownership:
 
     def __init__(self, directory: Path) -> None:
         self._fd = -1
+        self._lock_made: Path | None = None
+        self._directories_made: tuple[Path, ...] = ()
         try:
+            self._directories_made = tuple(path for path in (directory, *directory.parents) if not path.exists())
             directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-            self._fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Owned(str(directory), _pid_in(self._fd)) from None
+            while not self._lock(directory / LOCK_NAME):
+                pass
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
             # The file is opened for writing above, which a directory that turned read-only may still allow.
             if not os.access(directory, os.W_OK):
                 raise ReadOnly(f"{directory} cannot be written; make it writable, or use another --data directory")
         except OSError as error:
-            self.release()
+            self.undo()
             raise place_error(error, directory) from error
         except BaseException:
-            self.release()
+            self.undo()
             raise
 
+    def _lock(self, path: Path) -> bool:
+        """False: whoever had made this file has taken it away meanwhile, so a lock on it keeps nobody out."""
+        made = True
+        try:
+            self._fd = os.open(path, _OPENED | os.O_EXCL, PRIVATE_FILE)
+        except FileExistsError:
+            self._fd, made = os.open(path, _OPENED, PRIVATE_FILE), False
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Owned(str(path.parent), _pid_in(self._fd)) from None
+        if not _is_named(path, self._fd):
+            os.close(self._fd)
+            self._fd = -1
+            return False
+        self._lock_made = path if made else None
+        return True
+
+    def undo(self) -> None:
+        """Release it, and leave nothing where nothing was: neither a lock that was made for it, nor empty directories."""
+        with suppress(OSError):
+            if self._lock_made is not None:
+                self._lock_made.unlink()  # while it is held: whoever comes next notices
+        for path in self._directories_made:
+            with suppress(OSError):
+                path.rmdir()
+        self.release()
+
     def release(self) -> None:
+        self._lock_made, self._directories_made = None, ()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -73,6 +104,13 @@ def place_error(error: OSError, place: Path) -> Unavailable:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"no room at {place} ({error.strerror}); free space there")
     return Unavailable(f"{place} cannot be used: {error}; mend that, then start again")
+
+
+def _is_named(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _pid_in(fd: int) -> int | None:

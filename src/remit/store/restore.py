@@ -23,7 +23,8 @@ from remit.store.restored import CHANGED_KEYS_MAX, Replaced, Restored, next_revi
 def restore(backup: Path, directory: Path, *, incarnation: str) -> Restored:
     """Put a copy of `backup` in the place of the store in `directory`, which is kept aside as `replaced-N.sqlite`.
 
-    Raises `Owned` if a process runs on it. Until the very last step, one rename, the old store stands as it was.
+    Raises `Owned` if a process runs on it. Until the very last step, one rename, the old store stands as it was; where there
+    was none, nothing is left of what could not be restored.
     """
     check_header(backup)  # before anything is made
     owner = Ownership(directory)
@@ -38,6 +39,9 @@ def restore(backup: Path, directory: Path, *, incarnation: str) -> Restored:
         finally:
             for name in (draft, _wal(draft)):
                 name.unlink(missing_ok=True)
+    except BaseException:
+        owner.undo()
+        raise
     finally:
         owner.release()
 

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from remit.agent.building import vault
 from remit.agent.reviving import is_held
 from remit.world.disk import FileDisk
 from tests.integration.agent.scope import (
@@ -17,6 +18,7 @@ from tests.integration.agent.scope import (
     REMIT,
     SLOW_MS,
     TEMPO,
+    AgentProcess,
     Scope,
     fence,
     forever,
@@ -224,18 +226,27 @@ def test_a_second_agent_on_a_directory_says_so_and_work_outlives_an_agent_that_w
         assert agent.process.wait(10) == 0
         assert "2 replicas run on" in agent.said()
         assert not any(gone(pid) for pid in (*pids, keeper))
+        kept = _keeps_something_in_memory(agent)
         done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
         assert done.returncode == 0, done.stderr
-        assert all(gone(pid) for pid in (*pids, keeper))
+        assert all(gone(pid) for pid in (*pids, keeper)) and not kept.exists()
+        kept.mkdir()  # empty, as one of an earlier version may have left it
         assert "no keeper runs" in _remit("keeper", "--end", "--data", str(agent.directory.root)).stdout
+        assert not kept.exists()
         again = scope.agent("--end-work")
         await until(lambda: len(lines(web)) == 4)  # services come again where they were
         keeper, pids = again.keeper_pid, [int(line.split()[0]) for line in lines(web)[2:]]
+        assert _keeps_something_in_memory(again) == kept
         again.signal(signal.SIGTERM)
         assert again.process.wait(15) == 0
-        assert all(gone(pid) for pid in (*pids, keeper))
+        assert all(gone(pid) for pid in (*pids, keeper)) and not kept.exists()
 
     play(scene, SLOW_MS)
+
+
+def _keeps_something_in_memory(agent: AgentProcess) -> Path:
+    """As for work that reads a secret; the directory of all such."""
+    return vault(agent.directory).put("left.1", {PurePosixPath("key"): b"secret"}, "").parent
 
 
 def _remit(*words: str) -> subprocess.CompletedProcess[str]:
@@ -333,10 +344,11 @@ def test_work_of_an_agent_and_a_keeper_that_were_killed_can_be_ended_and_none_of
         assert not gone(keeper), agent.said()
         os.kill(keeper, signal.SIGKILL)
         assert not any(gone(pid) for pid in pids)
+        kept = _keeps_something_in_memory(agent)
         done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
         assert done.returncode == 0, done.stderr
         assert "what one has left behind has ended" in done.stdout
-        assert all(gone(pid) for pid in pids)
+        assert all(gone(pid) for pid in pids) and not kept.exists()
         again = _remit("keeper", "--end", "--data", str(agent.directory.root))
         assert again.stdout == f"no keeper runs on {agent.directory.root}\n"
 

@@ -151,6 +151,20 @@ def test_a_damaged_backup_does_not_replace_a_sound_store(tmp_path: Path) -> None
     assert {place.name for place in (tmp_path / "data").iterdir()} == {FILE_NAME, "owner"}
 
 
+@pytest.mark.parametrize("place", ["data", "data/deeper/still", "there", "owned"])
+def test_a_damaged_backup_leaves_nothing_where_it_was_to_be_restored(tmp_path: Path, place: str) -> None:
+    run(filled(tmp_path))
+    backup = tmp_path / FILE_NAME
+    flip(backup, backup.read_bytes().find(b"needle-00123"))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "owned").mkdir()
+    (tmp_path / "owned" / "owner").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(Corrupt, match="use another backup"):
+        restore(backup, tmp_path / place, incarnation="second")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_damaged_store_is_replaced_and_kept_aside(tmp_path: Path) -> None:
     rows = run(filled(tmp_path / "data"))
     backup = tmp_path / "backup.sqlite"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import stat
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from remit.store.file import FILE_NAME
-from remit.store.owner import LOCK_NAME
+from remit.store.owner import LOCK_NAME, Ownership
 from remit.store.protocol import Commit, Committed, NoSpace, Owned, ReadOnly
 from remit.store.restore import restore
 from tests.contracts.stores import put, run
@@ -181,6 +182,25 @@ def test_another_process_owns_it__named_by_pid__and_its_death_frees_it(tmp_path:
             process.send_signal(signal.SIGKILL)
             process.wait()
     run(free())
+
+
+def test_a_lock_that_was_taken_away_while_it_was_waited_for_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused restore takes its own away: whoever had opened that one would keep nobody out."""
+    path, first, flock = tmp_path / LOCK_NAME, Ownership(tmp_path), fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        first.undo()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    second = Ownership(tmp_path)
+    assert path.read_text() == f"{os.getpid()}\n"
+    with pytest.raises(Owned):
+        Ownership(tmp_path)
+    second.undo()
+    assert not path.exists()
 
 
 def mode(path: Path) -> int:

@@ -155,6 +155,13 @@ def test_a_service_has_arrived_once_its_generation_is_out() -> None:
     assert looked(workload("service", replicas=1)) == (False, False)
 
 
+def test_a_service_that_is_being_deleted_does_not_arrive_any_more() -> None:
+    """Nothing is wanted of it, so all that is wanted stands."""
+    made = workload("service", ROLLED, deleting=True, replicas=1)
+    stands = standing(made, [], progress(made, []))
+    assert not stands.reached and "deleted" in stands.failed
+
+
 def test_what_holds_one_that_is_ready_but_not_said_to_be_out_are_the_controllers() -> None:
     members = replicas(P.SERVING)
     made = workload("service", replicas=1)

@@ -130,6 +130,9 @@ def one_binding_per_attempt(step: Step) -> Found:
 
 @promise("S7")
 def phases_move_along_edges_by_their_owners(step: Step) -> Found:
+    for key in step.vain:
+        if key.startswith("replica/"):
+            yield key, "it is forgotten, and was not there"
     for key, old, new in step.moves:
         was, now = phase_of(old), phase_of(new)
         if step.doubting:

@@ -78,7 +78,7 @@ class Step:
 
     __slots__ = (
         "accepted", "changed", "deletes", "doubting", "entries", "history", "horizon_before", "ledgers_before", "moves",
-        "nodes_before", "policy_before", "puts", "revision", "stand",
+        "nodes_before", "policy_before", "puts", "revision", "stand", "vain",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +86,8 @@ class Step:
     ) -> None:
         self.history, self.puts, self.deletes, self.revision, self.stand = history, puts, deletes, revision, stand
         self.changed: dict[str, tuple[Json, Json]] = {}
+        self.vain: list[str] = []
+        """What was deleted and was not there: nothing changed by that, and only a commit that is broken says so."""
         self.entries: tuple[Entry, ...] = ()
         self.accepted: list[Entry] = []
         self.doubting = False
@@ -256,7 +258,10 @@ class History:
             rows[key] = (revision, content)
         for key in deletes:
             found = rows.pop(key, None)
-            step.changed[key] = (None if found is None else found[1], None)
+            if found is None:
+                step.vain.append(key)
+            else:
+                step.changed[key] = (found[1], None)
         entries: list[Entry] = []
         for key, (_, new) in step.changed.items():
             if new is not None and key.startswith("batch/"):

@@ -270,6 +270,16 @@ def it_resumed_elsewhere(pen: Pen) -> None:
 
 
 @breaks("phases_move_along_edges_by_their_owners")
+def what_is_not_there_is_forgotten(pen: Pen) -> None:
+    """As by an authority that has lost what it had written."""
+    (a,) = pen.spawn(0)
+    pen.run(a)
+    pen.release(a)
+    pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
+    pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
+
+
+@breaks("phases_move_along_edges_by_their_owners")
 def a_commit_follows_the_end(pen: Pen) -> None:
     (a,) = pen.spawn(0)
     pen.run(a)
@@ -1062,6 +1072,20 @@ def more_replicas_than_it_may_declare(pen: Pen) -> None:
 def limited(pen: Pen, **limits: int) -> Json:
     row = pen.rows["tenant/t1"]
     return {**row, "spec": {**row["spec"], "limits": limits}}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "replica/t1/w-9", "workload/t1/w", "secret/t1/s", "config/t1/c", "node/n9", "tenant/t9", "grant/g", "generation/t1/w.9",
+        "lease/repair/x", "policyrevision/9", "override/o", "peer/p", "decision/t1/d", "event/t1/e", "batch/9",
+    ],
+)  # fmt: skip
+def test_a_commit_that_deletes_what_is_not_there_is_judged_all_the_same(key: str) -> None:
+    pen = Pen().furnish()
+    pen.commit({key: None}, [pen.entry("delete", key, "operator")])
+    pen.commit({key: None}, [pen.entry("delete", key, "operator")])
+    pen.world.judge.conclude()
 
 
 @pytest.mark.parametrize(("check", "breach"), BREACHES, ids=[f"{breach.__name__}-{check}" for check, breach in BREACHES])
