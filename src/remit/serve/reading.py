@@ -25,7 +25,8 @@ SCAN_ROWS_MAX: Final = 20_000
 """So many rows are looked at for one page; a selector that picks few of many gets short pages."""
 PAGE_BYTES_MAX: Final = 4 << 20
 """A page ends with the object that comes to so many bytes: others may be as large."""
-_SCAN_ROWS: Final = 1_000
+_SCAN_ROWS: Final = 200
+"""So many are read at once: one who asks for a single row waits behind no more of each who lists."""
 _FIRST_ROWS: Final = 20
 """So many are read before it is known how large they are."""
 

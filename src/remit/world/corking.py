@@ -1,23 +1,34 @@
-"""How does an answer leave in one piece? The head of one is held until its body comes, or until nobody writes any more.
+"""How does an answer leave in one piece, and arrive? The head of one is held until its body comes, or nobody writes any more.
 
 Each write to a socket is a system call, and wakes whoever reads: a head by itself costs both sides as much as the body does.
 What is held leaves before anything else is done with the connection, and at the latest once the event loop comes round.
+
+Who is answered before its body has come sends on for a while, and would hear of a closed connection instead of the answer: what
+still comes is let pass for a moment before it is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
+LINGER_S: Final = 2.0
 _HEAD: Final = b"HTTP/1."
 
 
 class Corked(asyncio.Transport):
-    """A transport in front of another. Only the first piece of an answer is ever held."""
+    """A transport in front of another. Only the first piece of an answer is ever held. `sends_on`: is there more to come of
+    what was asked? Whoever reads must let it pass once `lingers`.
+    """
 
-    def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop, sends_on: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__()
         self._inner, self._loop, self._held = inner, loop, b""
+        self._sends_on = sends_on
+        self.lingers = False
         # Asked for at every turn: straight from the other.
         self.is_closing = inner.is_closing  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
@@ -41,7 +52,14 @@ class Corked(asyncio.Transport):
 
     def close(self) -> None:
         self._flush()
-        self._inner.close()
+        if self.lingers or self._inner.is_closing() or not self._sends_on() or not self._inner.can_write_eof():
+            self._inner.close()
+            return
+        self.lingers = True
+        self.is_closing = lambda: True  # type: ignore[method-assign]
+        self._inner.write_eof()
+        self._inner.resume_reading()
+        self._loop.call_later(LINGER_S, self._inner.close)
 
     def abort(self) -> None:
         self._held = b""

@@ -195,7 +195,8 @@ class _Guarded(HttpToolsProtocol):
         self._bearer: Bearer = NOBODY
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(Corked(transport, self.loop))
+        self._corked = Corked(transport, self.loop, self._sends_on)
+        super().connection_made(self._corked)
         self._bearer = bearer_at(transport)
         shared = self.server_state
         welcome = shared.crowd.may_come(self._address)
@@ -207,6 +208,11 @@ class _Guarded(HttpToolsProtocol):
         else:
             shared.silent[self] = None
             self._await_head()
+
+    def _sends_on(self) -> bool:
+        """Was it answered before all of it had come?"""
+        cycle: RequestResponseCycle | None = self.cycle
+        return not self._turned and cycle is not None and cycle.response_complete and cycle.more_body
 
     @property
     def _address(self) -> str:
@@ -229,7 +235,7 @@ class _Guarded(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._turned:
+        if self._turned or self._corked.lingers:
             return
         cycle: RequestResponseCycle | None = self.cycle
         # Of what comes with the end of a body, nobody can tell here how much belongs to the next head.

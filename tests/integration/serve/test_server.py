@@ -296,6 +296,18 @@ def test_a_body_without_end_is_cut_off(standing: Server) -> None:
     assert standing.ask("GET", "/healthz").status == 200
 
 
+def test_a_refusal_arrives_although_the_body_is_still_being_sent(standing: Server) -> None:
+    """Most programs send all of a body before they read: of a connection that is closed meanwhile they hear nothing else."""
+    for _ in range(5):
+        connection = standing.connect()
+        try:
+            reply = ask_on(connection, "POST", "/v1/tenants", b"x" * (8 << 20), standing.headers())
+        finally:
+            connection.close()
+        assert reply.status == 413 and reply.json["cure"]
+    assert standing.ask("GET", "/healthz").status == 200
+
+
 def test_who_opens_and_says_nothing_is_closed(standing: Server) -> None:
     """A34: slow headers hold a connection for seconds, not for ever."""
     began = time.monotonic()
