@@ -27,6 +27,7 @@ from remit.serve.auditing import Audit, MemoryTrail
 from remit.serve.counting import Requests
 from remit.serve.identities import unknown
 from remit.serve.programs import ROUTES as PROGRAMS
+from remit.serve.streams import Pulse
 from remit.simulate.loop import SimLoop
 from remit.simulate.network import Network
 from remit.simulate.processes import Machine, Process
@@ -303,6 +304,7 @@ class _Serve(_Http):
                 hosts=(),
                 tls=None,
                 tempo=Tempo(),
+                pulse=Pulse(BootClock(), Tempo().beat_ms),
             )
             app = Application(PROGRAMS, desk, lambda asked, error: None)
             secure = None if keys is None else lambda: keys.context
@@ -335,6 +337,9 @@ class _Identities:
         if authorization != f"Bearer {self._token}":
             raise unknown("the token is not right")
         return Principal("component", "component", "scheduler")
+
+    def good(self, principal: Principal) -> bool:
+        return True
 
     async def lapse(self, principal: Principal) -> None:
         await asyncio.Event().wait()

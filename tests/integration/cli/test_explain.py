@@ -147,6 +147,7 @@ def test_the_shape_of_the_json_is_stable(data: Path) -> None:
             "there",
             "history",
             "detail",
+            "unattended",
         )
     ]
     waits = workload["groups"][0]["waits"]
