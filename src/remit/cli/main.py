@@ -6,7 +6,8 @@ import os
 import signal  # noqa: TID251 - the program's own end, when it is interrupted
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import click
 
 from remit import __version__
 from remit.cli.__main__ import INTERRUPTED, leave_interrupted
+from remit.cli.insisting import insisting
 from remit.model.problems import did_you_mean, escaped, meant, shown
 
 STDERR = 2
@@ -99,7 +101,8 @@ class Commands(click.Group):
         if lazy is None:
             return None
         try:
-            command = getattr(import_module(lazy.module), lazy.name)
+            with insisting():
+                command = getattr(import_module(lazy.module), lazy.name)
         except ModuleNotFoundError as error:
             if error.name != lazy.module:
                 raise
@@ -125,14 +128,24 @@ class Commands(click.Group):
             ctx.fail(f"there is no command {shown(args[0])}; {cure}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *words: Any, **more: Any) -> click.Context:
+        with _ending_alike():
+            return super().make_context(*words, **more)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Interrupted from its loading on, every command ends with 130: click would say 1, which has meanings of its own."""
-        try:
+        with _ending_alike():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            with suppress(OSError):
-                click.echo("interrupted", err=True)
-            raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _ending_alike() -> Iterator[None]:
+    """Interrupted from its first word on, every command ends with 130: click would say 1, which has meanings of its own."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            click.echo("interrupted", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def examples(*lines: str) -> str:

@@ -198,12 +198,15 @@ def _replayed(path: Path, seed: int | None, seeds: str | None, until: str | None
 
 def _one(shown: Shown, asked: Asked, manner: Manner) -> int:
     from remit.cli.bench import CHANGED, revision
-    from remit.simulate.simulation import Simulation
+    from remit.cli.insisting import insisting
+
+    with insisting():
+        from remit.simulate.simulation import Simulation
 
     if asked.revision and (asked.revision != (this := revision()) or asked.revision.endswith(CHANGED)):
         shown.other_revision(asked.revision, this, changed=asked.revision.endswith(CHANGED))
     simulation = Simulation(asked.scenario, asked.seeds[0], plan=asked.plan, until_s=asked.until_s, trace=manner.trace)
-    with shown.waiting(f"{asked.scenario.name}, seed {asked.seeds[0]}"):
+    with shown.waiting(f"{asked.scenario.name}, seed {asked.seeds[0]}"), insisting():
         run = simulation.run()
     if manner.as_json:
         shown.line(run)
