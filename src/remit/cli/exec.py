@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -100,7 +100,8 @@ async def _run(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wis
                     held.enter_context(raw())
                 await _talk(session, wish, held)
         except* Unanswered:
-            await api.status()  # which tells why, if the token is not good any more
+            with suppress(Unanswered):
+                await api.status()  # which tells why, if the token is not good any more
             cure = f"it was begun, and has been ended: look what it did, then run it again (`remit describe replica/{name}`)"
             raise Failure(f"the session beside {escaped(name)} was cut off in its middle", cure) from None
         return _code(session)

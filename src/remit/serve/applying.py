@@ -64,13 +64,13 @@ async def _apply_all(asked: Asked, desk: Desk) -> Response:
     if unless is not None:
         await _check_unchanged(desk, standing, unless)
     asking = [index for index in in_order(things) if not standing[index].unchanged]
-    asked.more_cost = replicas_cost(things[index] for index in asking)
     claims = [Apply(things[index], _expect(standing[index].row) if unless is not None else None, fill=True) for index in asking]
     if asked.query["dryRun"]:
         tried = desk.tried(asked.actor, claims)
         verdicts: Sequence[Verdict] = [one.ruled if isinstance(one.ruled, Refused) else Accepted(0, one.ruled) for one in tried]
         operation = ""
     else:
+        asked.more_cost = replicas_cost(things[index] for index in asking)
         operation, verdicts = await _ask(asked, desk, claims, asking)
     results = _results(standing, dict(zip(asking, verdicts, strict=True)))
     revision = max((result.revision for result in results), default=0) or desk.board.revision

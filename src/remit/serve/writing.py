@@ -145,9 +145,9 @@ async def _expected(asked: Asked, desk: Desk, name: str) -> int | None:
 
 async def _apply(asked: Asked, desk: Desk, thing: AnyObject, expect: int | None, *, conditional: bool) -> Response:
     claim = Apply(thing, expect, fill=True)
-    asked.more_cost = replicas_cost((thing,))
     if asked.query["dryRun"]:
         return _would_be(desk.tried(asked.actor, [claim])[0], conditional=conditional)
+    asked.more_cost = replicas_cost((thing,))
     operation, verdict = await ask(asked, desk, claim)
     return await _applied(asked, desk, thing, expect, operation, must(verdict, conditional=conditional))
 

@@ -228,6 +228,8 @@ async def test_who_has_very_many_replicas_made_pays_with_what_comes_next(api: Ap
         while (await api.get(WORKLOADS, token=member)).status == 401:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.01)
     assert (await api.ask("POST", WORKLOADS, workload("few", replicas=5), token=member)).status == 201
+    tried = await api.ask("POST", f"{WORKLOADS}?dryRun=true", workload("many", replicas=5_000), token=member)
+    assert tried.status == 200, "and what is only tried makes none"
     assert (await api.ask("POST", WORKLOADS, workload("many", replicas=5_000), token=member)).status == 201
     reply = await api.ask("POST", WORKLOADS, workload("next"), token=member)
     assert (reply.status, reply.json["code"]) == (429, "throttled") and int(reply.headers["retry-after"]) > 20

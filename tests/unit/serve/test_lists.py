@@ -207,62 +207,61 @@ def test_a_page_ends_when_it_has_many_bytes__and_the_rest_follows(selector: str,
     asyncio.run(main())
 
 
-@story
-async def test_a_large_answer_leaves_in_pieces_and_is_whole(api: Api) -> None:
-    await api.must("POST", "/v1/tenants", tenant())
-    for i in range(80):
-        await api.must("POST", WORKLOADS, workload(f"w{i:02d}", labels={f"k{j}": "x" * 60 for j in range(12)}))
-    sent: list[Any] = []
+class Listener:
+    """Asks for a list that is large, and keeps what it is sent; one who does not `take` is stuck with the first piece."""
 
-    async def receive() -> dict[str, Any]:
-        if sent:
+    def __init__(self, *, takes: bool = True) -> None:
+        self.sent, self.cut, self.stuck = list[Any](), False, asyncio.Event()
+        self._takes = takes
+
+    async def list(self, api: Api) -> None:
+        await api.must("POST", "/v1/tenants", tenant())
+        for i in range(80):
+            await api.must("POST", WORKLOADS, workload(f"w{i:02d}", labels={f"k{j}": "x" * 60 for j in range(12)}))
+        headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
+        asked = {"type": "http", "method": "GET", "path": WORKLOADS, "raw_path": WORKLOADS.encode(), "headers": headers}
+        await api.app({**asked, "query_string": b"limit=1000", "abort": self._abort}, self._receive, self._send)
+
+    def _abort(self) -> None:
+        self.cut = True
+
+    async def _receive(self) -> dict[str, Any]:
+        if self.sent:
             await asyncio.Event().wait()
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def send(message: Any) -> None:
-        sent.append(message)
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+        if message["type"] == "http.response.body" and not self._takes:
+            self.stuck.set()
+            await asyncio.Event().wait()
 
-    scope = {"type": "http", "method": "GET", "path": WORKLOADS, "raw_path": WORKLOADS.encode(), "query_string": b"limit=1000"}
-    headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
-    await api.app({**scope, "headers": headers}, receive, send)
-    start, *pieces = sent
+
+@story
+async def test_a_large_answer_leaves_in_pieces_and_is_whole(api: Api) -> None:
+    listener = Listener()
+    await listener.list(api)
+    start, *pieces = listener.sent
     body = b"".join(piece["body"] for piece in pieces)
     assert len(pieces) > 1 and [piece["more_body"] for piece in pieces] == [True] * (len(pieces) - 1) + [False]
     assert max(len(piece["body"]) for piece in pieces) <= app.LARGE_BYTES
     assert dict(start["headers"])[b"content-length"] == b"%d" % len(body)
     assert len(json.loads(body)["items"]) == 80
-    assert api.app.answers.held == 0
+    assert api.app.answers.held == 0 and not listener.cut
 
 
 @story
 async def test_when_many_large_answers_are_not_taken_the_next_is_refused_with_a_cure(api: Api) -> None:
-    await api.must("POST", "/v1/tenants", tenant())
-    for i in range(80):
-        await api.must("POST", WORKLOADS, workload(f"w{i:02d}", labels={f"k{j}": "x" * 60 for j in range(12)}))
     api.app.answers.most = 100_000
-    stuck, sent, gone = asyncio.Event(), list[Any](), list[bool]()
-
-    async def receive() -> dict[str, Any]:
-        if sent:
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if message["type"] == "http.response.body":
-            stuck.set()
-            await asyncio.Event().wait()
-
-    headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
-    scope = {"type": "http", "method": "GET", "path": WORKLOADS, "raw_path": WORKLOADS.encode(), "query_string": b"limit=1000"}
+    listener = Listener(takes=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "SEND_MS_MAX", 300)
-        one = asyncio.ensure_future(api.app({**scope, "headers": headers, "abort": lambda: gone.append(True)}, receive, send))
-        await stuck.wait()
+        listening = asyncio.ensure_future(listener.list(api))
+        await listener.stuck.wait()
         refused = await api.get(f"{WORKLOADS}?limit=1000")
         assert (refused.status, refused.json["code"]) == (429, "overloaded") and "ask again" in refused.json["cure"]
         assert (await api.get(f"{WORKLOADS}?limit=2")).status == 200, "what is small is answered all the same"
         async with asyncio.timeout(5):
-            await one
-    assert gone == [True], "who takes nothing is cut off, and what it had not taken is let go"
+            await listening
+    assert listener.cut, "who takes nothing is cut off, and what it had not taken is let go"
     assert (await api.get(f"{WORKLOADS}?limit=1000")).status == 200
