@@ -96,6 +96,7 @@ class Application:
         self._root = _Place()
         for route in routes:
             self._root.add(route)
+        self.fields = {route.name: _Fields(route.parameters) for route in routes}
         self._words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
         self._desk = desk
         self._complain = complain
@@ -217,7 +218,7 @@ class _Exchange:
         check_origin(self._scope, self._headers, self._app.desk.hosts)
         route, path = self._enter()
         desk = self._app.desk
-        query = _query(self._scope["query_string"], route.parameters)
+        query = _query(self._scope["query_string"], self._app.fields[route.name])
         streams = route.streams or bool(route.streams_if and query[route.streams_if])
         self._streams = streams
         with desk.watching(self._principal) if streams else nullcontext():
@@ -438,9 +439,18 @@ async def _answered(route: Route, asked: Asked, desk: Desk) -> Response:
         raise Failure(400, "malformed", str(error), cure="send what this version of Remit can read") from error
 
 
-def _query(raw: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
-    known = {one.name: one for one in parameters if one.place == "query"}
-    found = {name: one.default for name, one in known.items()}
+class _Fields:
+    """What may stand in the query of a route, and what counts where it does not."""
+
+    __slots__ = ("defaults", "known")
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.known = {one.name: one for one in parameters if one.place == "query"}
+        self.defaults = {name: one.default for name, one in self.known.items()}
+
+
+def _query(raw: bytes, fields: _Fields) -> dict[str, Any]:
+    known, found = fields.known, dict(fields.defaults)
     if not raw:
         return found
     if len(raw) > QUERY_BYTES_MAX:

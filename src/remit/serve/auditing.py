@@ -139,8 +139,10 @@ class Audit:
 
 
 def _bounded(item: AuditItem) -> AuditItem:
+    if len(item.target) <= TEXT_MAX and len(item.detail) <= TEXT_MAX and len(item.trace) <= TEXT_MAX:
+        return item
     long = {name: text[:TEXT_MAX] for name in ("target", "detail", "trace") if len(text := getattr(item, name)) > TEXT_MAX}
-    return replace(item, **long) if long else item
+    return replace(item, **long)
 
 
 class MemoryTrail:

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Final, NamedTuple
 
 from remit.serve.failures import Failure
@@ -150,23 +148,21 @@ class Turns:
                 detail = f"{self.waiting} requests wait for their turn already, {mine} of them of {_whose(flow.name)}"
                 raise _too_many("overloaded", detail, max(mine, 1) * flow.pace_ms)
 
-    @contextmanager
-    def _seated(self, flow: Flow, seats: int) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._free += seats
-            flow.seats -= seats
-            flow.answered(self._clock.now_ms())
+    def leave(self, flow: Flow, seats: int) -> None:
+        """Its seats are free again."""
+        self._free += seats
+        flow.seats -= seats
+        flow.answered(self._clock.now_ms())
+        if self._ring:
             self._hand_out()
 
-    async def turn(self, flow: Flow, cost: int, seats: int = 1) -> AbstractContextManager[None]:
+    async def turn(self, flow: Flow, cost: int, seats: int = 1) -> _Seated:
         """Wait for as many seats. To be left again: `with await turns.turn(flow, cost):`"""
         seats = max(1, min(seats, AT_ONCE, FLOW_AT_ONCE))
         if self._free >= seats and not flow.waiting and flow.seats + seats <= FLOW_AT_ONCE and not self._ring:
             self._free -= seats
             flow.seats += seats
-            return self._seated(flow, seats)
+            return _Seated(self, flow, seats)
         self._check_queue(flow)
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not flow.waiting:
@@ -178,10 +174,9 @@ class Turns:
             await called
         except asyncio.CancelledError:
             if called.done() and not called.cancelled():
-                with self._seated(flow, seats):  # it was given its seats as it left
-                    pass
+                self.leave(flow, seats)  # it was given them as it left
             raise
-        return self._seated(flow, seats)
+        return _Seated(self, flow, seats)
 
     def _hand_out(self) -> None:
         """Give the free seats to those whose turn it is."""
@@ -225,6 +220,21 @@ class Turns:
         for name, flow in list(self._flows.items()):
             if flow.idle and now_ms - max(flow.at_ms, flow.last_ms) > RETRY_MS_MAX:
                 del self._flows[name]
+
+
+class _Seated:
+    """One request, until it is answered."""
+
+    __slots__ = ("_flow", "_seats", "_turns")
+
+    def __init__(self, turns: Turns, flow: Flow, seats: int) -> None:
+        self._turns, self._flow, self._seats = turns, flow, seats
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *raised: object) -> None:
+        self._turns.leave(self._flow, self._seats)
 
 
 def _whose(name: str) -> str:

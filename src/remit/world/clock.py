@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from remit.world.patience import Patience, Within
 from remit.world.promises import NoBoot
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -19,6 +20,9 @@ _TIME_NAMESPACE_FIRST: Final = 0xEFFFFFFA
 _NAP_NS_MAX: Final = 1_000_000_000
 """The event loop's clock stands still during a suspend. Short naps wake a sleeper within a second of the resume."""
 
+_LONG_MS: Final = 5_000
+"""A bound that is as long as this or longer may come a quarter of a second late."""
+
 
 class BootClock:
     """CLOCK_BOOTTIME: counts from boot, suspend included, the same for every process of the machine."""
@@ -26,6 +30,7 @@ class BootClock:
     def __init__(self) -> None:
         self._boot = _boot()
         self._second, self._said = -1, ""
+        self._patience: Patience | None = None
 
     def now_ms(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
@@ -56,7 +61,14 @@ class BootClock:
             left_ns = until_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def timeout_ms(self, ms: int) -> AbstractAsyncContextManager[object]:
-        return asyncio.timeout(ms / 1000)
+        return asyncio.timeout(ms / 1000) if ms < _LONG_MS else Within(self.patience(), ms / 1000)
+
+    def patience(self) -> Patience:
+        """For long waits, of the event loop that runs now."""
+        loop = asyncio.get_running_loop()
+        if self._patience is None or self._patience.loop is not loop:
+            self._patience = Patience(loop)
+        return self._patience
 
 
 def stopwatch_ns() -> int:

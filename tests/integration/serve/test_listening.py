@@ -178,3 +178,39 @@ def test_an_answer_after_another_on_one_connection() -> None:
             writer.close()
 
     asyncio.run(main())
+
+
+def test_who_was_answered_and_asks_no_more_is_let_go__and_who_asks_again_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.5)
+
+    async def main() -> None:
+        async with listening(hello) as bound:
+            quiet, busy = await ask(bound), await ask(bound)
+            for _ in range(6):
+                await asyncio.sleep(0.2)
+                busy[1].write(GET)
+            left = asyncio.create_task(busy[0].read())
+            words = await asyncio.wait_for(quiet[0].read(), 5)
+            assert words.startswith(b"HTTP/1.1 200 OK") and words.endswith(b"hello")
+            assert (await asyncio.wait_for(left, 5)).count(b"HTTP/1.1 200 OK") == 7
+            for _, writer in (quiet, busy):
+                writer.close()
+
+    asyncio.run(main())
+
+
+def test_who_is_being_answered_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.2)
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.8)
+        await said(send, b"at last")
+
+    async def main() -> None:
+        async with listening(slow) as bound:
+            reader, writer = await ask(bound, GET + GET)  # the second while the first is being answered
+            words = await asyncio.wait_for(reader.read(), 10)
+            assert words.count(b"at last") == 2
+            writer.close()
+
+    asyncio.run(main())
