@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -33,15 +32,16 @@ from remit.serve.flowing import Spending, sized, spending
 from remit.serve.heads import Headers
 from remit.serve.joining import check_bearer
 from remit.serve.origins import check_origin
-from remit.serve.routes import Parameter, Route
+from remit.serve.queries import Fields, read_query
+from remit.serve.replies import Reply
+from remit.serve.routes import Route
 from remit.serve.shares import Shares
 from remit.serve.streams import SEND_MS_MAX, Streamed, cut
 from remit.serve.turns import Flow, Rate, Turns
 from remit.store.protocol import StoreError
+from remit.world.http import Whole
 
 REQUEST_MS_MAX: Final = 30_000
-QUERY_BYTES_MAX: Final = 48 << 10
-QUERY_FIELDS_MAX: Final = 64
 PATH_BYTES_MAX: Final = 4 << 10
 LARGE_BYTES: Final = 64 << 10
 BODIES_BYTES_MAX: Final = 256 << 20
@@ -51,6 +51,9 @@ SPILLED_BYTES_MAX: Final = 64 << 10
 connect anew costs more than one that is refused."""
 INFLATING: Final = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
 NOT_FOUND: Final = 404
+_PLAIN: Final = (Response, Reply)
+_OPERATION: Final = OPERATION_HEADER.lower().encode()
+_NO_WATCHER: Final = nullcontext()
 TRACE: Final = re.compile(r"[!-~]{1,128}")
 
 Complain = Callable[[str, BaseException], None]
@@ -80,13 +83,18 @@ class _Place:
 
     def find(self, parts: Sequence[str], values: tuple[str, ...] = ()) -> tuple[_Place, tuple[str, ...]] | None:
         """A part that is spelt out goes before a variable; if it leads nowhere, the variable is tried."""
-        if not parts:
-            return (self, values) if self.routes else None
-        spelt = self.parts.get(parts[0])
-        found = None if spelt is None else spelt.find(parts[1:], values)
-        if found is None and self.variable is not None and parts[0]:
-            found = self.variable.find(parts[1:], (*values, parts[0]))
-        return found
+        place = self
+        for at, part in enumerate(parts):
+            spelt, variable = place.parts.get(part), place.variable
+            if variable is None or not part:
+                if spelt is None:
+                    return None
+                place = spelt
+            elif spelt is None:
+                place, values = variable, (*values, part)
+            else:
+                return spelt.find(parts[at + 1 :], values) or variable.find(parts[at + 1 :], (*values, part))
+        return (place, values) if place.routes else None
 
 
 class Application:
@@ -96,7 +104,7 @@ class Application:
         self._root = _Place()
         for route in routes:
             self._root.add(route)
-        self.fields = {route.name: _Fields(route.parameters) for route in routes}
+        self.fields = {route.name: Fields(route.parameters) for route in routes}
         self._words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
         self._desk = desk
         self._complain = complain
@@ -156,7 +164,7 @@ class _Exchange:
 
     def __init__(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
         self._app, self._scope, self._receive, self._send = app, scope, receive, send
-        self._headers = Headers(scope=scope)
+        self._headers = Headers.of(scope)
         self._trace = ""
         self._principal = NOBODY
         self._entered = False
@@ -218,10 +226,10 @@ class _Exchange:
         check_origin(self._scope, self._headers, self._app.desk.hosts)
         route, path = self._enter()
         desk = self._app.desk
-        query = _query(self._scope["query_string"], self._app.fields[route.name])
+        query = read_query(self._scope["query_string"], self._app.fields[route.name])
         streams = route.streams or bool(route.streams_if and query[route.streams_if])
         self._streams = streams
-        with desk.watching(self._principal) if streams else nullcontext():
+        with desk.watching(self._principal) if streams else _NO_WATCHER:
             try:
                 async with desk.clock.timeout_ms(REQUEST_MS_MAX):
                     flow, spent = await self._admitted(route, query)
@@ -282,7 +290,7 @@ class _Exchange:
             status=answer.status_code,
             code=failure.document.code if failure is not None else "",
             detail=failure.document.detail if failure is not None else "",
-            operation=answer.headers.get(OPERATION_HEADER, ""),
+            operation=next((value.decode("latin-1") for name, value in answer.raw_headers if name == _OPERATION), ""),
             trace=self._trace,
         )
         (desk.audit.note if deed and asker.token and answer.status_code < 400 else desk.audit.refused)(item)
@@ -383,6 +391,12 @@ class _Exchange:
         answer.raw_headers.append((b"remit-trace", (self._trace or "-").encode()))
         if not self._read:
             answer.raw_headers.append((b"connection", b"close"))
+        whole: Whole | None = self._scope.get("whole")
+        if whole is not None and type(answer) in _PLAIN and len(answer.body) < LARGE_BYTES:
+            self._begun = whole(answer.status_code, answer.raw_headers, bytes(answer.body))
+            if self._begun:
+                self._status = answer.status_code
+                return
         await answer(self._scope, self._receive, self._sent)
 
     async def _sent(self, message: Message) -> None:
@@ -437,51 +451,6 @@ async def _answered(route: Route, asked: Asked, desk: Desk) -> Response:
         raise store_failed(error) from error
     except Unread as error:
         raise Failure(400, "malformed", str(error), cure="send what this version of Remit can read") from error
-
-
-class _Fields:
-    """What may stand in the query of a route, and what counts where it does not."""
-
-    __slots__ = ("defaults", "known")
-
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self.known = {one.name: one for one in parameters if one.place == "query"}
-        self.defaults = {name: one.default for name, one in self.known.items()}
-
-
-def _query(raw: bytes, fields: _Fields) -> dict[str, Any]:
-    known, found = fields.known, dict(fields.defaults)
-    if not raw:
-        return found
-    if len(raw) > QUERY_BYTES_MAX:
-        raise Failure(414, "too_large", f"the query has more than {QUERY_BYTES_MAX} bytes", cure="use shorter selectors")
-    try:
-        pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
-    except (ValueError, UnicodeDecodeError) as error:
-        raise Failure(
-            400, "malformed", f"the query cannot be read ({error})", cure="write it as name=value&name=value"
-        ) from None
-    seen: set[str] = set()
-    for name, value in pairs:
-        parameter = known.get(name)
-        if parameter is None:
-            cure = did_you_mean(meant(name, known)) or (
-                f"known here: {one_of(known)}" if known else "nothing is asked for here"
-            )
-            raise Failure(400, "malformed", f"the query has no {shown(name)}", field=escaped(name), cure=cure)
-        if name in seen:
-            raise Failure(400, "malformed", f"{name} stands in the query twice", field=name, cure="keep one of the two")
-        seen.add(name)
-        found[name] = _read(parameter, value)
-    return found
-
-
-def _read(parameter: Parameter, value: str) -> Any:
-    try:
-        return msgspec.convert(value, parameter.type, strict=False)
-    except msgspec.ValidationError as error:
-        detail = f"{parameter.name}={shown(value)} cannot be read: {escaped(str(error))}"
-        raise Failure(400, "malformed", detail, field=parameter.name, cure=parameter.summary) from None
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

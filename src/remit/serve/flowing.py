@@ -26,7 +26,6 @@ SEAT_BYTES: Final = 16 << 10
 DEAR_SEATS: Final = 16
 REPLICAS_COST: Final = 10
 """To make so many replicas costs as much as one request: it is paid for by what comes next."""
-_SELECTORS: Final = ("labelSelector", "fieldSelector")
 _ORDINARY: Final = TenantLimits()
 
 
@@ -57,7 +56,7 @@ def flow_of(asker: Principal) -> tuple[str, str]:
 def cost_of(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
     cost = route.cost
     if route.method == "GET":
-        return cost + (SELECTING if any(query.get(name) for name in _SELECTORS) else 0)
+        return cost + (SELECTING if _selects(query) else 0)
     announced = headers.get("content-length", "")
     return cost + sized(int(announced[:12]) if announced.isdigit() else 0)
 
@@ -70,9 +69,13 @@ def seats_of(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
         return least + min(SCANNED_SEATS, (int(announced[:12]) if announced.isdigit() else 0) // SEAT_BYTES)
     if query.get("watch"):
         return least
-    if any(query.get(name) for name in _SELECTORS):
+    if _selects(query):
         return SCANNED_SEATS
     return least + (query.get("limit") or 0) // SEAT_ITEMS
+
+
+def _selects(query: Mapping[str, Any]) -> bool:
+    return bool(query.get("labelSelector") or query.get("fieldSelector"))
 
 
 def sized(size: int) -> int:

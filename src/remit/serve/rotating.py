@@ -33,7 +33,7 @@ _SCAN_ROWS: Final = 500
 
 async def rotate(asked: Asked, desk: Desk) -> Response:
     async with desk.turning:
-        made = asked.query["newKey"] and await _new_key(desk, asked.headers.get(OPERATION_HEADER, ""))
+        made = asked.query["newKey"] and await _new_key(desk, asked.headers.get(OPERATION_HEADER.lower(), ""))
         answer = await _reseal(asked, desk, asked.query["after"])
         if asked.query["forget"] and not answer.after and await _nothing_needs_others(desk):
             await desk.world.offload(desk.keyring.forget)

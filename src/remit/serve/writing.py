@@ -52,7 +52,7 @@ ID_SIGNS_MAX: Final = 100
 
 
 def given_id(asked: Asked) -> OperationID | None:
-    given = asked.headers.get(OPERATION_HEADER)
+    given = asked.headers.get(OPERATION_HEADER.lower())
     if given is None:
         return None
     if window_of(given) is None or len(given) > ID_SIGNS_MAX or not given.isascii():

@@ -44,6 +44,11 @@ class Corked(asyncio.Transport):
             return
         self._inner.write(data)
 
+    def write_whole(self, data: bytes) -> None:
+        """A head with its body."""
+        self._flush()
+        self._inner.write(data)
+
     def _flush(self) -> None:
         if self._held:
             held, self._held = self._held, b""

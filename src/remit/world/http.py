@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from email.utils import formatdate
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from remit.law.bearers import NOBODY, Bearer
@@ -38,6 +40,10 @@ DRAIN_S: Final = 15.0
 Turned = Callable[[str, int, str, str], None]
 """Hears of a connection that was closed unheard: from which address, with which status and code, and why."""
 
+Whole = Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool]
+"""Sends status, headers and body in one piece, as ASGI's two messages would. False: it cannot be done so just now, and nothing
+was sent; the messages can."""
+
 
 @asynccontextmanager
 async def http_listening(
@@ -51,8 +57,8 @@ async def http_listening(
 ) -> AsyncGenerator[None, None]:
     """Answer with an ASGI application as long as this lasts. `closing` is called when nothing new is taken any more: what would
     go on for ever is to end then. `secure`: over TLS, with the context that is good when somebody comes. Who has shown a
-    certificate stands in the ASGI scope, as `bearer`; `abort` there closes the connection at once. `turned` hears of every
-    connection that was closed unheard.
+    certificate stands in the ASGI scope, as `bearer`; `abort` there closes the connection at once, and `whole` sends an answer
+    at once (`Whole`). `turned` hears of every connection that was closed unheard.
     """
     # It complains of hostile requests and of our bugs, in many lines; the application tells our own bugs, in one.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
@@ -264,6 +270,7 @@ class _Guarded(HttpToolsProtocol):
         self._head_bytes = 0
         self.server_state.date()
         super().on_headers_complete()
+        self.scope["whole"] = partial(_whole, self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_response_complete(self) -> None:
         """In place of uvicorn's, which sets a timer for each answer."""
@@ -307,3 +314,29 @@ class _Guarded(HttpToolsProtocol):
             if cycle is None or cycle.response_complete:
                 self.transport.write(why.words)
             self.transport.close()
+
+
+_UNFIT: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def _whole(cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+    if cycle.disconnected or cycle.flow.write_paused or cycle.response_started:
+        return False
+    pieces, lines, closes = [STATUS_LINE[status]], 1, False
+    for name, value in (*cycle.default_headers, *headers):
+        pieces += (name, b": ", value, b"\r\n")
+        lines += 1
+        closes = closes or name == b"connection"
+    head = b"".join(pieces)
+    if head.count(b"\r") != lines or head.count(b"\n") != lines or _UNFIT.search(head):
+        return False  # somebody's words would end a header and begin another: uvicorn says so
+    cycle.keep_alive = cycle.keep_alive and not closes
+    head += b"\r\n" if closes or cycle.keep_alive else b"connection: close\r\n\r\n"
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    cycle.transport.write_whole(head if cycle.scope["method"] == "HEAD" else head + body)  # type: ignore[attr-defined]
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+    return True

@@ -214,3 +214,70 @@ def test_who_is_being_answered_is_not_let_go(monkeypatch: pytest.MonkeyPatch) ->
             writer.close()
 
     asyncio.run(main())
+
+
+async def whole(scope: Any, receive: Any, send: Any) -> None:
+    """Answers in one piece if it can, and else as any other."""
+    name = scope["query_string"] or b"plain"
+    headers = [(b"content-length", b"5"), *([(b"connection", b"close")] if name == b"last" else []), (b"x-name", name)]
+    if name == b"forged":
+        headers.append((b"x-forged", b"1\r\nx-second: 2"))
+    if not scope["whole"](200, headers, b"whole"):
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"parts"})
+
+
+def test_an_answer_in_one_piece_is_as_one_in_two() -> None:
+    async def main() -> None:
+        async with listening(whole) as bound:
+            reader, writer = await ask(bound, GET + GET.replace(b"GET /", b"HEAD /") + GET.replace(b"/ ", b"/?last "))
+            words = await asyncio.wait_for(reader.read(), 5)
+            first, head, last = words.split(b"HTTP/1.1 200 OK\r\n")[1:]
+            assert first.endswith(b"\r\n\r\nwhole") and b"x-name: plain\r\n" in first and b"date: " in first
+            assert head.endswith(b"\r\n\r\n") and b"content-length: 5\r\n" in head
+            assert last.endswith(b"\r\n\r\nwhole") and last.count(b"connection: close\r\n") == 1
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_who_asks_for_one_answer_gets_one() -> None:
+    async def main() -> None:
+        async with listening(whole) as bound:
+            reader, writer = await ask(bound, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            words = await asyncio.wait_for(reader.read(), 5)
+            assert words.endswith(b"\r\n\r\nwhole") and words.count(b"connection: close\r\n") == 1
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_header_does_not_become_two() -> None:
+    async def main() -> None:
+        async with listening(whole) as bound:
+            reader, writer = await ask(bound, GET.replace(b"/ ", b"/?forged "))
+            words = await asyncio.wait_for(reader.read(), 5)
+            assert b"x-second" not in words and b"whole" not in words
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_not_waited_for_is_sent_to_nobody() -> None:
+    """Whoever leaves before the answer is there does no harm."""
+    heard: list[bool] = []
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.3)
+        heard.append(scope["whole"](200, [(b"content-length", b"5")], b"whole"))
+
+    async def main() -> None:
+        async with listening(late) as bound:
+            _, writer = await ask(bound)
+            await asyncio.sleep(0.1)
+            writer.close()
+            await writer.wait_closed()
+            await asyncio.sleep(0.5)
+        assert heard == [False]
+
+    asyncio.run(main())
