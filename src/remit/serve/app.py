@@ -36,14 +36,13 @@ from remit.serve.queries import Fields, read_query
 from remit.serve.replies import Reply
 from remit.serve.routes import Route
 from remit.serve.shares import Shares
-from remit.serve.streams import SEND_MS_MAX, Streamed, cut
+from remit.serve.streams import LARGE_BYTES, SEND_MS_MAX, Streamed, cut
 from remit.serve.turns import Flow, Rate, Turns
 from remit.store.protocol import StoreError
 from remit.world.http import Whole
 
 REQUEST_MS_MAX: Final = 30_000
 PATH_BYTES_MAX: Final = 4 << 10
-LARGE_BYTES: Final = 64 << 10
 BODIES_BYTES_MAX: Final = 256 << 20
 """Of all bodies that are held at once; and of all large answers that are on their way."""
 SPILLED_BYTES_MAX: Final = 64 << 10

@@ -6,7 +6,7 @@ One who does not keep up has its changes folded, the last of each object staying
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -65,19 +65,24 @@ class News:
 
 
 class Listening:
-    """One watch: what has changed for it since it was last told."""
+    """One watch: what has changed for it since it was last told. `at_once`, while it waits: tell it without waking it; False if
+    that cannot be done.
+    """
 
-    __slots__ = ("_came", "_mine", "_news", "lagging")
+    __slots__ = ("_came", "_mine", "_news", "at_once", "lagging")
 
     def __init__(self) -> None:
         self._news: News | None = None
         self._mine = False
         """Is it ours alone, so that more can be added?"""
         self._came = asyncio.Event()
+        self.at_once: Callable[[News], bool] | None = None
         self.lagging = False
 
     def tell(self, news: News) -> None:
         if self._news is None:
+            if self.at_once is not None and self.at_once(news):
+                return
             self._news, self._mine = news, False
         else:
             changes = self._news.changes if self._mine else dict(self._news.changes)

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from remit.model.identity import Principal
 from remit.serve.routes import NDJSON
 from remit.world.grouping import one_failure
+from remit.world.http import Piece
 from remit.world.promises import Clock
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SEND_MS_MAX: Final = 30_000
 """Who takes nothing for so long is not listened for any more."""
+LARGE_BYTES: Final = 64 << 10
+"""What is as large leaves in pieces, each once the one before has been taken."""
 
 Reason = Literal["compacted", "lagging", "restored", "shutdown"]
 
@@ -85,7 +88,8 @@ class Streamed(Response):
     is broken off.
 
     `pieces` is closed whatever happens. It counts as one of the desk's watchers from when it is sent. `pulse` is called now and
-    then, so that whoever makes the pieces may say something although nothing has happened. A listener who takes nothing for
+    then, so that whoever makes the pieces may say something although nothing has happened; `opened`, once the answer has begun,
+    with what sends a piece without anybody being woken. A listener who takes nothing for
     long is noticed at the same time: a timer for each piece would cost more than the piece.
     """
 
@@ -98,8 +102,9 @@ class Streamed(Response):
         last: bytes = b"",
         headers: Mapping[str, str] | None = None,
         pulse: Callable[[], None] | None = None,
+        opened: Callable[[Piece], None] | None = None,
     ) -> None:
-        self._pulse = pulse
+        self._pulse, self._opened = pulse, opened
         self._under_way, self._count = False, 0
         self._seen, self._stuck_ms = -1, 0
         self._over = asyncio.Event()
@@ -118,9 +123,12 @@ class Streamed(Response):
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body", "body": b""})
                 return
+            at_once: Piece = scope.get("piece", _not_at_once)
+            if self._opened is not None:
+                self._opened(at_once)
             with self._desk.pulse.felt(self._beat), one_failure():
                 async with asyncio.TaskGroup() as group:
-                    sending = group.create_task(self._send_all(send))
+                    sending = group.create_task(self._send_all(send, at_once))
                     leaving = group.create_task(_left(receive))
                     closing = group.create_task(self._desk.closing.wait())
                     lapsing = group.create_task(self._lapse())
@@ -156,12 +164,17 @@ class Streamed(Response):
         if self._stuck_ms >= SEND_MS_MAX or (self.principal is not None and not self._desk.identities.good(self.principal)):
             self._over.set()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, at_once: Piece) -> None:
         async for piece in self._pieces:
-            self._under_way = True
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            self._under_way = False
+            if len(piece) >= LARGE_BYTES or not at_once(piece):
+                self._under_way = True
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                self._under_way = False
             self._count += 1
+
+
+def _not_at_once(piece: bytes) -> bool:
+    return False
 
 
 def _ended(task: asyncio.Task[Any]) -> bool:
@@ -184,6 +197,12 @@ async def _left(receive: Receive) -> None:
 LAST: Final = line(Resync("shutdown"))
 
 
-def watched(lines: AsyncGenerator[bytes, None], desk: Desk, *, pulse: Callable[[], None] | None = None) -> Streamed:
+def watched(
+    lines: AsyncGenerator[bytes, None],
+    desk: Desk,
+    *,
+    pulse: Callable[[], None] | None = None,
+    opened: Callable[[Piece], None] | None = None,
+) -> Streamed:
     """A watch: NDJSON, whose last line says how to go on."""
-    return Streamed(lines, desk, last=LAST, pulse=pulse)
+    return Streamed(lines, desk, last=LAST, pulse=pulse, opened=opened)

@@ -22,10 +22,11 @@ from remit.serve.flowing import flow_of
 from remit.serve.hub import Listening, News, Told
 from remit.serve.reading import prefix_of, selector_of
 from remit.serve.selecting import Selector, labels_on
-from remit.serve.streams import Bookmark, Heartbeat, Reason, Resync, line, watched
+from remit.serve.streams import LARGE_BYTES, Bookmark, Heartbeat, Reason, Resync, line, watched
 from remit.store.protocol import Change, Compacted, Event, StoreError, Watch
 from remit.store.protocol import Invalid as NoSuchRevision
 from remit.store.protocol import Resync as Lagged
+from remit.world.http import Piece
 
 HEARTBEAT_BEATS: Final = 2
 PICKED_AT_ONCE: Final = 32
@@ -49,7 +50,7 @@ async def get_watch(asked: Asked, desk: Desk, kind: str) -> Response:
         raise Failure(410, "compacted", detail, cure="list again, then watch after its revision", revision=now) from None
     flow, _ = flow_of(asked.principal)
     watch = _Watch(desk, flow, prefix, wanted, now if after is None else after, past, kind not in OFF_BOARD)
-    return watched(watch.lines(), desk, pulse=watch.pulse)
+    return watched(watch.lines(), desk, pulse=watch.pulse, opened=watch.opened)
 
 
 class _Watch:
@@ -64,6 +65,12 @@ class _Watch:
         """When something must be said again, even if it is nothing."""
         self._listening: Listening | None = None
         self._picking = desk.picking(flow)
+        self._incarnation = ""
+        self._send: Piece | None = None
+
+    def opened(self, send: Piece) -> None:
+        """The answer has begun."""
+        self._send = send
 
     def pulse(self) -> None:
         """Look whether something must be said."""
@@ -71,13 +78,13 @@ class _Watch:
             self._listening.wake()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        incarnation = self._desk.hub.incarnation
+        self._incarnation = self._desk.hub.incarnation
         try:
             with self._desk.hub.listening(self._prefix) as listening:
                 async with aclosing(self._replayed(self._desk.hub.revision if self._on_board else None)) as past:
                     async for piece in past:
                         yield piece
-                async with aclosing(self._live(listening, incarnation)) as present:
+                async with aclosing(self._live(listening)) as present:
                     async for piece in present:
                         yield piece
         except Compacted:
@@ -107,15 +114,17 @@ class _Watch:
                 yield self._said(b"".join(lines) + line(Bookmark(self._after)))
         await self._past.close()
 
-    async def _live(self, listening: Listening, incarnation: str) -> AsyncGenerator[bytes, None]:
+    async def _live(self, listening: Listening) -> AsyncGenerator[bytes, None]:
         hub = self._desk.hub
         self._listening = listening
         while True:
+            listening.at_once = None if self._wanted else self._at_once
             await listening.wait()
-            if incarnation and hub.incarnation != incarnation:
+            listening.at_once = None
+            if self._incarnation and hub.incarnation != self._incarnation:
                 yield _resync("restored")
                 return
-            incarnation = hub.incarnation
+            self._incarnation = hub.incarnation
             if listening.lagging:
                 yield _resync("lagging")
                 return
@@ -125,6 +134,18 @@ class _Watch:
                 yield self._said(piece)
             elif self._desk.clock.now_ms() >= self._due_ms:
                 yield self._said(line(Heartbeat(self._after)))
+
+    def _at_once(self, news: News) -> bool:
+        """Tell one who wants everything and keeps up, which most do: to wake whoever sends would cost as much again."""
+        hub = self._desk.hub
+        if self._send is None or news.first <= self._after or hub.incarnation != self._incarnation:
+            return False
+        piece = news.piece(hub.revision)
+        if len(piece) >= LARGE_BYTES or not self._send(piece):
+            return False
+        self._after = max(self._after, hub.revision)
+        self._said(piece)
+        return True
 
     async def _piece(self, news: News, after: int, until: int) -> bytes:
         """What of this has happened after that revision and is wanted; nothing, if nothing is.

@@ -43,6 +43,8 @@ Turned = Callable[[str, int, str, str], None]
 Whole = Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool]
 """Sends status, headers and body in one piece, as ASGI's two messages would. False: it cannot be done so just now, and nothing
 was sent; the messages can."""
+Piece = Callable[[bytes], bool]
+"""Sends one more piece of an answer that has begun and says nowhere how long it is, with the same proviso."""
 
 
 @asynccontextmanager
@@ -57,8 +59,8 @@ async def http_listening(
 ) -> AsyncGenerator[None, None]:
     """Answer with an ASGI application as long as this lasts. `closing` is called when nothing new is taken any more: what would
     go on for ever is to end then. `secure`: over TLS, with the context that is good when somebody comes. Who has shown a
-    certificate stands in the ASGI scope, as `bearer`; `abort` there closes the connection at once, and `whole` sends an answer
-    at once (`Whole`). `turned` hears of every connection that was closed unheard.
+    certificate stands in the ASGI scope, as `bearer`; `abort` there closes the connection at once, `whole` sends an answer
+    at once (`Whole`), and `piece` one piece of it (`Piece`). `turned` hears of every connection that was closed unheard.
     """
     # It complains of hostile requests and of our bugs, in many lines; the application tells our own bugs, in one.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
@@ -271,6 +273,7 @@ class _Guarded(HttpToolsProtocol):
         self.server_state.date()
         super().on_headers_complete()
         self.scope["whole"] = partial(_whole, self.cycle)  # type: ignore[typeddict-unknown-key]
+        self.scope["piece"] = partial(_piece, self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_response_complete(self) -> None:
         """In place of uvicorn's, which sets a timer for each answer."""
@@ -339,4 +342,12 @@ def _whole(cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[byt
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
+    return True
+
+
+def _piece(cycle: RequestResponseCycle, data: bytes) -> bool:
+    fit = cycle.chunked_encoding and not (cycle.disconnected or cycle.flow.write_paused or cycle.response_complete)
+    if not fit or not data or cycle.scope["method"] == "HEAD":
+        return False
+    cycle.transport.write_whole(b"%x\r\n%b\r\n" % (len(data), data))  # type: ignore[attr-defined]
     return True
