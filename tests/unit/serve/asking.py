@@ -87,7 +87,7 @@ class Api:
     @asynccontextmanager
     async def watch(self, path: str, *, token: str = TOKEN) -> AsyncIterator[Watched]:
         watched = _Watching()
-        scope = _scope("GET", path, {"authorization": f"Bearer {token}"})
+        scope = {**_scope("GET", path, {"authorization": f"Bearer {token}"}), "piece": watched.piece}
         task = asyncio.ensure_future(self.app(scope, watched.receive, watched.send))
         try:
             yield Watched(watched)
@@ -113,6 +113,10 @@ class Watched:
                 self._kept += piece
         first, _, self._kept = self._kept.partition(b"\n")
         return json.loads(first)
+
+    @property
+    def at_once(self) -> int:
+        return self._watching.at_once
 
     async def until(self, type_: str, name: str = "") -> Any:
         while True:
@@ -145,6 +149,15 @@ class _Watching:
         self.left = asyncio.Event()
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._asked = False
+        self.at_once = 0
+        """How often somebody wanted to send a piece so; every third time it cannot be done, as when a listener is slow."""
+
+    def piece(self, data: bytes) -> bool:
+        self.at_once += 1
+        if self.at_once % 3 == 0:
+            return False
+        self.pieces.put_nowait(data)
+        return True
 
     async def receive(self) -> dict[str, Any]:
         if not self._asked:

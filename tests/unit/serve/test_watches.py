@@ -67,6 +67,25 @@ async def test_watches_that_join_amid_writes_miss_and_repeat_nothing(api: Api) -
 
 
 @story
+async def test_whoever_keeps_up_is_told_as_it_happens__in_order_with_what_could_not_be_told_so(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    seen: list[str] = []
+    async with api.watch(f"{WORKLOADS}?watch=true") as watched:
+        await watched.until("bookmark")
+        for i in range(30):  # every third time it cannot be told at once
+            await api.must("POST", WORKLOADS, workload(f"w{i:02d}", replicas=0))
+        while len(seen) < 30:
+            line = await watched.next()
+            if line["type"] == "changed":
+                seen.append(line["object"]["metadata"]["name"])
+                revision = line["revision"]
+            else:
+                assert line["type"] in ("bookmark", "heartbeat") and line["revision"] >= revision
+        assert watched.at_once > 20
+    assert seen == [f"w{i:02d}" for i in range(30)]
+
+
+@story
 async def test_a_selector_tells_what_no_longer_matches_as_deleted(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     async with api.watch(f"{WORKLOADS}?watch=true&labelSelector=app=web") as watched:
