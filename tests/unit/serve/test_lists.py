@@ -11,7 +11,7 @@ import pytest
 
 from remit.model.objects import KINDS
 from remit.model.routes import PLURALS
-from remit.serve import app, reading
+from remit.serve import reading, streams
 from remit.serve.failures import Failure
 from remit.serve.selecting import BYTES_MAX, TERMS_MAX, selector
 from remit.store.memory import MemoryStore
@@ -244,7 +244,7 @@ async def test_a_large_answer_leaves_in_pieces_and_is_whole(api: Api) -> None:
     start, *pieces = listener.sent
     body = b"".join(piece["body"] for piece in pieces)
     assert len(pieces) > 1 and [piece["more_body"] for piece in pieces] == [True] * (len(pieces) - 1) + [False]
-    assert max(len(piece["body"]) for piece in pieces) <= app.LARGE_BYTES
+    assert max(len(piece["body"]) for piece in pieces) <= streams.LARGE_BYTES
     assert dict(start["headers"])[b"content-length"] == b"%d" % len(body)
     assert len(json.loads(body)["items"]) == 80
     assert api.app.answers.held == 0 and not listener.cut
