@@ -11,7 +11,7 @@ import pytest
 
 from remit.model.objects import KINDS
 from remit.model.routes import PLURALS
-from remit.serve import reading, streams
+from remit.serve import app, reading, streams
 from remit.serve.failures import Failure
 from remit.serve.selecting import BYTES_MAX, TERMS_MAX, selector
 from remit.store.memory import MemoryStore
