@@ -23,6 +23,11 @@ _READING: Final = frozenset({"GET", "HEAD"})
 def check_origin(scope: Scope, headers: Headers, hosts: Collection[str] = ()) -> None:
     """`hosts`: what this server is called beyond its own machine, in small letters."""
     host = headers.get("host")
+    hosts_said = 1 if len(headers) == len(scope["headers"]) else sum(name == b"host" for name, _ in scope["headers"])
+    if hosts_said > 1 or (host is None and scope.get("http_version") == "1.1"):
+        cure = "send the header Host once: the name and port that this server is asked by"
+        detail = "it names several hosts" if host is not None else "it does not say which host it is for"
+        raise Failure(400, "malformed", detail, field="Host", cure=cure)
     if host is not None and not _is_here(host, scope, hosts):
         cure = "ask it by its address or as localhost; a server that is to have more names is started with --tls-name"
         raise Failure(421, "misdirected", f"the host {shown(host)} is not this server", field="Host", cure=cure)

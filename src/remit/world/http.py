@@ -201,6 +201,8 @@ class _Guarded(HttpToolsProtocol):
         self._heading = False
         """Has a head begun, and not ended? Most come whole: only of those that do not is the time taken."""
         self._head_bytes = 0
+        self._much = False
+        """Has more come than a head may have?"""
         self._turned = False
         self._bearer: Bearer = NOBODY
         self.due_s = 0.0
@@ -254,6 +256,7 @@ class _Guarded(HttpToolsProtocol):
         # Of what comes with the end of a body, nobody can tell here how much belongs to the next head.
         if cycle is None or cycle.response_complete:
             self._head_bytes += len(data)
+        self._much = max(len(data), self._head_bytes) > HEAD_BYTES_MAX
         super().data_received(data)
         if self._heading and self._head_timer is None:
             self._await_head()
@@ -268,12 +271,24 @@ class _Guarded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_came()
+        if self._much and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
+            self._turn(_LARGE)
+        if self._turned:
+            return
         self.server_state.silent.pop(self, None)
         self._head_bytes = 0
         self.server_state.date()
         super().on_headers_complete()
         self.scope["whole"] = partial(_whole, self.cycle)  # type: ignore[typeddict-unknown-key]
         self.scope["piece"] = partial(_piece, self.cycle)  # type: ignore[typeddict-unknown-key]
+
+    def on_body(self, body: bytes) -> None:
+        if not self._turned:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._turned:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """In place of uvicorn's, which sets a timer for each answer."""

@@ -253,6 +253,10 @@ def speak(server: Server, said: bytes, *, wait_s: float = 15) -> bytes:
         (b"\r\n\r\n\x00\x00", b"400"),
         (b"GET /healthz HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
         (b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 100_000, b"431"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 70_000 + b"\r\n\r\n", b"431"),
+        (b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 70_000 + b"\r\nContent-Length: 4\r\n\r\nbody", b"431"),
+        (b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"400"),
         (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"200"),
         (
             b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
