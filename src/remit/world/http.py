@@ -12,11 +12,12 @@ import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from email.utils import formatdate
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -33,6 +34,8 @@ CONNECTIONS_MAX: Final = 2_000
 HEAD_BYTES_MAX: Final = 64 << 10
 HEAD_S_MAX: Final = 10.0
 """How long the head of a request may take to come, from the connection or from its first byte."""
+PIPELINED_MAX: Final = 32
+"""So many requests are taken from a connection before the first of them is answered."""
 KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 15.0
 """How long what was taken may still take at the end."""
@@ -187,6 +190,9 @@ _SLOW: Final = _turned(408, "Request Timeout", "timeout", "the head of the reque
 _NO_HTTP: Final = _turned(
     400, "Bad Request", "malformed", "this is no HTTP/1.1 request", "speak HTTP/1.1; https:// only where the server says so"
 )
+_UPGRADE: Final = _turned(
+    400, "Bad Request", "malformed", "a body cannot come with an Upgrade, and no other protocol is spoken", "send no Upgrade"
+)
 _PLAIN: Final = _turned(400, "Bad Request", "tls", "this server speaks TLS alone", "write https:// instead of http://")
 
 
@@ -200,10 +206,15 @@ class _Guarded(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._heading = False
         """Has a head begun, and not ended? Most come whole: only of those that do not is the time taken."""
-        self._head_bytes = 0
-        self._much = False
-        """Has more come than a head may have?"""
+        self._loose = 0
+        """So many bytes have come since the last that something was made of: a head, a chunk's head, a trailer that go on."""
         self._turned = False
+        self._in_the_middle = False
+        """Was it turned away for what it was still sending?"""
+        self._deaf = False
+        """What still comes is not listened to; what was taken is answered."""
+        self._answering: RequestResponseCycle | None = None
+        """The last that was begun; those in the pipeline come after it."""
         self._bearer: Bearer = NOBODY
         self.due_s = 0.0
 
@@ -224,8 +235,10 @@ class _Guarded(HttpToolsProtocol):
 
     def _sends_on(self) -> bool:
         """Was it answered before all of it had come?"""
+        if self._turned:
+            return self._in_the_middle
         cycle: RequestResponseCycle | None = self.cycle
-        return not self._turned and cycle is not None and cycle.response_complete and cycle.more_body
+        return cycle is not None and cycle.response_complete and cycle.more_body
 
     @property
     def _address(self) -> str:
@@ -246,48 +259,93 @@ class _Guarded(HttpToolsProtocol):
         self._head_came()
         self.server_state.silent.pop(self, None)
         self.server_state.resting.let_go(self)
+        self._abandon()  # uvicorn tells only the last that came, which may be waiting behind it
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Who has asked, and will say nothing more, may still want to hear the answer. Of one that goes on for ever nobody can
+        tell whether it is still heard.
+        """
+        one = self._answering
+        wanted = one is not None and not (one.response_complete or one.response_started or self.cycle.more_body)
+        if wanted and self._hears() and self.scheme == "http":
+            self._fall_deaf()
+            return True
+        return False
+
     def data_received(self, data: bytes) -> None:
-        if self._turned or self._corked.lingers:
+        if not self._hears() or self._corked.lingers:
             return
-        self.server_state.resting.let_go(self)
-        cycle: RequestResponseCycle | None = self.cycle
-        # Of what comes with the end of a body, nobody can tell here how much belongs to the next head.
-        if cycle is None or cycle.response_complete:
-            self._head_bytes += len(data)
-        self._much = max(len(data), self._head_bytes) > HEAD_BYTES_MAX
+        self._loose += len(data)
         super().data_received(data)
+        if not self._hears():
+            return
         if self._heading and self._head_timer is None:
             self._await_head()
-        if self._head_timer is not None and self._head_bytes > HEAD_BYTES_MAX:
+        if self._loose > HEAD_BYTES_MAX:
             self._turn(_LARGE)
+
+    def _hears(self) -> bool:
+        """Is something made of what comes? Of the rest of the last request, too, if that one is to be answered."""
+        return not self._turned and not (self._deaf and not self.cycle.more_body)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.server_state.resting.let_go(self)
         self.scope["bearer"] = self._bearer  # type: ignore[typeddict-unknown-key]
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self._heading = True
 
     def on_headers_complete(self) -> None:
         self._head_came()
-        if self._much and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
-            self._turn(_LARGE)
-        if self._turned:
+        if self._turned or self._deaf:
             return
+        if self._loose > HEAD_BYTES_MAX and _size(self.url, self.headers) > HEAD_BYTES_MAX:
+            self._turn(_LARGE)
+            return
+        upgrades = self.parser.should_upgrade()
+        if upgrades and any(name in _BODIED for name, _ in self.headers):
+            self._turn(_UPGRADE)  # of such a request the parser gives us no body, and takes it for the next one
+            return
+        if self.url[:1] != b"/":
+            self._name_host()
+        self._loose = 0
         self.server_state.silent.pop(self, None)
-        self._head_bytes = 0
         self.server_state.date()
         super().on_headers_complete()
+        self.headers = []  # trailers come to it, and are not listened to
         self.scope["whole"] = partial(_whole, self.cycle)  # type: ignore[typeddict-unknown-key]
         self.scope["piece"] = partial(_piece, self.cycle)  # type: ignore[typeddict-unknown-key]
+        if upgrades or len(self.pipeline) >= PIPELINED_MAX:
+            self._fall_deaf()
+
+    def _name_host(self) -> None:
+        """A request may have the host in its first line; then that one counts."""
+        with suppress(httptools.HttpParserInvalidURLError):
+            url = httptools.parse_url(self.url)
+            host = (url.host or b"") + (b":%d" % url.port if url.port else b"")
+            self.headers[:] = [(b"host", host), *((name, value) for name, value in self.headers if name != b"host")]
+
+    def _fall_deaf(self) -> None:
+        """Once what has come is answered, the connection is closed; the asker is told so with the last answer."""
+        self._deaf = True
+        self.cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_chunk_header(self) -> None:
+        self._loose = 0
 
     def on_body(self, body: bytes) -> None:
-        if not self._turned:
+        self._loose = 0
+        if self._hears():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._turned:
+        self._loose = 0
+        if self._hears():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -321,17 +379,38 @@ class _Guarded(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _abandon(self) -> None:
+        """Nobody hears the answer that is being made, if one is."""
+        one = self._answering
+        if one is not None and not one.response_complete:
+            one.disconnected = True
+            one.message_event.set()
+
     def _turn(self, why: _Away) -> None:
-        """Say why, and close; nobody has heard the request. In the middle of an answer there is nothing to be said."""
-        self._turned = True
+        """Say why, and close; nobody has heard the request. In the middle of an answer there is nothing to be said; an answer
+        that is yet to come is waited for, if it is to an earlier request.
+        """
         self._head_came()
         self.server_state.silent.pop(self, None)
         self.server_state.turned(self._address, why.status, why.code, why.detail)
+        one = self._answering
+        unanswered = one is not None and not (one.response_started or one.response_complete)
+        if unanswered and (self.pipeline or not self.cycle.more_body):
+            self._fall_deaf()
+            return
+        self._turned, self._in_the_middle = True, why in (_LARGE, _NO_HTTP, _UPGRADE)
         if not self.transport.is_closing():
-            cycle: RequestResponseCycle | None = self.cycle
-            if cycle is None or cycle.response_complete:
-                self.transport.write(why.words)
+            if one is None or one.response_complete or unanswered:
+                self._abandon()
+                self._corked.write_whole(why.words)
             self.transport.close()
+
+
+_BODIED: Final = frozenset((b"content-length", b"transfer-encoding"))
+
+
+def _size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+    return len(url) + sum(len(name) + len(value) for name, value in headers)
 
 
 _UNFIT: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
