@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -31,10 +32,13 @@ W = TypeVar("W")
 AT_ONCE_BYTES: Final = 16 << 10
 MANIFESTS_MAX: Final = 10_000
 PROBLEMS_MAX: Final = 1_000
+SLICE_BYTES: Final = 64 << 10
+"""Of what is judged at a time."""
 NAME: Final = "body.json"
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
+_BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NO_BRACKETS: Final = bytes(sign for sign in range(256) if sign not in b"{}[]")
 
 
@@ -43,8 +47,8 @@ async def beside(desk: Desk, body: bytes, work: Callable[[], W]) -> W:
     return work() if len(body) <= AT_ONCE_BYTES else await desk.judging(work)
 
 
-def strict(body: bytes) -> Any:
-    """The value in `body`: JSON with no key twice, and not too deep. Raises `Failure`."""
+def strict(body: bytes, around: int = 0) -> Any:
+    """The value in `body`: JSON with no key twice, and not too deep, with as many levels around it. Raises `Failure`."""
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -52,7 +56,7 @@ def strict(body: bytes) -> Any:
     except (msgspec.DecodeError, ValueError) as error:
         raise _malformed(body, str(error)) from None
     # Now it is known to be JSON: every string ends, so they are taken out in one pass.
-    if depth_of(body) > DEPTH_MAX:
+    if depth_of(body) + around > DEPTH_MAX:
         raise _too_deep()
     twice = _twice(body)
     if twice is not None:
@@ -179,53 +183,74 @@ def check_path(thing: AnyObject, asked: Asked, kind: str) -> None:
 
 async def all_manifests(asked: Asked, desk: Desk) -> tuple[AnyObject, ...]:
     """Every object of a body, as it is to be stored: an array of manifests, or one after another. Raises `Failure` if anything
-    is wrong with any.
+    is wrong with any. What takes long is judged a slice at a time: others' bodies wait for a slice, and not for all.
     """
-
-    def work() -> tuple[AnyObject, ...]:
-        return tuple(sealed(desk, thing, manifest=index) for index, thing in enumerate(judged_all(asked.body)))
-
-    return await beside(desk, asked.body, work)
+    body = asked.body
+    judging = _Judging(body, lambda thing, manifest: sealed(desk, thing, manifest=manifest))
+    if len(body) <= AT_ONCE_BYTES:
+        judging.take(pieces_of(body))
+    else:
+        pieces = await desk.judging(lambda: pieces_of(body))
+        for some in _slices(pieces):
+            await desk.judging(lambda some=some: judging.take(some))  # type: ignore[misc]
+    return judging.ended()
 
 
 def judged_all(body: bytes) -> tuple[AnyObject, ...]:
-    return _once_each(_quickly(body) or _slowly(body))
+    """As they came, secrets too."""
+    judging = _Judging(body, lambda thing, manifest: thing)
+    judging.take(pieces_of(body))
+    return judging.ended()
 
 
-def _quickly(body: bytes) -> list[AnyObject] | None:
-    """One by one, as if each had come alone; None if anything is wrong, or unusual: then all of it is read as it stands."""
-    pieces = quick.pieces(body)
-    if not 0 < len(pieces) <= MANIFESTS_MAX:
-        return None
-    things, anew = list[AnyObject](), False
-    for piece in pieces:
+def _slices(pieces: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    first = size = 0
+    for at, piece in enumerate(pieces):
+        size += len(piece)
+        if size >= SLICE_BYTES or at + 1 == len(pieces):
+            yield pieces[first : at + 1]
+            first, size = at + 1, 0
+
+
+class _Judging:
+    """The manifests of one body, one after another. `seal` is given each that is sound, and its number."""
+
+    def __init__(self, body: bytes, seal: Callable[[AnyObject, int], AnyObject]) -> None:
+        self._seal = seal
+        self._around = int(_is_listed(body))
+        self._things: list[AnyObject] = []
+        self._problems: list[ProblemItem] = []
+        self._reserved = False
+        self._taken = 0
+
+    def take(self, pieces: Sequence[bytes]) -> None:
+        """Once so much is wrong that no answer has room for more, the rest is not looked at."""
+        for piece in pieces:
+            if len(self._problems) < PROBLEMS_MAX:
+                self._take(piece)
+            self._taken += 1
+
+    def _take(self, piece: bytes) -> None:
         plain = quick.head_of(piece)
         thing = None if plain is None else quick.known(plain)
         if thing is None:
-            anew = True
-            try:
-                thing = judged(piece)
-            except Failure:
-                return None
-        things.append(thing)
-    return None if anew and depth_of(body) > DEPTH_MAX else things
+            strict(piece, self._around)
+            found = read(piece, NAME)
+            if found.problems or len(found.objects) != 1:
+                self._reserved = self._reserved or any(problem.reserved for problem in found.problems)
+                room = PROBLEMS_MAX - len(self._problems)
+                self._problems += [breach(problem, self._taken) for problem in found.problems[:room]]
+                self._things += found.objects
+                return
+            thing = found.objects[0]
+            if plain is not None:
+                quick.learn(plain, thing)
+        self._things.append(thing if self._problems else self._seal(thing, self._taken))
 
-
-def _slowly(body: bytes) -> list[AnyObject]:
-    pieces = _pieces(body)
-    if len(pieces) > MANIFESTS_MAX:
-        raise Failure(413, "too_large", f"{len(pieces)} manifests at once", cure=f"send at most {MANIFESTS_MAX}")
-    things: list[AnyObject] = []
-    problems: list[ProblemItem] = []
-    reserved = False
-    for index, piece in enumerate(pieces):
-        found = read(piece, NAME)
-        reserved = reserved or any(problem.reserved for problem in found.problems)
-        problems += [breach(problem, index) for problem in found.problems[: PROBLEMS_MAX - len(problems)]]
-        things += found.objects
-    if problems:
-        raise invalid(problems, status=403, code=Code.RESERVED) if reserved else invalid(problems)
-    return things
+    def ended(self) -> tuple[AnyObject, ...]:
+        if self._problems:
+            raise invalid(self._problems, status=403, code=Code.RESERVED) if self._reserved else invalid(self._problems)
+        return _once_each(self._things)
 
 
 def _once_each(things: list[AnyObject]) -> tuple[AnyObject, ...]:
@@ -237,38 +262,76 @@ def _once_each(things: list[AnyObject]) -> tuple[AnyObject, ...]:
     return tuple(things)
 
 
-def _pieces(body: bytes) -> list[bytes]:
-    """Each manifest by itself, so that a problem can say in which one it is, and many may be sent at once."""
-    if body.lstrip()[:1] == b"[":
-        strict(body)
-        pieces = [bytes(raw) for raw in msgspec.json.decode(body, type=list[Raw])]
-        if not pieces:
-            raise Failure(422, "invalid", "the list is empty", cure="send at least one manifest")
-        return pieces
-    try:
-        lines = [line for line in body.splitlines() if line.strip()]
-        for line in lines:
-            msgspec.json.decode(line, type=Raw)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        # Not one a line: one in all, or several over many lines.
-        return [_strictly(body)] if _is_one(body) or len(body) > JSON_BYTES_MAX else _separated(body)
-    return [_strictly(line) for line in lines] or [_strictly(body)]
+def pieces_of(body: bytes) -> Sequence[bytes]:
+    """Each manifest by itself, so that a problem can say in which one it is, and many may be sent at once. None of them is
+    judged here, and no more are made than may be. Raises `Failure`.
+    """
+    quickly = quick.pieces(body, MANIFESTS_MAX)
+    if quickly:
+        return quickly
+    if len(body) <= JSON_BYTES_MAX and _is_one(body) and not _is_listed(body):
+        return (body,)
+    lines = _lines(body)
+    return _separated(body) if lines is None else lines
+
+
+def _lines(body: bytes) -> list[bytes] | None:
+    """One a line; None if it is otherwise."""
+    lines: list[bytes] = []
+    for line in BytesIO(body):
+        if line.strip():
+            if _is_listed(line) or not _is_one(line):
+                return None
+            _check_count(len(lines))
+            lines.append(line)
+    return lines or None
 
 
 def _separated(body: bytes) -> list[bytes]:
-    """Values one after another, with nothing but blanks between them. What is no JSON at all is told as such."""
-    if depth_of(body) > DEPTH_MAX:
-        raise _too_deep()
-    pieces, at = list[bytes](), 0
+    """Values one after another, with nothing but blanks between them, or in an array. What is no JSON is told as such."""
+    pieces: list[bytes] = []
     try:
         text = body.decode()
-        while at < len(text):
+        at = _blank(text, 0)
+        listed = text[at : at + 1] == "["
+        at = _blank(text, at + 1) if listed else at
+        while at < len(text) and not (listed and text[at] == "]"):
+            _check_count(len(pieces))
             _, end = _DECODER.raw_decode(text, at)
-            pieces.append(_strictly(text[at:end].encode()))
-            at = end + len(text[end:]) - len(text[end:].lstrip())
-    except (ValueError, RecursionError) as error:
-        raise _malformed(body, str(error)) from None
+            pieces.append(text[at:end].encode())
+            at = _blank(text, end)
+            if listed and text[at : at + 1] == ",":
+                at = _blank(text, at + 1)
+                if text[at : at + 1] == "]":
+                    raise ValueError("nothing stands behind a comma")
+            elif listed and text[at : at + 1] != "]":
+                raise ValueError("an array that does not end")
+        if listed and (at >= len(text) or _blank(text, at + 1) < len(text)):
+            raise ValueError("something stands behind the array")
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise _too_deep() if depth_of(body[:JSON_BYTES_MAX]) > DEPTH_MAX else _malformed(body, str(error)) from None
+    if not pieces:
+        if not listed:
+            raise _malformed(body, "it is empty")
+        raise Failure(422, "invalid", "the list is empty", cure="send at least one manifest")
     return pieces
+
+
+def _blank(text: str, at: int) -> int:
+    """Where the next sign is that is no blank."""
+    found = _BLANK.match(text, at)
+    return at if found is None else found.end()
+
+
+def _check_count(count: int) -> None:
+    if count >= MANIFESTS_MAX:
+        raise Failure(413, "too_large", f"more than {MANIFESTS_MAX} manifests at once", cure=f"send at most {MANIFESTS_MAX}")
+
+
+def _is_listed(body: bytes) -> bool:
+    return body[:1] == b"[" or (body[:1].isspace() and body.lstrip()[:1] == b"[")
 
 
 def _is_one(body: bytes) -> bool:
@@ -277,11 +340,6 @@ def _is_one(body: bytes) -> bool:
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False
     return True
-
-
-def _strictly(body: bytes) -> bytes:
-    strict(body)
-    return body
 
 
 def merged(target: Any, patch: Any) -> Any:

@@ -72,11 +72,16 @@ def learn(head: Head, thing: AnyObject) -> None:
         _specs.put(bytes(head.spec), thing.spec)
 
 
-def pieces(body: bytes) -> list[bytes]:
-    """The manifests of an array, each by itself; none if it is something else."""
-    if body[:1] != b"[":
+COMMAS_EACH: Final = 32
+"""What has more than so many commas for each manifest that may be is not plain."""
+
+
+def pieces(body: bytes, most: int) -> list[bytes]:
+    """The manifests of an array, each by itself; none if it is something else, or more than may be."""
+    if body[:1] != b"[" or body.count(b",") > COMMAS_EACH * most:
         return []
     try:
-        return [bytes(raw) for raw in _raws.decode(body)]
+        found = _raws.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return []
+    return [bytes(raw) for raw in found] if len(found) <= most else []

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from typing import Any
+
+import pytest
 
 from remit.model.claims import Observe, Role
 from remit.model.fields import Condition
 from remit.model.manifests import read
 from remit.serve.applying import in_order
+from remit.serve.bodies import PROBLEMS_MAX, judged_all, pieces_of
+from remit.serve.failures import Failure
 from tests.unit.serve.asking import Api, node, story, tenant, workload
 from tests.unit.serve.test_evidence import acting, must
 
@@ -148,3 +154,76 @@ def test_who_owns_itself_in_a_circle_is_put_somewhere() -> None:
 
     found = read(json.dumps([config("a", "b"), config("b", "c"), config("c", "a")]).encode(), "x.json")
     assert sorted(in_order(found.objects)) == [0, 1, 2]
+
+
+MUCH = 16 << 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"1 " * 500_000,
+        b'"' * 1_000_000,
+        b"1\n" * (MUCH // 2),
+        b"[" + b"[]," * (MUCH // 3 - 2) + b"[]]",
+        b"[" + b"1," * (MUCH // 2 - 2) + b"1]",
+        b"[" + b'{"a":[],"b":[]},' * 900_000 + b"1]",
+        b'{"a":1}\r\n' * 1_500_000,
+    ],
+    ids=["apart", "quotes", "lines", "lists", "numbers", "objects", "objects in lines"],
+)
+def test_more_manifests_than_may_be_are_counted_before_they_are_read(body: bytes) -> None:
+    """It takes as long as the first ten thousand do, and as much memory."""
+    began_s = time.thread_time()
+    with pytest.raises(Failure) as told:
+        pieces_of(body)
+    assert (told.value.document.status, told.value.document.code) == (413, "too_large")
+    assert time.thread_time() - began_s < 5
+
+
+def test_what_is_wrong_with_very_much_is_told_in_part() -> None:
+    fields = ",".join(f'"x{i}":1' for i in range(150))
+    body = "[" + ",".join(f'{{"kind":"Workload","metadata":{{"name":"A{i}"}},"spec":{{{fields}}}}}' for i in range(8_000)) + "]"
+    began_s = time.thread_time()
+    with pytest.raises(Failure) as told:
+        judged_all(body.encode())
+    assert told.value.document.status == 422 and len(told.value.document.problems) == PROBLEMS_MAX
+    assert time.thread_time() - began_s < 20
+
+
+@pytest.mark.parametrize(
+    "body", [b"[{},]", b"[{} {}]", b"[{}", b"[{}] {}", b"[,]", b"[{},,{}]", b" [{},]", b"{},{}", b"[", b"]"]
+)
+def test_what_is_nearly_an_array_is_none(body: bytes) -> None:
+    with pytest.raises(Failure) as told:
+        judged_all(body)
+    assert (told.value.document.status, told.value.document.code) == (400, "malformed")
+
+
+@pytest.mark.parametrize("between", [b"", b" ", b"\n", b"\r\n\r\n", b"\n \t"])
+def test_manifests_are_the_same_however_they_are_put_together(between: bytes) -> None:
+    made = [json.dumps(workload(f"w{i}"), indent=i % 3 or None).encode() for i in range(9)]
+    apart, listed = between.join(made), b" [" + between + (b"," + between).join(made) + between + b"] "
+    assert judged_all(apart) == judged_all(listed) == judged_all(b"[" + b",".join(made) + b"]")
+
+
+@story
+async def test_a_body_that_takes_long_is_judged_in_slices_and_others_in_between(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    large = [workload(f"a{i}") for i in range(1_500)]
+    for i, one in enumerate(large):
+        one["spec"]["template"]["env"] = {f"K{j}": f"{i}-{j}" for j in range(20)}  # none is like another
+    order: list[str] = []
+
+    async def ask(name: str, body: Any) -> None:
+        reply = await api.ask("POST", "/v1/apply", body)
+        assert reply.status == 200, reply.body[:300]
+        order.append(name)
+
+    other = workload("other")
+    other["spec"]["template"]["env"] = {f"K{j}": "x" * 100 for j in range(200)}
+    asking = asyncio.create_task(ask("large", large))
+    await asyncio.sleep(0.05)
+    await ask("other", [other])
+    await asking
+    assert order == ["other", "large"]
