@@ -205,6 +205,7 @@ class _Exchange:
         try:
             await self._run()
         except Failure as failure:
+            failure.__traceback__ = None  # it leads to the body, and from there to itself: both would stay for long
             self._code = failure.document.code
             self._app.desk.requests.refused(self._code, failure.document.status, self._route)
             await self._answer(problem(failure), failure)

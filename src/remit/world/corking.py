@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 LINGER_S: Final = 2.0
+LINGER_BYTES: Final = 64 << 20
+"""So much is let pass at most."""
 _HEAD: Final = b"HTTP/1."
 
 
@@ -29,6 +31,7 @@ class Corked(asyncio.Transport):
         self._inner, self._loop, self._held = inner, loop, b""
         self._sends_on = sends_on
         self.lingers = False
+        self._passes = LINGER_BYTES
         # Asked for at every turn: straight from the other.
         self.is_closing = inner.is_closing  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
@@ -65,6 +68,12 @@ class Corked(asyncio.Transport):
         self._inner.write_eof()
         self._inner.resume_reading()
         self._loop.call_later(LINGER_S, self._inner.close)
+
+    def passed(self, size: int) -> None:
+        """So much has come since, and was let pass."""
+        self._passes -= size
+        if self._passes < 0:
+            self._inner.abort()
 
     def abort(self) -> None:
         self._held = b""

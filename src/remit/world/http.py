@@ -274,6 +274,8 @@ class _Guarded(HttpToolsProtocol):
         return False
 
     def data_received(self, data: bytes) -> None:
+        if self._corked.lingers:
+            self._corked.passed(len(data))
         if not self._hears() or self._corked.lingers:
             return
         self._loose += len(data)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remit.world import http
+from remit.world import corking, http
 from remit.world.binding import Bound
 from tests.integration.serve.test_listening import GET, ask, listening, said
 
@@ -176,3 +176,22 @@ def test_who_leaves_is_noticed_although_another_request_waits_behind() -> None:
             await asyncio.wait_for(left.wait(), 10)
 
     asyncio.run(main())
+
+
+def test_what_is_let_pass_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corking, "LINGER_BYTES", 1 << 20)
+    monkeypatch.setattr(corking, "LINGER_S", 60.0)
+
+    async def main() -> int:
+        async with listening(patient) as bound:
+            _, writer = await ask(bound, POST + b"0\r\nX: ")
+            sent = 0
+            with suppress(ConnectionError):
+                while sent < 1 << 30:
+                    writer.write(MUCH)
+                    await writer.drain()
+                    sent += len(MUCH)
+            writer.close()
+            return sent
+
+    assert asyncio.run(main()) < 1 << 27
