@@ -12,3 +12,15 @@ from remit.client.calling import ApiError
 def test_the_field_that_was_refused_is_named_once(detail: str) -> None:
     told = refusal(ApiError(422, "invalid", detail, "spec.tenant", "leave it out"), "workload/w")
     assert told.format_message().splitlines()[0] == "workload/w: spec.tenant: it cannot change"
+
+
+@pytest.mark.parametrize(
+    ("detail", "cure"),
+    [
+        ("the token malt was revoked", "make another"),
+        ("the token malt ran out at 2026-01-01T00:00:00Z", "make another"),
+        ("the token is none of this scope's", "remit context list"),
+    ],
+)
+def test_who_is_not_known_hears_what_helps(detail: str, cure: str) -> None:
+    assert cure in refusal(ApiError(401, "unauthenticated", detail, "", "")).format_message()
