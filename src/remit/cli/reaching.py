@@ -172,7 +172,9 @@ def refusal(error: ApiError, about: str = "") -> Failure:
     what = f"{about}: {said}" if about else said
     if error.status == UNAUTHENTICATED:
         if "was revoked" in said or " ran out at " in said:
-            return Failure(escaped(what), "let an admin make another (`remit token create`), and name its file with --token-file")
+            return Failure(
+                escaped(what), "let an admin make another (`remit token create`), and name its file with --token-file"
+            )
         return Failure(escaped(what), "the token is not this server's: see `remit context list`, or name it with --token-file")
     lines = [escaped(what)]
     for problem in error.problems[:PROBLEMS_SHOWN]:

@@ -393,7 +393,7 @@ class _Exchange:
             answer.raw_headers.append((b"connection", b"close"))
         whole: Whole | None = self._scope.get("whole")
         if whole is not None and type(answer) in _PLAIN and len(answer.body) < LARGE_BYTES:
-            self._begun = whole(answer.status_code, answer.raw_headers, bytes(answer.body))
+            self._begun = whole(self._scope, answer.status_code, answer.raw_headers, bytes(answer.body))
             if self._begun:
                 self._status = answer.status_code
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -15,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 from remit.model.identity import Principal
 from remit.serve.routes import NDJSON
 from remit.world.grouping import one_failure
-from remit.world.http import Piece
 from remit.world.promises import Clock
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ SEND_MS_MAX: Final = 30_000
 LARGE_BYTES: Final = 64 << 10
 """What is as large leaves in pieces, each once the one before has been taken."""
 
+AtOnce = Callable[[bytes], bool]
+"""Sends a piece without anybody being woken for it. False: it cannot be done so just now."""
 Reason = Literal["compacted", "lagging", "restored", "shutdown"]
 
 
@@ -102,7 +104,7 @@ class Streamed(Response):
         last: bytes = b"",
         headers: Mapping[str, str] | None = None,
         pulse: Callable[[], None] | None = None,
-        opened: Callable[[Piece], None] | None = None,
+        opened: Callable[[AtOnce], None] | None = None,
     ) -> None:
         self._pulse, self._opened = pulse, opened
         self._under_way, self._count = False, 0
@@ -123,7 +125,7 @@ class Streamed(Response):
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body", "body": b""})
                 return
-            at_once: Piece = scope.get("piece", _not_at_once)
+            at_once: AtOnce = partial(scope["piece"], scope) if "piece" in scope else _not_at_once
             if self._opened is not None:
                 self._opened(at_once)
             with self._desk.pulse.felt(self._beat), one_failure():
@@ -164,7 +166,7 @@ class Streamed(Response):
         if self._stuck_ms >= SEND_MS_MAX or (self.principal is not None and not self._desk.identities.good(self.principal)):
             self._over.set()
 
-    async def _send_all(self, send: Send, at_once: Piece) -> None:
+    async def _send_all(self, send: Send, at_once: AtOnce) -> None:
         async for piece in self._pieces:
             if len(piece) >= LARGE_BYTES or not at_once(piece):
                 self._under_way = True
@@ -202,7 +204,7 @@ def watched(
     desk: Desk,
     *,
     pulse: Callable[[], None] | None = None,
-    opened: Callable[[Piece], None] | None = None,
+    opened: Callable[[AtOnce], None] | None = None,
 ) -> Streamed:
     """A watch: NDJSON, whose last line says how to go on."""
     return Streamed(lines, desk, last=LAST, pulse=pulse, opened=opened)

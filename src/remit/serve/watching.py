@@ -22,11 +22,10 @@ from remit.serve.flowing import flow_of
 from remit.serve.hub import Listening, News, Told
 from remit.serve.reading import prefix_of, selector_of
 from remit.serve.selecting import Selector, labels_on
-from remit.serve.streams import LARGE_BYTES, Bookmark, Heartbeat, Reason, Resync, line, watched
+from remit.serve.streams import LARGE_BYTES, AtOnce, Bookmark, Heartbeat, Reason, Resync, line, watched
 from remit.store.protocol import Change, Compacted, Event, StoreError, Watch
 from remit.store.protocol import Invalid as NoSuchRevision
 from remit.store.protocol import Resync as Lagged
-from remit.world.http import Piece
 
 HEARTBEAT_BEATS: Final = 2
 PICKED_AT_ONCE: Final = 32
@@ -66,9 +65,9 @@ class _Watch:
         self._listening: Listening | None = None
         self._picking = desk.picking(flow)
         self._incarnation = ""
-        self._send: Piece | None = None
+        self._send: AtOnce | None = None
 
-    def opened(self, send: Piece) -> None:
+    def opened(self, send: AtOnce) -> None:
         """The answer has begun."""
         self._send = send
 

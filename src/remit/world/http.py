@@ -11,10 +11,9 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from email.utils import formatdate
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import httptools
@@ -43,10 +42,10 @@ DRAIN_S: Final = 15.0
 Turned = Callable[[str, int, str, str], None]
 """Hears of a connection that was closed unheard: from which address, with which status and code, and why."""
 
-Whole = Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool]
-"""Sends status, headers and body in one piece, as ASGI's two messages would. False: it cannot be done so just now, and nothing
-was sent; the messages can."""
-Piece = Callable[[bytes], bool]
+Whole = Callable[[Mapping[str, Any], int, Sequence[tuple[bytes, bytes]], bytes], bool]
+"""Sends the answer to the request of this scope in one piece: status, headers and body, as ASGI's two messages would. False: it
+cannot be done so just now, and nothing was sent; the messages can."""
+Piece = Callable[[Mapping[str, Any], bytes], bool]
 """Sends one more piece of an answer that has begun and says nowhere how long it is, with the same proviso."""
 
 
@@ -295,7 +294,10 @@ class _Guarded(HttpToolsProtocol):
         super().on_message_begin()
         self.server_state.resting.let_go(self)
         self.scope["bearer"] = self._bearer  # type: ignore[typeddict-unknown-key]
+        # None of these leads to the scope itself, which goes as soon as nobody needs it.
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope["whole"] = self._whole  # type: ignore[typeddict-unknown-key]
+        self.scope["piece"] = self._piece  # type: ignore[typeddict-unknown-key]
         self._heading = True
 
     def on_headers_complete(self) -> None:
@@ -316,8 +318,6 @@ class _Guarded(HttpToolsProtocol):
         self.server_state.date()
         super().on_headers_complete()
         self.headers = []  # trailers come to it, and are not listened to
-        self.scope["whole"] = partial(_whole, self.cycle)  # type: ignore[typeddict-unknown-key]
-        self.scope["piece"] = partial(_piece, self.cycle)  # type: ignore[typeddict-unknown-key]
         if upgrades or len(self.pipeline) >= PIPELINED_MAX:
             self._fall_deaf()
 
@@ -336,6 +336,38 @@ class _Guarded(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _whole(self, scope: Mapping[str, Any], status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        cycle = self._answering
+        if cycle is None or cycle.scope is not scope or cycle.disconnected or cycle.response_started or self.flow.write_paused:
+            return False
+        pieces, lines, closes = [STATUS_LINE[status]], 1, False
+        for name, value in (*cycle.default_headers, *headers):
+            pieces += (name, b": ", value, b"\r\n")
+            lines += 1
+            closes = closes or name == b"connection"
+        head = b"".join(pieces)
+        if head.count(b"\r") != lines or head.count(b"\n") != lines or _UNFIT.search(head):
+            return False  # somebody's words would end a header and begin another: uvicorn says so
+        cycle.keep_alive = cycle.keep_alive and not closes
+        head += b"\r\n" if closes or cycle.keep_alive else b"connection: close\r\n\r\n"
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self._corked.write_whole(head if scope["method"] == "HEAD" else head + body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
+    def _piece(self, scope: Mapping[str, Any], data: bytes) -> bool:
+        cycle = self._answering
+        if cycle is None or cycle.scope is not scope or cycle.disconnected or cycle.response_complete or self.flow.write_paused:
+            return False
+        if not cycle.chunked_encoding or not data or scope["method"] == "HEAD":
+            return False
+        self._corked.write_whole(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def on_chunk_header(self) -> None:
         self._loose = 0
@@ -416,34 +448,3 @@ def _size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
 
 
 _UNFIT: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-
-
-def _whole(cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
-    if cycle.disconnected or cycle.flow.write_paused or cycle.response_started:
-        return False
-    pieces, lines, closes = [STATUS_LINE[status]], 1, False
-    for name, value in (*cycle.default_headers, *headers):
-        pieces += (name, b": ", value, b"\r\n")
-        lines += 1
-        closes = closes or name == b"connection"
-    head = b"".join(pieces)
-    if head.count(b"\r") != lines or head.count(b"\n") != lines or _UNFIT.search(head):
-        return False  # somebody's words would end a header and begin another: uvicorn says so
-    cycle.keep_alive = cycle.keep_alive and not closes
-    head += b"\r\n" if closes or cycle.keep_alive else b"connection: close\r\n\r\n"
-    cycle.response_started = cycle.response_complete = True
-    cycle.waiting_for_100_continue = False
-    cycle.transport.write_whole(head if cycle.scope["method"] == "HEAD" else head + body)  # type: ignore[attr-defined]
-    cycle.message_event.set()
-    if not cycle.keep_alive:
-        cycle.transport.close()
-    cycle.on_response()
-    return True
-
-
-def _piece(cycle: RequestResponseCycle, data: bytes) -> bool:
-    fit = cycle.chunked_encoding and not (cycle.disconnected or cycle.flow.write_paused or cycle.response_complete)
-    if not fit or not data or cycle.scope["method"] == "HEAD":
-        return False
-    cycle.transport.write_whole(b"%x\r\n%b\r\n" % (len(data), data))  # type: ignore[attr-defined]
-    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -222,7 +223,7 @@ async def whole(scope: Any, receive: Any, send: Any) -> None:
     headers = [(b"content-length", b"5"), *([(b"connection", b"close")] if name == b"last" else []), (b"x-name", name)]
     if name == b"forged":
         headers.append((b"x-forged", b"1\r\nx-second: 2"))
-    if not scope["whole"](200, headers, b"whole"):
+    if not scope["whole"](scope, 200, headers, b"whole"):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"parts"})
 
@@ -269,7 +270,7 @@ def test_what_is_not_waited_for_is_sent_to_nobody() -> None:
 
     async def late(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.3)
-        heard.append(scope["whole"](200, [(b"content-length", b"5")], b"whole"))
+        heard.append(scope["whole"](scope, 200, [(b"content-length", b"5")], b"whole"))
 
     async def main() -> None:
         async with listening(late) as bound:
@@ -284,3 +285,24 @@ def test_what_is_not_waited_for_is_sent_to_nobody() -> None:
         assert len(heard) == 2
 
     asyncio.run(main())
+
+
+def test_what_was_answered_leaves_nothing_for_the_collector() -> None:
+    """Whatever leads to itself stays until the collector comes by, and it stops everybody for as long as it looks."""
+
+    async def main() -> int:
+        async with listening(whole) as bound:
+            reader, writer = await ask(bound)
+            await reader.readuntil(b"whole")
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(300):
+                    writer.write(GET)
+                    await reader.readuntil(b"whole")
+                return gc.collect()
+            finally:
+                gc.enable()
+                writer.close()
+
+    assert asyncio.run(main()) < 300

@@ -152,7 +152,7 @@ class _Watching:
         self.at_once = 0
         """How often somebody wanted to send a piece so; every third time it cannot be done, as when a listener is slow."""
 
-    def piece(self, data: bytes) -> bool:
+    def piece(self, scope: Any, data: bytes) -> bool:
         self.at_once += 1
         if self.at_once % 3 == 0:
             return False
