@@ -11,8 +11,10 @@ INTERRUPTED = 130
 
 def main() -> None:
     try:
-        from remit.cli.main import main as begin  # most of the time until a command is known
+        from remit.cli.insisting import insisting
 
+        with insisting():
+            from remit.cli.main import main as begin  # most of the time until a command is known
         begin()
     except KeyboardInterrupt:
         leave_interrupted("interrupted\n")
