@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # and not `signal`, which takes its time to load
 import os
 import sys
 
@@ -11,10 +12,21 @@ INTERRUPTED = 130
 
 def main() -> None:
     try:
-        from remit.cli.insisting import insisting
+        heard: list[int] = []
 
-        with insisting():
-            from remit.cli.main import main as begin  # most of the time until a command is known
+        def interrupt(number: int, frame: object) -> None:
+            heard.append(number)
+            raise KeyboardInterrupt
+
+        ours = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+        if ours:
+            _signal.signal(_signal.SIGINT, interrupt)
+        from remit.cli.main import main as begin  # most of the time until a command is known
+
+        if ours:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        if heard:  # what it fell into has swallowed it
+            raise KeyboardInterrupt
         begin()
     except KeyboardInterrupt:
         leave_interrupted("interrupted\n")
