@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # and not `signal`, which takes its time to load
 import os
 import sys
+
+from remit.cli.insisting import insisting
 
 INTERRUPTED = 130
 """128 and the number of SIGINT, as shells count. No command means anything else by it."""
@@ -12,21 +13,8 @@ INTERRUPTED = 130
 
 def main() -> None:
     try:
-        heard: list[int] = []
-
-        def interrupt(number: int, frame: object) -> None:
-            heard.append(number)
-            raise KeyboardInterrupt
-
-        ours = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
-        if ours:
-            _signal.signal(_signal.SIGINT, interrupt)
-        from remit.cli.main import main as begin  # most of the time until a command is known
-
-        if ours:
-            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-        if heard:  # what it fell into has swallowed it
-            raise KeyboardInterrupt
+        with insisting():
+            from remit.cli.main import main as begin  # most of the time until a command is known
         begin()
     except KeyboardInterrupt:
         leave_interrupted("interrupted\n")

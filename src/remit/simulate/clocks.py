@@ -10,6 +10,7 @@ from typing import Final
 
 from remit.simulate.loop import SimLoop
 from remit.simulate.lots import stream
+from remit.world.patience import Bounded
 
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -70,30 +71,20 @@ class SimClock:
         self._base_ms, self._since_s = 0.0, self._loop.time()
 
 
-class _Within:
-    """As much of `asyncio.timeout` as is asked of one, at half its cost: almost every wait has one."""
+class _Within(Bounded):
+    """By a timer of its own: to the instant."""
 
-    __slots__ = ("_before", "_delay_s", "_handle", "_late", "_loop", "_task")
+    __slots__ = ("_delay_s", "_handle", "_loop")
 
     def __init__(self, loop: SimLoop, delay_s: float) -> None:
-        self._loop, self._delay_s, self._late = loop, delay_s, False
+        self._loop, self._delay_s = loop, delay_s
 
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task(self._loop)
-        if task is None:
-            raise RuntimeError("only a task can be told that its time is over")
-        self._task, self._before = task, task.cancelling()
+    def _begin(self) -> None:
         loop, delay_s = self._loop, self._delay_s
-        self._handle = loop.call_later(delay_s, self._expire) if delay_s > 0 else loop.call_soon(self._expire)
+        self._handle = loop.call_later(delay_s, self.over) if delay_s > 0 else loop.call_soon(self.over)
 
-    def _expire(self) -> None:
-        self._late = True
-        self._task.cancel()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def _end(self) -> None:
         self._handle.cancel()
-        if self._late and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
-            raise TimeoutError from error
 
 
 class SeededIds:

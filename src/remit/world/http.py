@@ -206,7 +206,7 @@ class _Guarded(HttpToolsProtocol):
         self._heading = False
         """Has a head begun, and not ended? Most come whole: only of those that do not is the time taken."""
         self._loose = 0
-        """So many bytes have come since the last that something was made of: a head, a chunk's head, a trailer that go on."""
+        """So many bytes have come since the last that something was made of: a head, a chunk's head or a trailer goes on."""
         self._turned = False
         self._in_the_middle = False
         """Was it turned away for what it was still sending?"""

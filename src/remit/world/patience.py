@@ -58,28 +58,48 @@ class Patience:
             self._look_at(max(now_s + TICK_S, min(one.due_s for one in self._all)))
 
 
-class Within:
-    """As much of `asyncio.timeout` as is asked of one."""
+class Bounded:
+    """As much of `asyncio.timeout` as is asked of one. Who sets the bound is told by `over`."""
 
-    __slots__ = ("_before", "_for_s", "_late", "_patience", "_task", "due_s")
-
-    due_s: float
-
-    def __init__(self, patience: Patience, for_s: float) -> None:
-        self._patience, self._for_s, self._late = patience, for_s, False
+    __slots__ = ("_before", "_late", "_task")
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("only a task can be told that its time is over")
-        self._task, self._before = task, task.cancelling()
-        self._patience.keep(self, self._for_s)
+        self._task, self._before, self._late = task, task.cancelling(), False
+        self._begin()
 
     def over(self) -> None:
         self._late = True
         self._task.cancel()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._patience.let_go(self)
+        self._end()
         if self._late and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error
+
+    def _begin(self) -> None:
+        """Have `over` called in time."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """It need not be called any more."""
+        raise NotImplementedError
+
+
+class Within(Bounded):
+    """By one timer for many."""
+
+    __slots__ = ("_for_s", "_patience", "due_s")
+
+    due_s: float
+
+    def __init__(self, patience: Patience, for_s: float) -> None:
+        self._patience, self._for_s = patience, for_s
+
+    def _begin(self) -> None:
+        self._patience.keep(self, self._for_s)
+
+    def _end(self) -> None:
+        self._patience.let_go(self)

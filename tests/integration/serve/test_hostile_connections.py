@@ -174,6 +174,7 @@ def test_who_leaves_is_noticed_although_another_request_waits_behind() -> None:
             await asyncio.wait_for(reader.readuntil(b"begun"), 5)
             writer.transport.abort()
             await asyncio.wait_for(left.wait(), 10)
+        assert left.is_set()
 
     asyncio.run(main())
 
