@@ -17,6 +17,7 @@ from msgspec import Struct
 from remit.model.claims import Accepted, Code, Operation, Refused, Role, Verdict, payload
 from remit.observation.checking import recount
 from remit.simulate.actors.watched import SEEN, Watched
+from remit.simulate.behavior_digest import BehaviorDigest
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.liveness import Bounds, Core
 from remit.simulate.checkers.past import Stand
@@ -76,6 +77,8 @@ class Run(Struct, frozen=True):
     sights: dict[str, int] = {}
     story: str = ""
     trace: tuple[str, ...] = ()
+    behavior: str = ""
+    """Digest without texts for people (behavior_digest.py), if it was asked for."""
 
 
 class Simulation(Record):
@@ -89,6 +92,7 @@ class Simulation(Record):
         plan: tuple[Injection, ...] | None = None,
         until_s: float | None = None,
         trace: bool = False,
+        behavior: bool = False,
     ) -> None:
         if plan is None:
             scenario = shaped(scenario, seed)
@@ -98,6 +102,7 @@ class Simulation(Record):
         self.plan = plan
         self.until_s = until_s
         self.lines: list[str] | None = [] if trace else None
+        self.behavior = BehaviorDigest() if behavior else None
         self.faults: dict[str, int] = {}
         self.missed: dict[str, int] = {}
         self.commits = self.decided = 0
@@ -201,6 +206,7 @@ class Simulation(Record):
             sights=dict(sorted(judge.sights.seen.items())),
             story=judge.story(first.scope, first.key) if first is not None and first.key else "",
             trace=tuple(self.lines or ()),
+            behavior="" if self.behavior is None else self.behavior.hexdigest(),
         )
 
     # -- faults ----------------------------------------------------------------------------------------------------------
@@ -208,7 +214,7 @@ class Simulation(Record):
     def _inject(self, injection: Injection) -> None:
         kind = KINDS[injection.kind]
         lots = stream(f"{self._name}/fault-{injection.number}")
-        self.loop.note(f"fault {injection.kind}".encode())
+        self._happened(f"fault {injection.kind}")
         self.tell(f"fault {injection.kind} for {injection.lasts_s:.1f} s")
         heal = kind.deed(self, lots, injection)
         counts = self.missed if heal is None else self.faults
@@ -382,10 +388,17 @@ class Simulation(Record):
         if self.lines is not None:
             self.lines.append(f"{self.loop.time():10.3f}  {line}")
 
+    def _happened(self, what: str) -> None:
+        self.loop.note(what.encode())
+        if self.behavior is not None:
+            self.behavior.event(self.loop.time(), what)
+
     def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None:
         self.commits += 1
         head = next((value for key, value in commit.puts if key == HEAD), b"")
         self.decided += len(commit.puts) > 2
+        if self.behavior is not None:
+            self.behavior.commit(self.loop.time(), scope, revision, commit.puts, commit.deletes)
         self.loop.note(b"commit %b %d %b" % (scope.encode(), revision, head))
         self._leaders[scope] = decode_head(head).holder
         step = self.judge.applied(scope, commit.puts, commit.deletes, revision, self._stand(scope, sent))
@@ -443,7 +456,7 @@ class Simulation(Record):
     def started(self, machine: str, order: Order, pid: int) -> None:
         env = order.env
         self._pids[machine, pid] = env["REMIT_NODE"]
-        self.loop.note(f"started {machine} {pid}".encode())
+        self._happened(f"started {machine} {pid}")
         self.tell(f"{env['REMIT_NODE']} runs {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
         self.judge.started(
             env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid,
@@ -457,7 +470,7 @@ class Simulation(Record):
 
     def ended(self, machine: str, pid: int) -> None:
         node = self._pids.pop((machine, pid))
-        self.loop.note(f"ended {machine} {pid}".encode())
+        self._happened(f"ended {machine} {pid}")
         self.tell(f"{node} ended {pid}")
         self.judge.ended(node, pid)
 
@@ -495,6 +508,7 @@ def simulate(
     plan: tuple[Injection, ...] | None = None,
     until_s: float | None = None,
     trace: bool = False,
+    behavior: bool = False,
 ) -> Run:
     """One run of a scenario."""
-    return Simulation(scenario, seed, plan=plan, until_s=until_s, trace=trace).run()
+    return Simulation(scenario, seed, plan=plan, until_s=until_s, trace=trace, behavior=behavior).run()
