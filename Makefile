@@ -38,7 +38,7 @@ soak: ## kill and stop real processes under load, then simulate hours of faults 
 	@$(BIN)/python tools/soak.py --minutes $(MINUTES) $(ARGS)
 
 docs: setup ## write the pages that are generated from the code
-	@$(BIN)/python -m remit.cli.docs
+	@$(BIN)/python -m remit.docgen.generate
 	@$(BIN)/python tools/citations.py
 
 clean: ## remove the environment, caches and reports

@@ -9,7 +9,7 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
-from remit.simulate.checkers.register import NOT_YET, judged
+from remit.simulate.checkers.judge import NOT_YET, judged
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "faults.md"

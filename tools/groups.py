@@ -68,7 +68,7 @@ GROUPS: dict[str, tuple[Step, ...]] = {
         Step("format", tool("ruff", "format", "--check", "--quiet", ".")),
         Step("types", tool("mypy", "--no-error-summary")),
         Step("layers", tool("lint-imports", "--no-logo")),
-        Step("docs", tool("python", "-m", "remit.cli.docs", "--check")),
+        Step("docs", tool("python", "-m", "remit.docgen.generate", "--check")),
         tests("tidy", "tests/tidy", workers=0),
     ),
     "unit": (tests("unit", "tests/unit", "tests/properties"),),

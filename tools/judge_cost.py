@@ -14,8 +14,8 @@ from pathlib import Path
 
 def main() -> None:
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "src")]
-    from remit.simulate.checkers.history import Step
     from remit.simulate.checkers.judge import Stand
+    from remit.simulate.checkers.reference.history import Step
     from tests.unit.simulate.checkers.crowd import crowd, lives
 
     pen = crowd()

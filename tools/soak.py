@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from remit.cli.bench import revision
+from remit.cli.session.source_revision import revision
 from remit.simulate.scenarios import load, names
+from remit.simulate.seed_runner import LOST, Done, Task, Totals, swarm
 from remit.simulate.shrink import NotRepeated, save, shrink
 from remit.simulate.simulation import Run
-from remit.simulate.swarm import LOST, Done, Task, Totals, swarm
 
 ROOT = Path(__file__).resolve().parent.parent
 KILLS_SCRIPT = "tests/integration/store/kills.py"

@@ -1,3 +1,3 @@
-"""Remit: a distributed scheduler and control plane. The rooms are described in ARCHITECTURE.md."""
+"""Remit: a distributed scheduler and control plane; holds the version."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,7 @@
-"""How is a process put together? Builds each from a world, so that the simulator and the program run the same code."""
+"""Process wiring: builds server, scheduler, controllers and agent from a world, for production and simulation alike.
+
+Builds each from a world, so that the simulator and the program run the same code.
+"""
 
 from __future__ import annotations
 
@@ -12,48 +15,46 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from remit.agent.building import agent as agent
-from remit.agent.building import keeper as keeper
-from remit.client.client import Client, NoAnswer
-from remit.client.connecting import Connected, connect
-from remit.client.remote import Remote
+from remit.agent.setup import agent as agent
+from remit.agent.setup import keeper as keeper
+from remit.client.authority_client import Client, NoAnswer
+from remit.client.http_link import Connected, connect
+from remit.client.rpc import Remote
 from remit.commitment.authority import Authority
-from remit.commitment.queueing import BATCH_MAX, BatchMax
+from remit.commitment.operation_queue import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
-from remit.correction.crew import Crew
-from remit.correction.loop import Cadence
-from remit.law.tempo import Tempo
+from remit.correction.controller_set import Crew
+from remit.correction.framework.loop import Cadence
+from remit.law.timing import Tempo
 from remit.model.claims import Actor, Role
-from remit.observation.board import Board
-from remit.observation.following import Follower
-from remit.observation.view import View
-from remit.proposal.paths import Tell, untold
-from remit.proposal.plugins import Filter, installed_filters, installed_scores
+from remit.observation.reflector import Follower
+from remit.observation.scheduler_view import View
+from remit.observation.watch_cache import Board
+from remit.proposal.metrics import Tell, untold
+from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.placement.plugins import Filter, installed_filters, installed_scores
+from remit.proposal.placement.preemption_candidates import Pace
 from remit.proposal.scheduler import LEASE, Rhythm, Scheduler
-from remit.proposal.scores import DEFAULT
-from remit.proposal.victims import Pace
-from remit.serve.door import Door
-from remit.serve.keyring import NAME as KEYS
-from remit.serve.keyring import Keyring
-from remit.serve.orders import OrderFeed
+from remit.serve.auth.secrets import NAME as KEYS
+from remit.serve.auth.secrets import Keyring
+from remit.serve.components.component_rpc import Door, OrderFeed
 from remit.store.chain import Place
 from remit.store.protocol import Store
-from remit.store.sqlite import SqliteStore
-from remit.world.binding import Bound, Listen
+from remit.store.sqlite.store import SqliteStore
 from remit.world.clock import stopwatch_ns
-from remit.world.grouping import one_failure
-from remit.world.offload import ThreadOffload
+from remit.world.concurrency import ThreadOffload, one_failure
+from remit.world.files.log_files import FileTrail
+from remit.world.interfaces import Clock, World
+from remit.world.net.connections import Bound, Listen
+from remit.world.net.tls import Trust
 from remit.world.production import production
-from remit.world.promises import Clock, World
-from remit.world.tls import Trust
-from remit.world.trail import FileTrail
 
 if TYPE_CHECKING:
-    from remit.serve.app import Complain
-    from remit.serve.desk import Desk
-    from remit.serve.metrics import Metrics
-    from remit.world.chronicle import Chronicle
-    from remit.world.tls_keys import Secured, TlsKeys
+    from remit.serve.http.app import Complain
+    from remit.serve.metrics.exposition import Metrics
+    from remit.serve.server_context import Desk
+    from remit.world.net.server_keys import Secured, TlsKeys
+    from remit.world.structured_log import Chronicle
 
 
 AUDIT: Final = "audit"
@@ -195,12 +196,12 @@ async def served(
     and the store close. So nothing that was acknowledged is lost, and nobody is left without an answer.
     """
     # Only who serves over HTTP pays for loading what speaks it.
-    from remit.serve.app import Application
-    from remit.serve.desk import Desk
-    from remit.serve.measuring import of_store
-    from remit.serve.providing import provide
-    from remit.serve.table import ROUTES
-    from remit.world.http import http_listening
+    from remit.serve.auth.enrollment import provide
+    from remit.serve.http.app import Application
+    from remit.serve.http.route_table import ROUTES
+    from remit.serve.metrics.collectors import of_store
+    from remit.serve.server_context import Desk
+    from remit.world.net.http_server import http_listening
 
     async with AsyncExitStack() as open_:
         judging, looking = ThreadOffload("judge"), ThreadOffload("look")
@@ -259,7 +260,7 @@ async def _tls_keys(directory: Path, world: World, secured: Secured | None, list
     """Only who speaks TLS pays for loading what makes certificates."""
     if secured is None:
         return None
-    from remit.world.tls_keys import TlsKeys
+    from remit.world.net.server_keys import TlsKeys
 
     return await world.offload(partial(TlsKeys, directory / "tls", world.disk, secured, listen.host))
 
@@ -270,7 +271,7 @@ async def _settle_when_loaded(one: Serving, clock: Clock, log: Chronicle | None)
         await clock.sleep_ms(one.beat_ms)
     settle_process()
     if log is not None:
-        from remit.serve.doubts import doubts
+        from remit.serve.diagnostics.status_routes import doubts
 
         waits = doubts(one.board)
         if waits:
@@ -279,7 +280,7 @@ async def _settle_when_loaded(one: Serving, clock: Clock, log: Chronicle | None)
 
 async def _settle_audit(desk: Desk) -> None:
     """For ever: what was written down is forced to the disk, beside the event loop."""
-    from remit.serve.auditing import SETTLE_MS
+    from remit.serve.diagnostics.audit_log import SETTLE_MS
 
     while True:
         await desk.clock.sleep_ms(SETTLE_MS)
@@ -374,7 +375,7 @@ async def run_scheduler(
     settle_process()
     one = scheduler(rows, rows, client, connected.world, name=name, rhythm=rhythm, failed=failed, stopwatch_ns=stopwatch_ns)
     if metrics is not None:
-        from remit.serve.measuring import of_scheduler
+        from remit.serve.metrics.collectors import of_scheduler
 
         metrics.add(of_scheduler(one))
     await one.run()
@@ -393,7 +394,7 @@ async def run_controllers(
     settle_process()
     crew = controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed)
     if metrics is not None:
-        from remit.serve.measuring import of_controllers
+        from remit.serve.metrics.collectors import of_controllers
 
         metrics.add(of_controllers(crew))
     await crew.run()

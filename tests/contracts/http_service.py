@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 
-from remit.world.promises import NotServed, Service
+from remit.world.interfaces import NotServed, Service
 
 GRACE_S = 1.0
 

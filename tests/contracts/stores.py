@@ -12,16 +12,16 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import pytest
 
-from remit.simulate.loop import CURRENT, SimLoop
-from remit.simulate.network import Network, Weather
-from remit.simulate.stores import Sent, StorePort, StoreService, at_once
+from remit.simulate.world.event_loop import CURRENT, SimLoop
+from remit.simulate.world.network import Network, Weather
+from remit.simulate.world.store import Sent, StorePort, StoreService, at_once
 from remit.store import chain
-from remit.store.feed import Bounds
+from remit.store.chain import Restored
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import Commit, Committed, Conflict, Event, Guard, Page, Row, Store, Unanswered, Watch
-from remit.store.restore import restore
-from remit.store.restored import Restored
-from remit.store.sqlite import SqliteStore
+from remit.store.sqlite.backup import restore
+from remit.store.sqlite.store import SqliteStore
+from remit.store.watch_feed import Bounds
 
 T = TypeVar("T")
 WAIT_S_MAX = 20.0

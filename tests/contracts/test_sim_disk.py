@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from remit.simulate.disks import SimDisk
-from remit.world.disk import FileDisk
-from remit.world.promises import Disk, DiskError
+from remit.simulate.world.disk import SimDisk
+from remit.world.files.disk import FileDisk
+from remit.world.interfaces import Disk, DiskError
 from tests.contracts import test_world as promised
 
 PROMISES: list[Callable[[Any, Path], None]] = [

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from remit.store import chain
-from remit.store.feed import Bounds
 from remit.store.protocol import (
     HEAD,
     KEY_BYTES_MAX,
@@ -28,6 +27,7 @@ from remit.store.protocol import (
     Row,
     Store,
 )
+from remit.store.watch_feed import Bounds
 from tests.contracts.stores import BACKENDS, Backend, delete, events_up_to, made, next_event, opened, put, run
 
 Make = Callable[[], Backend]

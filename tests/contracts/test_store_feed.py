@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from remit.store import chain
-from remit.store.feed import Bounds
 from remit.store.protocol import HEAD, Change, Event, Span, Watch
+from remit.store.watch_feed import Bounds
 from tests.contracts.stores import BACKENDS, Backend, Writer, delete, events_up_to, made, next_event, opened, put, run
 
 Make = Callable[[], Backend]

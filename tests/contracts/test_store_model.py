@@ -10,10 +10,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from remit.store import upkeep
-from remit.store.feed import Bounds
 from remit.store.protocol import Commit, Committed, Compacted, Conflict, Guard, Row, Store
-from remit.store.sqlite import SqliteStore
+from remit.store.sqlite import maintenance
+from remit.store.sqlite.store import SqliteStore
+from remit.store.watch_feed import Bounds
 from tests.contracts.stores import Backend, MemoryBackend, SqliteBackend, next_event
 
 T = TypeVar("T")
@@ -39,9 +39,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.limits = {name: getattr(upkeep, name) for name in SMALL}
+        self.limits = {name: getattr(maintenance, name) for name in SMALL}
         for name, value in SMALL.items():
-            setattr(upkeep, name, value)
+            setattr(maintenance, name, value)
         self.runner = asyncio.Runner()
         self.backend = self.make()
         self.store: Store = self.run(self.backend.open(BOUNDS))
@@ -61,7 +61,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.backend.close())
         self.runner.close()
         for name, value in self.limits.items():
-            setattr(upkeep, name, value)
+            setattr(maintenance, name, value)
 
     def apply(self, commit: Commit) -> Committed | Conflict:
         """What the store should answer, from the plain states alone."""

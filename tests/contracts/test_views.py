@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from remit.model.objects import AnyObject, encode, key
-from remit.observation.checking import differences, recount
-from remit.observation.following import MARKER, Follower
-from remit.observation.view import PARTS, View
-from remit.simulate.loop import CURRENT
-from remit.simulate.stores import Sent, StorePort
+from remit.observation.frozen_view import differences, recount
+from remit.observation.reflector import MARKER, Follower
+from remit.observation.scheduler_view import PARTS, View
+from remit.simulate.world.event_loop import CURRENT
+from remit.simulate.world.store import Sent, StorePort
 from remit.store.protocol import Event, Page, Store, Unavailable, Watch
-from remit.world.chance import SeededChance
-from remit.world.promises import World
+from remit.world.interfaces import World
+from remit.world.randomness import SeededChance
 from tests.contracts.stores import (
     BACKENDS,
     Backend,

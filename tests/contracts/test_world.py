@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from remit.world.interfaces import Busy, Chance, Missing, OffloadClosed, TooLarge, World
 from remit.world.production import production
-from remit.world.promises import Busy, Chance, Missing, OffloadClosed, TooLarge, World
 from tests.contracts.worlds import WORLDS, WorldTwin
 
 

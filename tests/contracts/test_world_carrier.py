@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.carriage import NotFetched, NotUnpacked, Reach, UnpackBounds
-from remit.world.promises import Busy, DiskError
+from remit.world.files.artifacts import NotFetched, NotUnpacked, Reach, UnpackBounds
+from remit.world.interfaces import Busy, DiskError
 from tests.contracts.worlds import CARRIERS, CarrierTwin
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from remit.world.promises import Clock, LinkError, NotServed, Unheard, Unreached
+from remit.world.interfaces import Clock, LinkError, NotServed, Unheard, Unreached
 from tests.contracts.worlds import LINKS, LinkTwin
 
 SOON_MS = 10_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.promises import Ended, Limits, NotStarted, Running, Usage
+from remit.world.interfaces import Ended, Limits, NotStarted, Running, Usage
 from tests.contracts.worlds import RUNNERS, Program, RunnerTwin
 
 SOON_MS = 10_000

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.promises import Ended, NotStarted, Runner, Running
-from remit.world.sessions import Said, Session, Window
+from remit.world.interfaces import Ended, NotStarted, Runner, Running
+from remit.world.process.exec_session import Said, Session, Window
 from tests.contracts.worlds import RUNNERS, Program, RunnerTwin
 
 SOON_MS = 10_000

@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from remit.simulate.vaults import SimVault
-from remit.world.vault import FileVault, Vault
+from remit.simulate.world.disk import SimVault
+from remit.world.files.secret_files import FileVault, Vault
 
 X, Y = PurePosixPath("a/x"), PurePosixPath("b")
 

@@ -17,38 +17,36 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
-from remit.client.http import HttpLink
-from remit.client.rows import RowsFrom
-from remit.law.bearers import agent_of
-from remit.law.tempo import Tempo
+from remit.client.http_link import HttpLink
+from remit.client.remote_store import RowsFrom
+from remit.law.certificate_identity import agent_of
+from remit.law.timing import Tempo
 from remit.model.identity import Principal
-from remit.serve.app import Application
-from remit.serve.auditing import Audit, MemoryTrail
-from remit.serve.counting import Requests
-from remit.serve.identities import unknown
-from remit.serve.programs import ROUTES as PROGRAMS
-from remit.serve.streams import Pulse
-from remit.simulate.loop import SimLoop
-from remit.simulate.network import Network
-from remit.simulate.processes import Machine, Process
-from remit.simulate.runners import Program as Behaviour
-from remit.world import http
-from remit.world.binding import Bound, Listen
-from remit.world.certificates import made_key, request_for
-from remit.world.cgroups_found import mounted
-from remit.world.chance import SeededChance
+from remit.serve.auth.access_control import unknown
+from remit.serve.components.claim_routes import ROUTES as PROGRAMS
+from remit.serve.diagnostics.audit_log import Audit, MemoryTrail
+from remit.serve.http.app import Application
+from remit.serve.http.request_telemetry import Requests
+from remit.serve.http.streams import Pulse
+from remit.simulate.world.event_loop import SimLoop
+from remit.simulate.world.network import Network
+from remit.simulate.world.processes import Machine, Process
+from remit.simulate.world.runner import Program as Behaviour
 from remit.world.clock import BootClock
-from remit.world.disk import FileDisk
-from remit.world.ids import RandomIds
-from remit.world.link import SocketLink
-from remit.world.machine import KernelPorts, ThisHost
-from remit.world.probes import SocketProber
+from remit.world.files.disk import FileDisk
+from remit.world.host import KernelPorts, SocketProber, ThisHost
+from remit.world.interfaces import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, Service, World
+from remit.world.net import http_server
+from remit.world.net.certificates import made_key, request_for
+from remit.world.net.connections import Bound, Listen
+from remit.world.net.rpc_client import SocketLink
+from remit.world.net.server_keys import Secured, TlsKeys
+from remit.world.net.tls import Secure, Trust
+from remit.world.net.tls import answering as tls_answering
+from remit.world.process.cgroup_discovery import mounted
+from remit.world.process.runner import ProcessRunner
 from remit.world.production import production
-from remit.world.promises import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, Service, World
-from remit.world.runner import ProcessRunner
-from remit.world.tls import Secure, Trust
-from remit.world.tls import answering as tls_answering
-from remit.world.tls_keys import Secured, TlsKeys
+from remit.world.randomness import RandomIds, SeededChance
 from tests.contracts.http_service import answering
 
 NAMES: Final = ("a", "b")
@@ -256,11 +254,11 @@ class OverServe(OverHttp):
     """The same, answered by the real application: its table of routes, its bounds, and the real listener."""
 
     def run(self, scene: Coroutine[Any, Any, None], /) -> None:
-        drain_s, http.DRAIN_S = http.DRAIN_S, 1.0  # type: ignore[misc]
+        drain_s, http_server.DRAIN_S = http_server.DRAIN_S, 1.0  # type: ignore[misc]
         try:
             super().run(scene)
         finally:
-            http.DRAIN_S = drain_s  # type: ignore[misc]
+            http_server.DRAIN_S = drain_s  # type: ignore[misc]
 
     def link(self, name: str) -> Link:
         link = _Serve(self._ports, self._keys)
@@ -308,7 +306,7 @@ class _Serve(_Http):
             )
             app = Application(PROGRAMS, desk, lambda asked, error: None)
             secure = None if keys is None else lambda: keys.context
-            async with http.http_listening(app, bound, closing=desk.closing.set, secure=secure):
+            async with http_server.http_listening(app, bound, closing=desk.closing.set, secure=secure):
                 yield
         finally:
             bound.close()

@@ -13,19 +13,19 @@ import sys
 from pathlib import Path
 
 from remit.assembly import embedded
-from remit.cli.demo_server import until_stdin_ends
-from remit.client.client import Client
+from remit.client.authority_client import Client
 from remit.client.endpoint import InProcess
-from remit.client.tenure import Tenure, acquire
+from remit.client.lease_holder import Tenure, acquire
 from remit.commitment.authority import Authority
+from remit.demo.authority_process import until_stdin_ends
 from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Mark, Role, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
-from remit.model.manifests import read
+from remit.model.manifests.reader import read
 from remit.model.objects import AnyObject
 from remit.model.resources import Duration
 from remit.proposal.scheduler import Rhythm, Scheduler
+from remit.world.interfaces import World
 from remit.world.production import production
-from remit.world.promises import World
 
 TTL = Duration(60_000)
 QUIET_MS = 400

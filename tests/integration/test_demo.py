@@ -18,22 +18,22 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from remit.cli.demo import ROUNDS, demo
-from remit.cli.demo_account import _one_outcome
-from remit.cli.demo_endpoint import AUTHORITY, DemoFailed, Stamping, Watched, address_of
-from remit.cli.demo_process import Served
-from remit.cli.demo_race import Race
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import batch_key
+from remit.demo.authority_process import AUTHORITY, DemoFailed, Stamping, Watched, address_of
+from remit.demo.demo_command import ROUNDS, demo
+from remit.demo.demo_processes import Served
+from remit.demo.race import Race
+from remit.demo.verify import _one_outcome
 from remit.model.objects import decode, encode
 from remit.model.records import Phase, Replica
 from remit.store import chain
-from remit.store.file import FILE_NAME
 from remit.store.protocol import Committed, Head
-from remit.store.sqlite import SqliteStore
+from remit.store.sqlite.database_file import FILE_NAME
+from remit.store.sqlite.store import SqliteStore
+from remit.world.interfaces import Clock
 from remit.world.production import production
-from remit.world.promises import Clock
 from tests.contracts.stores import OneThread
 from tests.integration.store.places import small_disk
 
@@ -102,7 +102,7 @@ def test_missing_manifests_are_told_with_a_cure(tmp_path: Path) -> None:
 
 def test_outside_a_checkout_no_path_of_the_installation_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed = tmp_path / "lib" / "python3.11" / "site-packages" / "remit" / "cli" / "demo.py"
-    monkeypatch.setattr(sys.modules["remit.cli.demo"], "__file__", str(installed))
+    monkeypatch.setattr(sys.modules["remit.demo.demo_command"], "__file__", str(installed))
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
     result = CliRunner().invoke(demo, ["race"])

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from remit.law.asks import make_ask
-from remit.law.columns import Columns, Left
 from remit.law.fit import Ask
-from remit.law.peers import ColumnPeers
+from remit.law.requirements import make_ask
 from remit.model.claims import Code
-from remit.model.fields import Metadata
 from remit.model.kinds import Node, NodeHealth, NodeSpec, NodeStatus, Template, WorkloadSpec
+from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from remit.proposal.explaining import explain_waiting
-from remit.proposal.kernel import Kernel
-from remit.proposal.plugins import Cure, installed_filters, installed_scores
-from remit.proposal.scores import DEFAULT
+from remit.observation.node_columns import Columns, Left
+from remit.observation.topology_counts import ColumnPeers
+from remit.proposal.explain.pending import explain_waiting
+from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.plugins import Cure, installed_filters, installed_scores
 from tests.properties.machines import workload
 from tests.unit.observation.rows import ready
 from tests.unit.proposal.clusters import RULES, Cluster, rich

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from remit.commitment.rulings import RULINGS, Decider, Ruling
+from remit.commitment.rulings.registry import RULINGS, Decider, Ruling
 from remit.model.claims import Claim
 
 Plant = Callable[[pytest.MonkeyPatch], None]

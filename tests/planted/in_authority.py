@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.client.client import Client
-from remit.commitment import auditing, authority, batching, decide, leasing, loading, moving, placing
+from remit.client.authority_client import Client
+from remit.commitment import authority, batch, decide, recovery
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.books import Moment
 from remit.commitment.draft import Draft
 from remit.commitment.outcomes import Entry, Outcomes
+from remit.commitment.rulings import leases, placement, transitions
 from remit.commitment.standby import Standby
 from remit.model.claims import Actor, Code, Operation, Refused, Vacate, Verdict, window_of
 from remit.model.objects import key_of
@@ -46,18 +47,18 @@ def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
     def same(*, holder: str = "", epoch: int = 0, **more: Any) -> Any:
         return made(holder=holder, epoch=max(1, epoch - 1) if holder else epoch, **more)
 
-    patch.setattr(leasing, "LeaseSpec", same)
+    patch.setattr(leases, "LeaseSpec", same)
 
 
 @bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
 def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
     """A lease may be acquired in the middle of its holder's term."""
-    lapsed = leasing._lapsed
+    lapsed = leases._lapsed
 
     def half(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
         return lapsed(draft, lease, replace(spec, ttl=Duration(spec.ttl // 2)))
 
-    patch.setattr(leasing, "_lapsed", half)
+    patch.setattr(leases, "_lapsed", half)
 
 
 @bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
@@ -77,7 +78,7 @@ def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
 @bug(15, scenario="meddlers", expects=("accepted_entries_held_their_lease", "leases_are_not_taken_from_the_living"))
 def anybody_gives_up_anybodys_lease(patch: pytest.MonkeyPatch) -> None:
     """Whose lease it is is not asked of whoever gives it up."""
-    vacate = leasing.vacate
+    vacate = leases.vacate
 
     def unasked(draft: Draft, operation: Operation, claim: Vacate) -> int | Refused:
         found = draft.thing(key_of("Lease", claim.lease))
@@ -131,7 +132,7 @@ def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
         moment = Moment(self.clock.now_ms(), self.clock.boot(), {}, self.clock.now_ms(), 0, "")
         try:
             place = await chain.read_place(self.store)
-            read[self.name] = None if place is None else await loading.load(self.store, place, moment)
+            read[self.name] = None if place is None else await recovery.load(self.store, place, moment)
         except Unavailable:
             read[self.name] = None
         await wait(self)
@@ -153,7 +154,7 @@ def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
 def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
     """After a lost answer the head is read, and what lands after that read is passed over as one's own."""
 
-    async def write(self: Authority, prepared: batching.Prepared) -> int | None:
+    async def write(self: Authority, prepared: batch.Prepared) -> int | None:
         head = prepared.head
         try:
             answer = await self.store.commit(chain.batch(self._place, head, prepared.puts, prepared.deletes))
@@ -196,7 +197,7 @@ def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
     """A batch is answered as soon as it is decided, and written meanwhile."""
     write = Authority._write
 
-    async def early(self: Authority, prepared: batching.Prepared) -> int | None:
+    async def early(self: Authority, prepared: batch.Prepared) -> int | None:
         if not prepared.answers:
             return await write(self, prepared)
         place, head = self._place, prepared.head
@@ -234,7 +235,7 @@ BESIDE = (
 @bug(2, 12, scenario="small-batches", expects=BESIDE)
 def the_next_batch_is_decided_beside_the_one_under_way(patch: pytest.MonkeyPatch) -> None:
     """A batch that is decided while another is being written does not know what that one changes."""
-    patch.setattr(batching.Ground, "draft", lambda self: Draft(self.books, self.moment))
+    patch.setattr(batch.Ground, "draft", lambda self: Draft(self.books, self.moment))
     patch.setattr(Draft, "subtract", lambda self, before: None)
 
 
@@ -247,9 +248,9 @@ def a_batch_is_written_once_more_with_the_next(patch: pytest.MonkeyPatch) -> Non
 @bug(1, 37, scenario="small-batches", expects=ONCE)
 def ids_of_the_batch_under_way_are_not_known(patch: pytest.MonkeyPatch) -> None:
     """An operation that comes again while its batch is being written is decided again, in the next."""
-    prepare = batching.prepare
+    prepare = batch.prepare
 
-    def forgetful(ground: batching.Ground, operations: Sequence[Operation], *faults: Any) -> batching.Prepared:
+    def forgetful(ground: batch.Ground, operations: Sequence[Operation], *faults: Any) -> batch.Prepared:
         below = None if ground.below is None else ground.below._replace(entries={})
         return prepare(ground._replace(below=below), operations, *faults)
 
@@ -263,7 +264,7 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
     async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
         if self._ended is None and operations:
-            said = batching.prepare(self.ground(), operations).answers
+            said = batch.prepare(self.ground(), operations).answers
             refused = [
                 Refused(Code(one.code), one.detail, self._place.revision) for one in said if isinstance(one, Entry) and one.code
             ]
@@ -327,36 +328,36 @@ def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
 @bug(1, scenario="meddlers", expects=("abandoned_is_never_done",))
 def what_is_abandoned_may_happen_all_the_same(patch: pytest.MonkeyPatch) -> None:
     """Whoever abandons something is told so, and nothing is kept of it."""
-    abandon = batching._abandon
+    abandon = batch._abandon
 
     def forget(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
         return abandon(ground, draft, operation, target, dict(entries))
 
-    patch.setattr(batching, "_abandon", forget)
+    patch.setattr(batch, "_abandon", forget)
 
 
 @bug(1, scenario="lost-answers", seed=3, expects=("abandoned_is_never_done", *TOLD))
 def what_has_happened_is_called_abandoned(patch: pytest.MonkeyPatch) -> None:
     """Whoever abandons something that was accepted is told that it will never happen."""
-    abandon = batching._abandon
+    abandon = batch._abandon
 
     def deny(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
         ruled = abandon(ground, draft, operation, target, entries)
         return ruled if isinstance(ruled, Refused) else Refused(Code.ABANDONED, f"operation {target} was abandoned")
 
-    patch.setattr(batching, "_abandon", deny)
+    patch.setattr(batch, "_abandon", deny)
 
 
 @bug(8, 20, scenario="takeovers", seed=2, expects=TOLD)
 def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """A successor does not read what was answered before it."""
-    read = loading._load_outcomes
+    read = recovery._load_outcomes
 
-    async def forget(store: Store, head: Head, at: loading.Revision) -> Outcomes:
+    async def forget(store: Store, head: Head, at: recovery.Revision) -> Outcomes:
         known = await read(store, head, at)
         return Outcomes(known.incarnation, known.window, known.horizon)
 
-    patch.setattr(loading, "_load_outcomes", forget)
+    patch.setattr(recovery, "_load_outcomes", forget)
 
 
 # --------------------------------------------------------------------------------------------------------- what is cited
@@ -365,7 +366,7 @@ def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
 @bug(4, 30, scenario="crowd", seed=2, expects=("cited_evidence_was_true",))
 def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """What a claim says of a replica is taken for what stands, whatever revision it was seen at."""
-    find = placing.find
+    find = placement.find
 
     def whatever(draft: Draft, name: str, at: int) -> Replica | Refused:
         found = draft.replica(name)
@@ -373,19 +374,19 @@ def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
             return find(draft, name, at)
         return found[0]
 
-    for room in (placing, moving):
+    for room in (placement, transitions):
         patch.setattr(room, "find", whatever)
 
 
 @bug(4, scenario="crowd", expects=("what_was_seen_is_on_record",))
 def what_was_seen_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
     """The record of an operation does not say on which revision it was decided."""
-    entry_of = auditing.entry_of
+    entry_of = batch.entry_of
 
     def forgetful(*args: Any, **more: Any) -> Entry:
         return replace(entry_of(*args, **more), seen=0)
 
-    patch.setattr(batching, "entry_of", forgetful)
+    patch.setattr(batch, "entry_of", forgetful)
 
 
 @bug(1, 37, scenario="crowd", expects=TOLD)
@@ -412,5 +413,5 @@ def the_digest_leaves_values_out(patch: pytest.MonkeyPatch) -> None:
 @bug(33, scenario="crowd", expects=("entries_say_who_and_what",))
 def the_audit_forgets_who_did_it(patch: pytest.MonkeyPatch) -> None:
     """An entry does not say whose claim it was."""
-    entry_of = auditing.entry_of
-    patch.setattr(batching, "entry_of", lambda *args, **more: replace(entry_of(*args, **more), actor=""))
+    entry_of = batch.entry_of
+    patch.setattr(batch, "entry_of", lambda *args, **more: replace(entry_of(*args, **more), actor=""))

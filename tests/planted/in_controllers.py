@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from remit.correction import rollout
-from remit.correction.bucket import Bucket
-from remit.correction.draining import Draining
-from remit.correction.endpoints import Endpoints
-from remit.correction.fights import Fights
-from remit.correction.remits import Deed
-from remit.correction.wanted import Census, Wanted
+from remit.correction.controllers import rollout
+from remit.correction.controllers.desired_replicas import Census, Wanted
+from remit.correction.controllers.disruption import Draining
+from remit.correction.controllers.endpoints import Endpoints
+from remit.correction.framework.actions import Deed
+from remit.correction.framework.work_queue import Bucket, Fights
 from remit.model.claims import Move
 from tests.planted.bug import bug
 

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import granting, placing, recognising, restoring
+from remit.commitment import recovery
 from remit.commitment.draft import Draft
+from remit.commitment.rulings import grants, peer_scopes, placement
 from remit.law.ledgers import GrantLedger
 from remit.model.claims import Accept, AnyClaim, Close, Credit, Issue, Operation, Refused, Yield
 from remit.model.objects import key_of
 from remit.model.records import Grant
 from remit.model.resources import Amount, Duration
-from remit.simulate.actors.budgets import Budgets, Lender
+from remit.simulate.actors.budget_controllers import Budgets, Lender
 from tests.planted.bug import bug, overrule
 
 HANDS = ("grants_are_in_one_hand",)
@@ -40,11 +41,11 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
                 longer = Duration(10 * claim.spec.ttl)
                 yield Issue(self.new_name("handed-on"), replace(claim.spec, parent=claim.name, ttl=longer))
 
-    lifeless, offers = placing.lifeless, Budgets._offers
+    lifeless, offers = placement.lifeless, Budgets._offers
     patch.setattr(Budgets, "_offers", hand_on)
-    patch.setattr(placing, "lifeless", alone)
-    patch.setattr(granting, "lifeless", alone)
-    patch.setattr(granting, "_capped", lambda draft, deadline, parent: deadline)
+    patch.setattr(placement, "lifeless", alone)
+    patch.setattr(grants, "lifeless", alone)
+    patch.setattr(grants, "_capped", lambda draft, deadline, parent: deadline)
 
 
 @bug(18, 34, scenario="lapsed-grants", expects=DRAWN)
@@ -56,7 +57,7 @@ def a_grant_is_used_past_its_term(patch: pytest.MonkeyPatch) -> None:
 @bug(34, scenario="lapsed-grants", seed=2, expects=HANDS)
 def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) -> None:
     """A grant that ran out in another scope is taken back without its report."""
-    close, tend = granting.close, Lender._tend
+    close, tend = grants.close, Lender._tend
 
     def take_back(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
         ledger = draft.grant(claim.name)
@@ -76,18 +77,18 @@ def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) ->
 @bug(37, scenario="two-scopes", expects=GIVEN)
 def what_is_drawn_is_given_back(patch: pytest.MonkeyPatch) -> None:
     """A scope returns a part of what it holds without asking whether that is drawn."""
-    covers = granting._covers
+    covers = grants._covers
 
     def blindly(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
         return covers(draft, ledger, amount) if drawing else None
 
-    patch.setattr(granting, "_covers", blindly)
+    patch.setattr(grants, "_covers", blindly)
 
 
 @bug(37, scenario="two-scopes", seed=2, expects=GIVEN)
 def a_grant_is_closed_as_if_nothing_were_drawn(patch: pytest.MonkeyPatch) -> None:
     """A scope that closes what it holds reports that it kept nothing."""
-    close, taken = granting.close, GrantLedger.taken
+    close, taken = grants.close, GrantLedger.taken
 
     def empty(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
         with pytest.MonkeyPatch.context() as within:
@@ -100,13 +101,13 @@ def a_grant_is_closed_as_if_nothing_were_drawn(patch: pytest.MonkeyPatch) -> Non
 @bug(10, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
 def a_grant_is_resurrected_by_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope goes on with the grants that its backup remembers."""
-    patch.setattr(restoring, "disown", lambda *args, **more: None)
+    patch.setattr(recovery, "disown", lambda *args, **more: None)
 
 
 @bug(10, 37, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
 def letters_to_another_incarnation_are_heeded(patch: pytest.MonkeyPatch) -> None:
     """Whoever a letter was for, and whoever wrote it, it counts."""
-    for room in (granting, recognising):
+    for room in (grants, peer_scopes):
         patch.setattr(room, "misaddressed", lambda draft, peer, letter: None)
 
 
@@ -122,14 +123,14 @@ def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
         draft.put(replace(grant, spec=replace(grant.spec, amount=claim.spec.amount)))
         return claim.serial
 
-    accept = granting.accept
+    accept = grants.accept
     overrule(patch, Accept, again)
 
 
 @bug(37, scenario="two-scopes", expects=HANDS)
 def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
     """A holder reports that it gave something back, and keeps it."""
-    give_back = granting.give_back
+    give_back = grants.give_back
 
     def keep(draft: Draft, operation: Operation, claim: Yield) -> int | Refused:
         ruled = give_back(draft, operation, claim)
@@ -144,7 +145,7 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
         said = less.get((claim.name, claim.report), claim.remaining)
         return credit(draft, operation, replace(claim, remaining=said))
 
-    credit = granting.credit
+    credit = grants.credit
     less: dict[tuple[str, int], Any] = {}
     overrule(patch, Yield, keep)
     overrule(patch, Credit, believe)
@@ -153,4 +154,4 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
 @bug(18, 34, scenario="lapsed-policies", expects=("policy_in_force_is_recorded_and_alive",))
 def a_policy_is_used_past_its_lease(patch: pytest.MonkeyPatch) -> None:
     """Work is placed under a policy that was not renewed in time."""
-    patch.setattr(placing, "_ahead", lambda draft, deadline: True)
+    patch.setattr(placement, "_ahead", lambda draft, deadline: True)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.agent import keeper
 from remit.agent.agent import Agent
-from remit.agent.copies import GONE
-from remit.agent.core import Act, Mind, Say, Start
-from remit.agent.journal import Journal
-from remit.agent.keeper import Keeper
-from remit.agent.keeping import Begun
-from remit.agent.probing import Health
+from remit.agent.attempts import GONE
+from remit.agent.keeper import keeper
+from remit.agent.keeper.journal import Journal
+from remit.agent.keeper.keeper import Keeper
+from remit.agent.keeper.protocol import Begun
+from remit.agent.probes import Health
+from remit.agent.reconciler import Act, Mind, Say, Start
 from remit.model.claims import Move
-from remit.world.promises import Ended
+from remit.world.interfaces import Ended
 from tests.planted.bug import bug
 from tests.planted.in_nodes import APART
 

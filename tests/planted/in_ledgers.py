@@ -9,26 +9,27 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import declaring, draft, moving, placing
+from remit.commitment import draft
 from remit.commitment.books import generation_key
 from remit.commitment.draft import Draft
-from remit.correction import repair
-from remit.correction.loop import Times
-from remit.correction.remits import Deed, Remit, Wish
-from remit.correction.repair import Repair
-from remit.correction.workloads import Workloads
-from remit.law import holding
+from remit.commitment.rulings import declarations, placement, transitions
+from remit.correction.controllers import repair
+from remit.correction.controllers.repair import Repair
+from remit.correction.controllers.workloads import Workloads
+from remit.correction.framework.actions import Deed, Remit, Wish
+from remit.correction.framework.loop import Times
+from remit.law import charges
 from remit.law.admission import FREE, Admission
-from remit.law.columns import Columns
 from remit.law.fit import misfits
 from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import HOLDS, OWNER
-from remit.law.succession import begins_with
+from remit.law.workload_rules import begins_with
 from remit.model.claims import Apply, Code, Delete, Move, Operation, Refused, Reserve
 from remit.model.kinds import Workload
 from remit.model.records import Phase, Replica, ReplicaStatus
-from remit.observation.board import Kept
-from remit.observation.view import View
+from remit.observation.node_columns import Columns
+from remit.observation.scheduler_view import View
+from remit.observation.watch_cache import Kept
 from remit.proposal import attempts
 from tests.planted.bug import bug, overrule
 
@@ -62,13 +63,13 @@ def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
     """A replica that drains or stops holds nothing any more."""
     early = HOLDS - {Phase.DRAINING, Phase.STOPPING}
     patch.setattr(draft, "HOLDS", early)
-    patch.setattr(holding, "HOLDS", early)
+    patch.setattr(charges, "HOLDS", early)
 
 
 @bug(24, 38, scenario="contest", expects=("reservations_are_committed_once_or_released", *ROOM))
 def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
     """A reservation is bound as soon as its victims are told to go."""
-    patch.setattr(placing, "_misses_reservation", lambda draft, claim, replica: None)
+    patch.setattr(placement, "_misses_reservation", lambda draft, claim, replica: None)
     later = View._post_later
 
     def ready(self: View, slot: int) -> None:
@@ -102,7 +103,7 @@ def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
 @bug(2, scenario="contest", seed=2, expects=("exclusive_device_has_one_owner", *ROOM))
 def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not posted on their node, and whoever proposes does not look either."""
-    for module in (draft, holding):
+    for module in (draft, charges):
         patch.setattr(module, "on_node", lambda ask, devices: ask.resources)
     post = Columns.post
     patch.setattr(Columns, "post", lambda self, row, pairs, devices=(), sign=1: post(self, row, pairs, {}, sign))
@@ -112,15 +113,15 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
 def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """A draw is posted, whatever is left of the quota."""
     patch.setattr(GrantLedger, "short_of", lambda self, pairs: None)
-    patch.setattr(placing, "_plainly", lambda *args: False)
+    patch.setattr(placement, "_plainly", lambda *args: False)
 
 
 def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
     def blind(*args: Any) -> Code | None:
         return next((code for code in misfits(*args) if code not in codes), None)
 
-    patch.setattr(placing, "misfit", blind)
-    patch.setattr(placing, "_plainly", lambda *args: False)
+    patch.setattr(placement, "misfit", blind)
+    patch.setattr(placement, "_plainly", lambda *args: False)
 
 
 @bug(26, scenario="six-nodes", expects=PLACED)
@@ -162,19 +163,19 @@ def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
 @bug(29, scenario="meddlers", expects=("no_more_replicas_than_desired",))
 def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
     """The authority does not count how many replicas a workload has."""
-    patch.setattr(moving, "_most", lambda spec: 1_000)
+    patch.setattr(transitions, "_most", lambda spec: 1_000)
 
 
 @bug(29, scenario="services", expects=("what_comes_with_a_workload_is_what_it_begins_with",))
 def one_more_comes_with_a_workload(patch: pytest.MonkeyPatch) -> None:
     """A workload is made together with one replica more than it begins with; its surge would have room for that."""
-    patch.setattr(declaring, "begins_with", lambda spec: begins_with(spec) + (spec.type == "service"))
+    patch.setattr(declarations, "begins_with", lambda spec: begins_with(spec) + (spec.type == "service"))
 
 
 @bug(29, scenario="services", expects=("phases_move_along_edges_by_their_owners", "no_more_replicas_than_desired"))
 def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
     """Not only a new workload is made together with its first replicas, but every changed one, whatever it has already."""
-    apply = declaring.apply
+    apply = declarations.apply
 
     def anew(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         ruled = apply(draft, operation, claim)
@@ -183,7 +184,7 @@ def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
             found = draft.thing(generation_key((meta.tenant, meta.name, ruled)))
             if found is not None:
                 first = draft.members(meta.tenant, meta.name)
-                moving.make_replicas(draft, found[0], range(first, first + begins_with(spec)))
+                transitions.make_replicas(draft, found[0], range(first, first + begins_with(spec)))
         return ruled
 
     overrule(patch, Apply, anew)
@@ -195,7 +196,7 @@ def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
 @bug(33, scenario="crowd", expects=("phases_move_along_edges_by_their_owners",))
 def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
     """Repair settles what has finished, which is not its to settle, and is let through."""
-    move, mend = moving.move, Repair._mend
+    move, mend = transitions.move, Repair._mend
 
     def anybody(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
         role = OWNER.get(claim.transition, operation.actor.role)
@@ -216,31 +217,31 @@ def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
 @bug(33, scenario="crowd", expects=("attempts_have_one_result",))
 def a_result_is_written_twice(patch: pytest.MonkeyPatch) -> None:
     """A release writes a result of its own over the attempt's."""
-    after = moving._after
+    after = transitions._after
 
     def again(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
         done = after(status, row, claim)
         return replace(done, result=f"{status.result}, released") if row.target is Phase.RELEASED and status.result else done
 
-    patch.setattr(moving, "_after", again)
+    patch.setattr(transitions, "_after", again)
 
 
 @bug(37, scenario="crowd", expects=("attempts_have_one_result", "a_new_attempt_waits_for_the_end_of_the_last"))
 def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     """What is queued again keeps the number of the attempt that failed."""
-    after = moving._after
+    after = transitions._after
 
     def same(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
         done = after(status, row, claim)
         return replace(done, attempt=status.attempt) if row.name == "requeue" else done
 
-    patch.setattr(moving, "_after", same)
+    patch.setattr(transitions, "_after", same)
 
 
 @bug(2, 3, 37, scenario="two-schedulers", expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
 def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
     """A claim on a replica that was bound meanwhile moves it to another node."""
-    find, place = placing.find, placing.place
+    find, place = placement.find, placement.place
 
     def any_revision(draft: Draft, name: str, at: int) -> Replica | Refused:
         found = draft.replica(name)
@@ -251,9 +252,9 @@ def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
             replica = replace(replica, status=ReplicaStatus(phase=Phase.PENDING, attempt=replica.status.attempt))
         return place(draft, operation, claim, replica, ask)
 
-    patch.setattr(placing, "find", any_revision)
-    patch.setattr(placing, "place", over)
-    patch.setattr(placing, "_plainly", lambda *args: False)
+    patch.setattr(placement, "find", any_revision)
+    patch.setattr(placement, "place", over)
+    patch.setattr(placement, "_plainly", lambda *args: False)
 
 
 @bug(30, scenario="crowd", expects=("nothing_goes_while_something_depends_on_it",))
@@ -273,23 +274,23 @@ def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
 @bug(23, scenario="meddlers", seed=4, expects=("victims_rank_lower",))
 def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
     """Whose turn it is to make room is not asked."""
-    victim = placing._victim
+    victim = placement._victim
 
     def anybody(held: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:
         return victim(held, claim, replace(preemptor, spec=replace(preemptor.spec, priority=1 << 30)), name, at)
 
-    patch.setattr(placing, "_victim", anybody)
+    patch.setattr(placement, "_victim", anybody)
 
 
 @bug(24, scenario="deleted-unseen", seed=6, expects=("nothing_is_placed_for_what_goes",))
 def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
     """Whether a workload is on its way out is not asked."""
-    place = placing.place
+    place = placement.place
 
     def unasked(held: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
         return place(held, operation, claim, replica, None if ask is None else ask._replace(open=True))
 
-    patch.setattr(placing, "place", unasked)
+    patch.setattr(placement, "place", unasked)
 
 
 # ---------------------------------------------------------------------------------------------------------------- evidence
@@ -298,13 +299,13 @@ def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
 @bug(33, 37, scenario="meddlers", expects=("cited_evidence_was_true",))
 def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
     """A report about one attempt is taken for one about another."""
-    patch.setitem(moving.GUARDED, "attempt", lambda *args: None)
+    patch.setitem(transitions.GUARDED, "attempt", lambda *args: None)
 
 
 @bug(4, 21, scenario="meddlers", seed=5, expects=("accepted_evidence_was_fresh",))
 def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
     """How long ago it was that a scheduler saw what it decides on is not asked."""
-    patch.setattr(placing, "SNAPSHOT_FRESH_MS", 1 << 40)
+    patch.setattr(placement, "SNAPSHOT_FRESH_MS", 1 << 40)
 
 
 # ------------------------------------------------------------------------------------------------------- what is another's
@@ -313,14 +314,14 @@ def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
 @bug(27, scenario="meddlers", seed=4, expects=("draws_are_on_ones_own",))
 def one_tenant_draws_on_another(patch: pytest.MonkeyPatch) -> None:
     """Whose quota a draw is charged to is the asker's choice."""
-    charge = placing.charge
+    charge = placement.charge
 
     def anywhere(held: Draft, operation: Operation, ask: Any, name: str, **more: Any) -> tuple[str, ...] | Refused:
         ledger = held.grant(name)
         own = ask._replace(quota=(name,)) if ledger is not None and ledger.grant is None else ask
         return charge(held, operation, own, name, **more)
 
-    patch.setattr(placing, "charge", anywhere)
+    patch.setattr(placement, "charge", anywhere)
 
 
 @bug(27, scenario="meddlers", seed=3, expects=("draws_are_on_ones_own",))
@@ -332,21 +333,21 @@ def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None
             operation = replace(operation, actor=replace(operation.actor, name=ledger.grant.spec.holder))
         return drawn(held, operation, ask, ledger)
 
-    drawn = placing._drawn
-    patch.setattr(placing, "_drawn", unasked)
+    drawn = placement._drawn
+    patch.setattr(placement, "_drawn", unasked)
 
 
 @bug(33, scenario="errands", expects=("only_what_may_go_on_begins_anew",))
 def attempts_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     """How often a job has failed, and whether it is done, is not asked before it begins anew."""
-    left = moving.GUARDED["attempts_left"]
+    left = transitions.GUARDED["attempts_left"]
 
     def uncounted(held: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
         again = replace(replica, status=replace(replica.status, attempt=1, result="failed"))
         refused: Refused | None = left(held, operation, claim, again)
         return refused
 
-    patch.setitem(moving.GUARDED, "attempts_left", uncounted)
+    patch.setitem(transitions.GUARDED, "attempts_left", uncounted)
 
 
 @bug(25, scenario="meddlers", expects=("gangs_are_bound_together",))

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from remit.agent.agent import Agent
-from remit.agent.copies import OK
-from remit.agent.core import Act, End, Mind, Say, Start
-from remit.agent.keeper import LOOK_MS, Keeper
-from remit.agent.orders import Assigned
-from remit.client.client import Client, NoAnswer
-from remit.commitment import moving, restoring
+from remit.agent.assignments import Assigned
+from remit.agent.attempts import OK
+from remit.agent.keeper.keeper import LOOK_MS, Keeper
+from remit.agent.reconciler import Act, End, Mind, Say, Start
+from remit.client.authority_client import Client, NoAnswer
+from remit.commitment import recovery
 from remit.commitment.authority import Authority
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
-from remit.correction import nodes
+from remit.commitment.rulings import transitions
+from remit.correction.controllers import node_lifecycle
 from remit.model.claims import Move
 from remit.model.objects import key_of
 from remit.model.records import Phase
@@ -37,14 +38,14 @@ def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
 @bug(34, scenario="cut-nodes", expects=FENCE)
 def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What a silent node runs is given up at once."""
-    patch.setitem(moving.GUARDED, "fence_passed", lambda *args: None)
-    patch.setattr(nodes, "_fence_ms", lambda spec, tempo: 0)
+    patch.setitem(transitions.GUARDED, "fence_passed", lambda *args: None)
+    patch.setattr(node_lifecycle, "_fence_ms", lambda spec, tempo: 0)
 
 
 @bug(34, scenario="cut-nodes", seed=4, expects=("lost_only_after_its_fence",))
 def a_part_of_the_fence_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What a silent node runs is given up when its fence has passed, and its end was not waited for."""
-    for page in (moving, nodes):
+    for page in (transitions, node_lifecycle):
         patch.setattr(page, "lost_after_ms", lambda fence_ms, tempo: fence_ms * 9 // 10)
 
 
@@ -188,19 +189,19 @@ def uids_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
 @bug(10, scenario="restores", seed=3, expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
 def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope leaves its leases as the backup has them."""
-    patch.setattr(restoring, "vacate", lambda *args, **more: None)
+    patch.setattr(recovery, "vacate", lambda *args, **more: None)
 
 
 @bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
 def a_backup_is_believed_about_what_runs(patch: pytest.MonkeyPatch) -> None:
     """A restored scope leaves its replicas as the backup has them."""
-    patch.setattr(restoring, "doubt", lambda *args: None)
+    patch.setattr(recovery, "doubt", lambda *args: None)
 
 
 @bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
 def a_backup_is_believed_about_nodes(patch: pytest.MonkeyPatch) -> None:
     """A restored scope leaves its nodes as the backup has them."""
-    patch.setattr(restoring, "await_nodes", lambda draft: None)
+    patch.setattr(recovery, "await_nodes", lambda draft: None)
 
 
 @bug(10, scenario="restores", expects=("nothing_fenced_is_placed_before_all_nodes_reported",))
@@ -212,5 +213,5 @@ def nodes_are_not_waited_for_after_a_restore(patch: pytest.MonkeyPatch) -> None:
         for key in draft.keys(key_of("Summary", AWAITED_NODE)):
             draft.drop(key)
 
-    await_nodes = restoring.await_nodes
-    patch.setattr(restoring, "await_nodes", note_nothing)
+    await_nodes = recovery.await_nodes
+    patch.setattr(recovery, "await_nodes", note_nothing)

@@ -9,30 +9,31 @@ from typing import Any
 
 import pytest
 
-from remit.agent.core import Act, End, Mind
-from remit.commitment import authority, loading
+from remit.agent.reconciler import Act, End, Mind
+from remit.commitment import authority, recovery
 from remit.commitment.standby import Standby
-from remit.correction.endpoints import Endpoints
-from remit.correction.fights import Fights
-from remit.correction.loop import Times
-from remit.correction.nodes import Nodes
-from remit.correction.remits import Deed, Wish
-from remit.correction.repair import Repair
-from remit.correction.workloads import Workloads
+from remit.correction.controllers.endpoints import Endpoints
+from remit.correction.controllers.node_lifecycle import Nodes
+from remit.correction.controllers.repair import Repair
+from remit.correction.controllers.workloads import Workloads
+from remit.correction.framework.actions import Deed, Wish
+from remit.correction.framework.loop import Times
+from remit.correction.framework.work_queue import Fights
 from remit.model.claims import Delete, Mark, Move, Spawn
 from remit.model.kinds import Node, NodeHealth
 from remit.model.records import Phase
-from remit.observation.board import Board, Kept
-from remit.observation.following import Follower
 from remit.observation.health import Hearing
-from remit.proposal import attempts, backlog
-from remit.proposal.asking import Proposal
+from remit.observation.reflector import Follower
+from remit.observation.watch_cache import Board, Kept
+from remit.proposal import attempts
 from remit.proposal.attempts import Attempt
-from remit.proposal.backlog import Backlog
 from remit.proposal.cycle import Cycle
-from remit.proposal.decisions import Verdict as Word
-from remit.proposal.funnel import Funnel
-from remit.proposal.purses import Purse
+from remit.proposal.placement.funnel import Funnel
+from remit.proposal.proposals import Proposal
+from remit.proposal.proposals import Verdict as Word
+from remit.proposal.queue import backlog
+from remit.proposal.queue.backlog import Backlog
+from remit.proposal.quota import Purse
 from remit.store import chain
 from remit.store.protocol import Store
 from tests.planted.bug import bug
@@ -322,7 +323,7 @@ def nobody_takes_over(patch: pytest.MonkeyPatch) -> None:
 @bug(8, 16, scenario="the-leader-dies", expects=("somebody_leads",))
 def whoever_takes_over_reads_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A new authority shows that it lives, and never comes to lead."""
-    load = loading.load
+    load = recovery.load
 
     async def for_ever(store: Store, place: chain.Place, *more: Any) -> Any:
         loaded = await load(store, place, *more)

@@ -6,29 +6,32 @@ from typing import Any
 
 import pytest
 
-from remit.client.client import NoAnswer
-from remit.client.tenure import Tenure
-from remit.commitment import decide, placing
+from remit.client.authority_client import NoAnswer
+from remit.client.lease_holder import Tenure
+from remit.commitment import decide
 from remit.commitment.draft import Draft
+from remit.commitment.rulings import placement
 from remit.law.fit import misfit
 from remit.law.overrides import Effects
 from remit.model.claims import Verdict
 from remit.model.kinds import Override
 from remit.model.objects import key_of
 from remit.model.records import Replica
-from remit.observation.following import Follower
-from remit.observation.view import View
-from remit.proposal import attempts, backlog, steering
-from remit.proposal.asking import Proposal
+from remit.observation.reflector import Follower
+from remit.observation.scheduler_view import View
+from remit.proposal import attempts
 from remit.proposal.attempts import Attempts
-from remit.proposal.backlog import Backlog
-from remit.proposal.classes import Class
 from remit.proposal.cycle import Cycle
-from remit.proposal.kernel import Kernel
-from remit.proposal.preemption import Spare
+from remit.proposal.placement import builtin_plugins
+from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.preemption import Spare
+from remit.proposal.placement.preemption_candidates import Victims
+from remit.proposal.proposals import Proposal
+from remit.proposal.queue import backlog
+from remit.proposal.queue.backlog import Backlog
 from remit.proposal.scheduler import Asking
-from remit.proposal.untold import Untold
-from remit.proposal.victims import Victims
+from remit.proposal.unreported import Untold
 from remit.store import chain
 from tests.planted.bug import bug
 from tests.planted.in_authority import FENCED, TOLD, a_lost_commit_is_settled_by_a_read
@@ -145,15 +148,15 @@ def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
         named: list[Override] = sorted(overrides, key=lambda one: one.metadata.name)
         return Effects(tuple(named))
 
-    patch.setattr(steering, "in_force", always)
+    patch.setattr(builtin_plugins, "in_force", always)
 
 
 @bug(17, 22, scenario="overrides", seed=5, expects=LEFT)
 def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """Who was paused stays so: nothing is asked anew when a term is over, nor after a while."""
-    renew = steering.Steering.renew
+    renew = builtin_plugins.Steering.renew
 
-    def once(self: steering.Steering, overrides: Any, now: Any) -> bool:
+    def once(self: builtin_plugins.Steering, overrides: Any, now: Any) -> bool:
         before = self.effects
         changed = renew(self, overrides, now)
         if changed and len(self.effects.overrides) < len(before.overrides):
@@ -161,7 +164,7 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
             return False
         return changed
 
-    patch.setattr(steering.Steering, "renew", once)
+    patch.setattr(builtin_plugins.Steering, "renew", once)
     patch.setattr(Effects, "until_ms", None)
     patch.setattr(Attempts, "_named", lambda self, key: ())
     for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
@@ -209,7 +212,7 @@ def a_hint_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
 def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
     """Schedulers ask for what is said to be warm, and the authority believes it too."""
     _where_it_is_warm_is_open(patch)
-    place = placing.place
+    place = placement.place
     said: list[bool] = [False]
 
     def believing(draft: Draft, operation: Any, claim: Any, replica: Replica, ask: Any) -> Any:
@@ -218,9 +221,9 @@ def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
         said[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
         return place(draft, operation, claim, replica, ask)
 
-    patch.setattr(placing, "place", believing)
-    patch.setattr(placing, "misfit", lambda *args: None if said[0] else misfit(*args))
-    patch.setattr(placing, "_plainly", lambda *args: False)
+    patch.setattr(placement, "place", believing)
+    patch.setattr(placement, "misfit", lambda *args: None if said[0] else misfit(*args))
+    patch.setattr(placement, "_plainly", lambda *args: False)
 
 
 @bug(22, 45, scenario="stale-hint", expects=("work_is_bound_soon", *LEFT))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remit.simulate import marks
-from remit.simulate.checkers.promise import Violation
+from remit.simulate import coverage
+from remit.simulate.checkers.registry import Violation
 from remit.simulate.scenarios import names
 from remit.simulate.simulation import simulate
 from tests.planted.bugs import BUGS, REQUIRED, Bug
@@ -29,7 +29,7 @@ def _found(scenario: str, seed: int, bug: Bug | None = None) -> tuple[Violation,
 
 def _clean_runs() -> list[tuple[str, int]]:
     """Every scenario and seed that some bug is looked for in first, each once; that standing runs hold is tested with them."""
-    return sorted({(bug.scenario, bug.seed) for bug in BUGS.values()} - set(marks.suite()))
+    return sorted({(bug.scenario, bug.seed) for bug in BUGS.values()} - set(coverage.suite()))
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.name)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from remit.commitment.books import Books, GenerationKey, named_generation
-from remit.commitment.indexes import picks
-from remit.law.asks import make_ask
+from remit.commitment.selector_index import picks
 from remit.law.fit import Ask, Index, carried, static_answer, static_misfit
-from remit.law.labels import domain_of
+from remit.law.requirements import make_ask
+from remit.law.selectors import domain_of
 
 LOOKED_UP = ("regions", "zones", "pools", "allowed_regions", "allowed_zones", "allowed_pools", "tolerates", "dislikes")
 NOT_COMPARED = (*LOOKED_UP, "known", "demands")

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from remit.model.fields import OWNED_NAME, Metadata
-from remit.model.judging import STAMPED, shape_of
+from remit.model.manifests.validation import STAMPED, shape_of
+from remit.model.metadata import OWNED_NAME, Metadata
 from remit.model.objects import TENANTED
 from remit.model.resources import Amount, Duration
 

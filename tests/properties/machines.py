@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from remit.client.endpoint import NoVerdict, Turned
 from remit.commitment.authority import Authority, Deposed
-from remit.commitment.queueing import BATCH_MAX
+from remit.commitment.operation_queue import BATCH_MAX
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -30,7 +30,6 @@ from remit.model.claims import (
     Verdict,
     operation_id,
 )
-from remit.model.fields import Metadata
 from remit.model.kinds import (
     Device,
     DeviceAsk,
@@ -49,10 +48,11 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.judge import Judge
-from remit.simulate.checkers.past import Stand
+from remit.simulate.checkers.reference.past_states import Stand
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import Commit, Committed, Conflict, Page, Row, Unanswered, Unavailable, Watch
 

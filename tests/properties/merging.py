@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from remit.commitment.books import Books, Moment
 from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
-from remit.commitment.noting import CONDITIONS_MAX, merge_conditions, merge_summaries
+from remit.commitment.rulings.evidence import CONDITIONS_MAX, merge_conditions, merge_summaries
 from remit.model.claims import (
     Accept,
     Actor,
@@ -39,8 +39,8 @@ from remit.model.claims import (
     Yield,
     operation_id,
 )
-from remit.model.fields import Condition, Deadline
 from remit.model.kinds import Node, Policy, Tenant, Workload
+from remit.model.metadata import Condition, Deadline
 from remit.model.objects import AnyObject, encode, key, key_of
 from remit.model.records import (
     Decision,

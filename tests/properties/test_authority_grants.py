@@ -37,12 +37,12 @@ from remit.model.claims import (
     Vouch,
     Yield,
 )
-from remit.model.fields import Metadata
 from remit.model.kinds import Region
+from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
-from remit.simulate.checkers.letters import across
-from remit.simulate.checkers.rows import of_kind, outstanding, phase_of
+from remit.simulate.checkers.quota_checks import across
+from remit.simulate.checkers.reference.rows import of_kind, outstanding, phase_of
 from tests.properties.effort import tries
 from tests.properties.machines import (
     HOUR,

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from remit.client.endpoint import NoVerdict, Silence, Turned
 from remit.commitment.authority import Deposed
-from remit.commitment.restoring import acknowledged_after
+from remit.commitment.recovery import acknowledged_after
 from remit.commitment.standby import Standby
 from remit.law.lifecycle import TABLE
 from remit.model.claims import (
@@ -55,15 +55,15 @@ from remit.model.claims import (
     Vacate,
     Verdict,
 )
-from remit.model.fields import Condition, Metadata
 from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicySpec, Spread, Toleration, Workload
+from remit.model.metadata import Condition, Metadata
 from remit.model.objects import AnyObject
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
-from remit.simulate.checkers.lifecycle import HOLDING, ON_NODE, RUNS
-from remit.simulate.checkers.rows import of_kind, phase_of
-from remit.simulate.checkers.scratch import ledger_limits, node_limits, sums
+from remit.simulate.checkers.reference.ledger_sums import ledger_limits, node_limits, sums
+from remit.simulate.checkers.reference.lifecycle import HOLDING, ON_NODE, RUNS
+from remit.simulate.checkers.reference.rows import of_kind, phase_of
 from remit.store.memory import Snapshot
 from remit.store.protocol import StoreError
 from tests.properties.cached import stale

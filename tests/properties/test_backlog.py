@@ -15,12 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
-from remit.proposal.backlog import RETRY_MS_MAX, RETRY_MS_MIN, Backlog
-from remit.proposal.cures import Past
-from remit.proposal.fairness import Shares, Vector
-from remit.proposal.filling import Run
-from remit.proposal.lines import Line, Member, Wait
-from remit.proposal.turns import Ageing
+from remit.proposal.queue.backlog import RETRY_MS_MAX, RETRY_MS_MIN, Backlog, Run
+from remit.proposal.queue.class_queues import Ageing, Line, Member, Wait
+from remit.proposal.queue.fair_share import Shares, Vector
+from remit.proposal.queue.wakeups import Past
 from tests.properties.effort import tries
 
 AGEING = Ageing(step=1, bound=3)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
-from remit.commitment import batching
+from remit.commitment import batch
 from remit.commitment.draft import Draft
 from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Note, Operation, Refused, Spawn, Verdict
 from remit.model.records import EventSpec
@@ -31,7 +31,7 @@ SORTS = st.sets(st.integers(0, 11), min_size=3, max_size=6)
 @pytest.fixture(autouse=True, scope="module")
 def _one_lane() -> Iterator[None]:
     """Whoever asks: what is decided on top of what is told by the order of asks here, and lanes have tests of their own."""
-    with mock.patch("remit.commitment.queueing.lane_of", lambda operations: ""):
+    with mock.patch("remit.commitment.operation_queue.lane_of", lambda operations: ""):
         yield
 
 
@@ -293,7 +293,7 @@ def test_old_notes_go_also_when_batches_follow_upon_each_other() -> None:
         assert sorted(kept) == ["e08", "e09", "e10", "e11"] == sorted(n.removeprefix("event/") for n in scope.books.notes)
         assert followed
 
-    with mock.patch.object(batching, "NOTES_MAX", 4):
+    with mock.patch.object(batch, "NOTES_MAX", 4):
         tell()
 
 

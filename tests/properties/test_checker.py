@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import decide, draft, granting, moving, outcomes, placing
-from remit.commitment.rulings import RULINGS
+from remit.commitment import decide, draft, outcomes
+from remit.commitment.rulings import grants, placement, transitions
+from remit.commitment.rulings.registry import RULINGS
 from remit.law import ledgers
 from remit.law.lifecycle import OWNER, TABLE
 from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve, Role
-from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
-from remit.simulate.checkers.letters import across
+from remit.simulate.checkers.quota_checks import across
 from tests.properties.machines import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
 from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned
 
@@ -173,12 +174,12 @@ async def refused_and_done(scope: Scope) -> None:
 
 
 def _written_then_refused(drawn: Any, operation: Operation, claim: Bind) -> Refused:
-    placing.bind(drawn, operation, claim)
+    placement.bind(drawn, operation, claim)
     return Refused(Code.NO_ROOM, "or not")
 
 
 def _moved_and_carried_off(drawn: Any, operation: Operation, claim: Move) -> Any:
-    answer = moving.move(drawn, operation, claim)
+    answer = transitions.move(drawn, operation, claim)
     replica = drawn.replicas[claim.replica]
     drawn.replicas[claim.replica] = replace(replica, status=replace(replica.status, node="n2"))
     return answer
@@ -211,7 +212,7 @@ BUGS: list[tuple[Tale, str, str, Any]] = [
     (refused_and_done, "refusals_change_nothing", "RULINGS", {Bind: _written_then_refused}),
 ]
 PLACES: dict[str, Any] = {
-    "granting": granting, "placing": placing, "moving": moving, "decide": decide,
+    "granting": grants, "placing": placement, "moving": transitions, "decide": decide,
     "Draft": draft.Draft, "GrantLedger": ledgers.GrantLedger,
     "Outcomes": outcomes.Outcomes,
 }  # fmt: skip

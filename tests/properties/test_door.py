@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, assume, event, given
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from remit.commitment.rulings import DETAIL_MAX
+from remit.commitment.rulings.registry import DETAIL_MAX
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused
-from remit.model.judging import judge, written
-from remit.model.manifests import read
-from remit.model.schema import schema
+from remit.model.manifests.json_schema import schema
+from remit.model.manifests.reader import read
+from remit.model.manifests.validation import judge, written
 from tests.properties.declared import manifests
 from tests.properties.effort import tries
 from tests.properties.machines import OPERATOR, furnished, run

@@ -8,8 +8,8 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, DeviceAsk, Node, NodeHealth, NodeStatus, Placement, Spread, Taint, Tenant, TenantSpec
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from tests.properties.machines import amounts, workload
 from tests.unit.observation.rows import ready

@@ -13,9 +13,9 @@ from random import Random
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from remit.proposal.backlog import Backlog
-from remit.proposal.fairness import Shares, Vector
-from remit.proposal.lines import Line
+from remit.proposal.queue.backlog import Backlog
+from remit.proposal.queue.class_queues import Line
+from remit.proposal.queue.fair_share import Shares, Vector
 
 Ask = dict[str, int]
 Asks = dict[str, Ask]

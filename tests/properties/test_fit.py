@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.law import fit
-from remit.law.asks import make_ask
-from remit.law.columns import Columns, Left, Rows, over
-from remit.law.peers import ColumnPeers
-from remit.model.fields import Metadata
+from remit.law.requirements import make_ask
 from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec, Template, WorkloadSpec
+from remit.model.metadata import Metadata
 from remit.model.resources import Amount
+from remit.observation.node_columns import Columns, Left, Rows, over
+from remit.observation.topology_counts import ColumnPeers
 from tests.properties.effort import tries
 from tests.unit.law.draws import MODELS, TOPOLOGY_KEYS, amounts, few, nodes_left, one_of, scenes
 from tests.unit.law.oracle import Scene, Work, broken, devices_found

@@ -40,8 +40,8 @@ from remit.model.claims import (
     Yield,
     operation_id,
 )
-from remit.model.fields import Metadata
 from remit.model.kinds import Policy, PolicySpec, Region
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount

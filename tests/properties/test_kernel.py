@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.law import fit
-from remit.law.columns import Columns, Left
-from remit.law.peers import ColumnPeers
-from remit.proposal.fragmentation import RANGE, TARGETS_MAX, Fragmentation
-from remit.proposal.gates import FINE, PREFER_WEIGHT, SCALE
-from remit.proposal.kernel import Kernel
-from remit.proposal.plugins import Score
-from remit.proposal.scores import BALANCED, DEFAULT, LEAST, LIKED, MOST
+from remit.observation.node_columns import Columns, Left
+from remit.observation.topology_counts import ColumnPeers
+from remit.proposal.placement.builtin_plugins import BALANCED, DEFAULT, LEAST, LIKED, MOST
+from remit.proposal.placement.fragmentation import RANGE, TARGETS_MAX, Fragmentation
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.plugins import Score
+from remit.proposal.placement.topology_gates import FINE, PREFER_WEIGHT, SCALE
 from tests.properties.effort import tries
 from tests.properties.test_fit import ask_of
 from tests.unit.law.draws import GROUPS, nodes_left, scenes, works

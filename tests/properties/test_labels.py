@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remit.law.labels import LabelColumn, admits, expressions, match_columns, match_labels
+from remit.law.selectors import LabelColumn, admits, expressions, match_columns, match_labels
 from remit.model.kinds import NodeExpression, Placement
 from tests.unit.law import draws
 from tests.unit.law.oracle import holds

@@ -8,10 +8,10 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.law import likeness
-from remit.law.asks import make_ask
+from remit.law import shared_requirements
 from remit.law.fit import Ask, static_answer, static_misfit
-from remit.law.likeness import Asks
+from remit.law.requirements import make_ask
+from remit.law.shared_requirements import Asks
 from remit.model.kinds import Affinity, Placement, PolicySpec, Spread, Template, WorkloadSpec
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
@@ -39,7 +39,7 @@ def test_an_ask_that_is_shared_is_the_ask_that_is_made_alone(scene: Scene, most:
     works = [scene.work, *(work for work, _ in scene.standing)]
     works += [work._replace(name=name) for work in works for name in ("api", "db")]
     works += [work._replace(labels=other.labels) for work in works for other in works[:2]]
-    with mock.patch.object(likeness, "ALIKE_MAX", most):
+    with mock.patch.object(shared_requirements, "ALIKE_MAX", most):
         for work in data.draw(st.lists(st.sampled_from(works), min_size=2, max_size=12)):
             number, is_open = data.draw(st.integers(1, 3)), data.draw(st.booleans())
             shared = asks.make(work.tenant, work.name, work.labels, work.spec, number, is_open)

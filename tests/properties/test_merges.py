@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.commitment.decide import rulings
-from remit.commitment.noting import CONDITIONS_MAX
-from remit.commitment.rulings import UNLEASED, Coordination
+from remit.commitment.rulings.evidence import CONDITIONS_MAX
+from remit.commitment.rulings.registry import UNLEASED, Coordination
 from remit.model.claims import (
     CLAIMS,
     Abandon,
@@ -58,7 +58,6 @@ from remit.model.claims import (
     Vouch,
     Yield,
 )
-from remit.model.fields import Condition, Deadline, Metadata, Stamp
 from remit.model.kinds import (
     Affinity,
     Device,
@@ -79,6 +78,7 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.metadata import Condition, Deadline, Metadata, Stamp
 from remit.model.objects import AnyObject, key
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import (

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from remit.law.columns import Left
 from remit.model.claims import (
     Accepted,
     AnyClaim,
@@ -29,7 +28,6 @@ from remit.model.claims import (
     Spawn,
     Verdict,
 )
-from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
     DeviceAsk,
@@ -43,9 +41,11 @@ from remit.model.kinds import (
     Spread,
     Workload,
 )
+from remit.model.metadata import Metadata
 from remit.model.resources import Duration
-from remit.observation.checking import recount
-from remit.proposal.asking import Proposal
+from remit.observation.frozen_view import recount
+from remit.observation.node_columns import Left
+from remit.proposal.proposals import Proposal
 from tests.properties.effort import tries
 from tests.properties.machines import OPERATOR, USER, furnished, node, workload
 from tests.properties.test_views import listed

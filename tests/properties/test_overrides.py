@@ -9,8 +9,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from remit.law.overrides import Effects, in_force
-from remit.model.fields import Deadline, Metadata
 from remit.model.kinds import PRIORITY_MAX, Effect, Override, OverrideScope, OverrideSpec, OverrideStatus
+from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
 
 NAMES = ("a", "b")

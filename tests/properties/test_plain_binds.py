@@ -12,10 +12,10 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remit.commitment import placing
+from remit.commitment.rulings import placement
 from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Mark, Refused
-from remit.model.fields import Metadata
 from remit.model.kinds import NodeHealth, Policy, PolicySpec
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from tests.properties.cached import stale
 from tests.properties.machines import OPERATOR, Scope, node, story
@@ -24,7 +24,7 @@ from tests.properties.test_batches_on_top import SORTS, Twins, one_by_one, plain
 from tests.unit.commitment.desk import T1, bind, spawned
 from tests.unit.commitment.test_restoring import led_again, marked, restored
 
-PLAINLY = placing._plainly
+PLAINLY = placement._plainly
 
 
 @settings(max_examples=settings().max_examples // 2 or 1)
@@ -36,7 +36,7 @@ def test_a_plain_bind_is_the_same_bind(sorts: set[int], rounds: list[list[tuple[
         for deeds in rounds:
             asks = twins.collected(deeds)
             found = twins.do(one_by_one(twins.r, asks))
-            with mock.patch.multiple(placing, _plainly=lambda *_: False, _plainly_reserved=lambda *_: False):
+            with mock.patch.multiple(placement, _plainly=lambda *_: False, _plainly_reserved=lambda *_: False):
                 expected = twins.do(one_by_one(twins.other, asks))
             assert plain(found) == plain(expected)
             assert twins.r.row("head") == twins.other.row("head")
@@ -53,7 +53,7 @@ def watched() -> tuple[list[bool], Any]:
         taken.append(PLAINLY(*arguments))
         return taken[-1]
 
-    return taken, mock.patch.object(placing, "_plainly", plainly)
+    return taken, mock.patch.object(placement, "_plainly", plainly)
 
 
 @story

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remit.commitment import placing
+from remit.commitment.rulings import placement
 from remit.model.claims import Apply, Bind, Code, Reserve
 from remit.model.kinds import Placement, Taint
 from tests.properties.cached import stale
@@ -80,7 +80,7 @@ async def both(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None
             asked = [claim_of(quick, step) for step in steps]
             operations = [await quick.operation(*one) for one in asked]
             found = await quick.send(operations)
-            with mock.patch.multiple(placing, **SLOWLY):
+            with mock.patch.multiple(placement, **SLOWLY):
                 expected = await slow.send(operations)
             assert found == expected
             assert quick.row("head") == slow.row("head")
@@ -103,7 +103,7 @@ def test_a_reservation_is_made_and_bound_in_one_go() -> None:
     taken: list[tuple[str, bool]] = []
 
     def watched(name: str) -> Any:
-        decide = getattr(placing, name)
+        decide = getattr(placement, name)
 
         def told(*arguments: Any) -> bool:
             taken.append((name, decide(*arguments)))
@@ -116,7 +116,7 @@ def test_a_reservation_is_made_and_bound_in_one_go() -> None:
         await scope.must(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
         assert scope.phase(key) == "bound"
 
-    with mock.patch.multiple(placing, _plainly=watched("_plainly"), _plainly_reserved=watched("_plainly_reserved")):
+    with mock.patch.multiple(placement, _plainly=watched("_plainly"), _plainly_reserved=watched("_plainly_reserved")):
         run(told_in("2", tell))
     assert taken[-2:] == [("_plainly_reserved", True), ("_plainly", True)]
 

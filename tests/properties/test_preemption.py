@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.law.asks import make_ask
-from remit.law.columns import Columns, Left
-from remit.model.fields import Metadata
+from remit.law.requirements import make_ask
 from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec
-from remit.proposal.preemption import Candidates, Eviction, Leaving, Spare, plan
+from remit.model.metadata import Metadata
+from remit.observation.node_columns import Columns, Left
+from remit.proposal.placement.preemption import Candidates, Eviction, Leaving, Spare, plan
 from tests.properties.effort import tries
 from tests.properties.machines import amounts, workload
 from tests.unit.law.oracle import devices_found

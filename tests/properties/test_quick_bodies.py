@@ -10,12 +10,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.model.judging import judge
 from remit.model.kinds import Workload
+from remit.model.manifests.validation import judge
 from remit.model.objects import encode
-from remit.serve import bodies, quick
-from remit.serve.bodies import judged, judged_all
-from remit.serve.failures import Failure
+from remit.serve.http import bodies
+from remit.serve.http.bodies import judged, judged_all
+from remit.serve.http.replies import Failure
 from tests.properties.effort import tries
 
 NAMES = st.sampled_from(["a", "job-1", "Job", "", "x" * 63, "x" * 64, "a\nb", "-a", "é", "a:b", "remit"])
@@ -102,7 +102,7 @@ def test_many_are_read_quickly_as_they_are_read_whole(written: list[str], betwee
 
 def _all_whole(body: bytes) -> Any:
     """As if nothing were ever plain."""
-    with patch.object(quick, "head_of", lambda body: None), patch.object(quick, "pieces", lambda body, most: []):
+    with patch.object(bodies, "head_of", lambda body: None), patch.object(bodies, "pieces", lambda body, most: []):
         return judged_all(body)
 
 

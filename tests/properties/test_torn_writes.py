@@ -16,15 +16,16 @@ from typing import NamedTuple
 import apsw
 import pytest
 
-from remit.simulate.offloads import SimOffload
-from remit.simulate.torn import TornDisk
-from remit.store import chain, upkeep
+from remit.simulate.world.clock import SimOffload
+from remit.simulate.world.power_loss import TornDisk
+from remit.store import chain
 from remit.store.chain import Place
-from remit.store.file import FILE_NAME
 from remit.store.protocol import HEAD, Commit, Committed, Corrupt, StoreError
-from remit.store.sqlite import SqliteStore
-from remit.world.chance import SeededChance
-from remit.world.promises import Chance
+from remit.store.sqlite import maintenance
+from remit.store.sqlite.database_file import FILE_NAME
+from remit.store.sqlite.store import SqliteStore
+from remit.world.interfaces import Chance
+from remit.world.randomness import SeededChance
 
 Rows = dict[str, bytes]
 
@@ -38,8 +39,8 @@ class Lost(Exception):
 @pytest.fixture(autouse=True)
 def small_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short story also indexes, and carries the write-ahead log over several times."""
-    monkeypatch.setattr(upkeep, "WAL_PAGES_DUE", 12)
-    monkeypatch.setattr(upkeep, "RECENT_VERSIONS_MAX", 20)
+    monkeypatch.setattr(maintenance, "WAL_PAGES_DUE", 12)
+    monkeypatch.setattr(maintenance, "RECENT_VERSIONS_MAX", 20)
 
 
 class Process:

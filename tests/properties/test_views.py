@@ -14,15 +14,15 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from remit.commitment.books import Moment
 from remit.commitment.draft import Draft
-from remit.law.columns import over
 from remit.law.fit import RULES, carried, mask, misfits
 from remit.model.claims import Apply, Delete, Spawn
-from remit.model.fields import Metadata
 from remit.model.kinds import Policy, PolicySpec, Workload
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
-from remit.observation.checking import differences, recount
-from remit.observation.view import PARTS, View
-from remit.simulate.checkers.rows import of_kind, phase_of
+from remit.observation.frozen_view import differences, recount
+from remit.observation.node_columns import over
+from remit.observation.scheduler_view import PARTS, View
+from remit.simulate.checkers.reference.rows import of_kind, phase_of
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import HEAD, Event

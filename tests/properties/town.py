@@ -11,22 +11,22 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from remit.assembly import controllers, scheduler
-from remit.client.client import Client, NoAnswer
+from remit.client.authority_client import Client, NoAnswer
 from remit.client.endpoint import Silence, Status
 from remit.commitment.authority import Authority
-from remit.correction.crew import Crew
-from remit.correction.loop import Cadence
-from remit.model.beats import Beat, NodeState
+from remit.correction.controller_set import Crew
+from remit.correction.framework.loop import Cadence
 from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Move, Operation, Role, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.objects import AnyObject, decode
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
-from remit.observation.board import Board
-from remit.observation.following import Follower
+from remit.model.wire.agent_messages import Beat, NodeState
+from remit.observation.reflector import Follower
+from remit.observation.watch_cache import Board
 from remit.proposal.scheduler import Rhythm
 from remit.store.memory import MemoryStore
-from remit.world.promises import World
+from remit.world.interfaces import World
 from tests.properties.machines import OPERATOR, tenant
 from tests.unit.client.fakes import Passing
 from tests.unit.world.virtual import run_virtually, virtual_world

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import NamedTuple
 
-from remit.simulate import marks
+from remit.simulate import coverage
 from remit.simulate.scenarios import load
 from remit.simulate.simulation import Run, simulate
 
@@ -39,7 +39,7 @@ def performed_together(some: tuple[tuple[str, int], ...]) -> dict[tuple[str, int
 def begun_together(until_s: float) -> dict[str, Run]:
     """How the standing runs begin, by scenario."""
     with ProcessPoolExecutor(2) as pool:
-        return {run.scenario: run for run in pool.map(begun, ((name, seed, until_s) for name, seed in marks.suite()))}
+        return {run.scenario: run for run in pool.map(begun, ((name, seed, until_s) for name, seed in coverage.suite()))}
 
 
 def begun(one: tuple[str, int, float]) -> Run:
@@ -49,15 +49,15 @@ def begun(one: tuple[str, int, float]) -> Run:
 
 def standing() -> dict[str, Standing]:
     """The standing run of every scenario, by its name."""
-    return {name: one for (name, _), one in performed_together(marks.suite()).items()}
+    return {name: one for (name, _), one in performed_together(coverage.suite()).items()}
 
 
 @cache
 def runs() -> tuple[Run, ...]:
     """Those, and as many more as it takes to reach every mark, or to give up."""
     found = [one.run for one in standing().values()]
-    for more in marks.further():
-        if not marks.unreached(found):
+    for more in coverage.further():
+        if not coverage.unreached(found):
             break
         found += [one.run for one in performed_together(more).values()]
     return tuple(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.simulate.injections import draw
+from remit.simulate.faults.fault_schedule import draw
 from remit.simulate.scenarios import load, names
 from tests.scenarios.standing import standing
 

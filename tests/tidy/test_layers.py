@@ -23,17 +23,23 @@ LAWFUL = {
     "simulate/__init__.py": "",
     "simulate/checkers/__init__.py": "",
     "simulate/checkers/books.py": "import remit.model",
-    "proposal/__init__.py": "import remit.observation",
-    "proposal/backlog.py": "import remit.proposal.fairness",
-    "proposal/kernel.py": "import remit.law",
-    "proposal/preemption.py": "import remit.law",
-    "proposal/fairness.py": "",
+    "proposal/__init__.py": "import remit.observation.reflector",
+    "proposal/queue/__init__.py": "",
+    "proposal/placement/__init__.py": "",
+    "proposal/queue/backlog.py": "import remit.proposal.queue.fair_share",
+    "proposal/placement/kernel.py": "import remit.law",
+    "proposal/placement/preemption.py": "import remit.law",
+    "proposal/queue/fair_share.py": "",
     "proposal/architectures/__init__.py": "",
     "proposal/architectures/central.py": "import remit.law",
     "proposal/architectures/probe.py": "import remit.law",
     "commitment/decide.py": "import remit.law",
     "commitment/authority.py": "import time\nimport remit.commitment.decide\nimport remit.store\nimport remit.world",
-    "observation/__init__.py": "import remit.client",
+    "observation/__init__.py": "",
+    "observation/reflector.py": "import remit.client",
+    "observation/column_table.py": "",
+    "observation/node_columns.py": "import remit.law",
+    "observation/topology_counts.py": "import remit.law",
     "law/__init__.py": "import remit.model",
 }
 
@@ -46,7 +52,7 @@ PLANTED = {
     "a checker asks the authority": ("simulate/checkers/books.py", "import remit.commitment.authority"),
     "one architecture uses another": ("proposal/architectures/probe.py", "import remit.proposal.architectures.central"),
     "a decision reads the clock": ("commitment/decide.py", "import time"),
-    "the backlog reads the clock behind its own back": ("proposal/fairness.py", "import time"),
+    "the backlog reads the clock behind its own back": ("proposal/queue/fair_share.py", "import time"),
     "the law draws lots": ("law/__init__.py", "import random"),
     "a noun touches the system": ("model/__init__.py", "from os import path"),
     "the law waits": ("law/__init__.py", "import asyncio"),
@@ -63,7 +69,8 @@ def build_house(place: Path) -> Path:
     """The rooms under `place`/src/remit, under the contracts of this repository."""
     shutil.copy(ROOT / "pyproject.toml", place)
     house = place / "src" / "remit"
-    for room in ("agent", "cli", "client", "commitment", "correction", "law", "model", "serve", "store", "world"):
+    rooms = "agent bench cli client commitment correction demo docgen law model serve store world"
+    for room in rooms.split():
         (house / room).mkdir(parents=True)
         (house / room / "__init__.py").write_text("")
     (house / "__init__.py").write_text("")

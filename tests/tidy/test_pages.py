@@ -54,7 +54,7 @@ def test_every_page_of_docs_is_listed_in_its_index() -> None:
 
 
 def test_generated_pages_are_fresh() -> None:
-    command = [sys.executable, "-m", "remit.cli.docs", "--check"]
+    command = [sys.executable, "-m", "remit.docgen.generate", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
 

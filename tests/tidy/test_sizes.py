@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.tidy.tree import Module, definitions, modules
 
 FUNCTION_LINES_MAX = 70
-MODULE_LINES_MAX = 500
+MODULE_LINES_MAX = 800
 EXCEPTIONS = Path(__file__).with_name("exceptions.toml")
 
 
@@ -54,10 +54,10 @@ def test_functions_and_modules_are_short_or_listed() -> None:
 
 def test_the_ratchet_turns_one_way() -> None:
     body = "".join(f"    x = {n}\n" for n in range(80))
-    text = f"def long() -> None:\n{body}" + "\n" * 500
+    text = f"def long() -> None:\n{body}" + "\n" * 800
     functions, files = measure((Module("src/a.py", text, ast.parse(text)),))
     assert functions == {"src/a.py::long": 81}
-    assert files == {"src/a.py": 581}
+    assert files == {"src/a.py": 881}
     assert compare("function", functions, {"src/a.py::long": 81}) == []
     assert "split it" in compare("function", functions, {})[0]
     assert "grew" in compare("function", functions, {"src/a.py::long": 80})[0]

@@ -1,1 +1,4 @@
-"""The node's side: carries out orders, tells ends, stops itself when cut off. Nothing starts before its own `start` is true."""
+"""Node agent: runs assigned replicas, reports their results, fences itself when cut off.
+
+It starts a process only after its own `start` claim is committed.
+"""

@@ -1,4 +1,6 @@
-"""How does an agent carry on? Follows its orders and its keeper, beats, and performs what its nodes' minds answer (core.py).
+"""Agent main loop: follows orders, drives the keeper and performs the actions its node reconcilers return.
+
+Follows its orders and its keeper, beats, and performs what its nodes' minds answer (core.py).
 
 One process may host many nodes: each has its own lease and its own mind; claims, beats and orders of all travel together.
 Losing the servers changes nothing that runs: looking goes on by what was last known, and only claims wait.
@@ -13,27 +15,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from remit.agent.checking import Patient, ask_what_is_due
-from remit.agent.continuity import Continuity
-from remit.agent.copies import Copy, named
-from remit.agent.core import Act, End, Leave, Prepare, Say, Start
-from remit.agent.hosting import ALL, Awaited, Hosted, Site
-from remit.agent.keeping import NEVER, Begun, Keeping, Table
-from remit.agent.lineup import Lineup, held_ms
-from remit.agent.orders import Assigned
-from remit.agent.preparing import Making, Preparer
-from remit.agent.sessions import Beside
-from remit.agent.standing import Standing
-from remit.agent.together import Together
+from remit.agent.assignments import Assigned, Lineup, held_ms
+from remit.agent.attempts import Copy, named
+from remit.agent.callbacks import Beside
+from remit.agent.heartbeat import Standing
+from remit.agent.hosted_node import ALL, Awaited, Continuity, Hosted, Site
+from remit.agent.keeper.protocol import NEVER, Begun, Keeping, Table
+from remit.agent.preparation import Making, Preparer
+from remit.agent.probe_runner import Patient, ask_what_is_due
+from remit.agent.reconciler import Act, End, Leave, Prepare, Say, Start
+from remit.agent.run_spec import NOTHING, Place, Prepared, fence_ms, needs_preparing, order_for
 from remit.agent.volumes import hold_scratch
-from remit.agent.work import NOTHING, Place, Prepared, fence_ms, needs_preparing, order_for
-from remit.client.client import Client, NoAnswer
-from remit.law.tempo import Tempo
+from remit.client.authority_client import Client, NoAnswer
+from remit.law.timing import Tempo
 from remit.model.claims import Accepted, Actor, Verdict
-from remit.model.orders import Orders
+from remit.model.counters import LONG_SECONDS, Buckets, Counts
 from remit.model.records import GenerationSpec, Replica
-from remit.model.tallies import LONG_SECONDS, Buckets, Counts
-from remit.world.promises import DiskError, LinkError, NotStarted, World, WorldError
+from remit.model.wire.agent_messages import Orders
+from remit.world.concurrency import Together
+from remit.world.interfaces import DiskError, LinkError, NotStarted, World, WorldError
 
 AGAIN_MS: Final = 5_000
 """What was asked of the keeper and has not come about is asked again."""

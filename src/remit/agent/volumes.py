@@ -1,4 +1,7 @@
-"""Where may work keep files beside its own? A step of its preparing: directories of its room, and those the node lends."""
+"""Preparation step: scratch and host-path volumes, with size enforcement.
+
+A step of its preparing: directories of its room, and those the node lends.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from remit.agent.copies import SCRATCH_FULL, Copy
-from remit.agent.hosting import Site
-from remit.agent.keeping import Keeping
-from remit.agent.orders import Assigned
-from remit.agent.preparing import NotPrepared, Subject, Tell
-from remit.agent.work import HOME, NOTHING, Place, Prepared, is_sandboxed
-from remit.law.tempo import Tempo
+from remit.agent.assignments import Assigned
+from remit.agent.attempts import SCRATCH_FULL, Copy
+from remit.agent.hosted_node import Site
+from remit.agent.keeper.protocol import Keeping
+from remit.agent.preparation import NotPrepared, Subject, Tell
+from remit.agent.run_spec import HOME, NOTHING, Place, Prepared, is_sandboxed
+from remit.law.timing import Tempo
+from remit.model.artifacts import HostPath, Volume
 from remit.model.kinds import Template
-from remit.model.software import HostPath, Volume
-from remit.world.promises import LinkError, Mounted, World
+from remit.world.interfaces import LinkError, Mounted, World
 
 KEPT: Final = ".volumes"
 """In a room: what is shown elsewhere under a root of its own."""

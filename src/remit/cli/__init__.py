@@ -1,1 +1,1 @@
-"""How does one speak to Remit from a shell? Words in, words out: what is true is decided in the rooms below."""
+"""Command line. Commands hold no rules of their own."""

@@ -1,11 +1,14 @@
-"""Where does the program begin? Here, so that an interrupt ends it alike while it loads and later. Little is loaded here."""
+"""Entry point; imports almost nothing, so that an interrupt during import is handled.
+
+Here, so that an interrupt ends it alike while it loads and later. Little is loaded here.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from remit.cli.insisting import insisting
+from remit.cli.interrupts import insisting
 
 INTERRUPTED = 130
 """128 and the number of SIGINT, as shells count. No command means anything else by it."""

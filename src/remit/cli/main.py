@@ -1,4 +1,7 @@
-"""Which command was meant? A command's module is loaded only when it is used, so `remit --help` stays quick."""
+"""Command group: lazily loaded commands, help, suggestions.
+
+A command's module is loaded only when it is used, so `remit --help` stays quick.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import click
 
 from remit import __version__
 from remit.cli.__main__ import INTERRUPTED, leave_interrupted
-from remit.cli.insisting import insisting
+from remit.cli.interrupts import insisting
 from remit.model.problems import did_you_mean, escaped, meant, shown
 
 STDERR = 2
@@ -31,48 +34,50 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
-    "up": Lazy("remit.cli.up", "up", "Run the whole control plane on this machine, with nodes to try things out."),
-    "down": Lazy("remit.cli.down", "down", "End what `remit up` runs, with all its work."),
-    "apply": Lazy("remit.cli.apply", "apply", "Create or replace what manifests declare; wait until it stands."),
-    "plan": Lazy("remit.cli.planned", "plan", "Show what an apply would change, and where replicas would go."),
-    "diff": Lazy("remit.cli.planned", "diff", "Show how manifests differ from what is there."),
-    "create": Lazy("remit.cli.create", "create", "Make a secret or a config from files and words."),
-    "get": Lazy("remit.cli.get", "get", "List objects, with the reason why they wait; watch them change."),
-    "status": Lazy("remit.cli.status", "status", "Say how the scope stands, and who should act and does not."),
-    "describe": Lazy("remit.cli.describe", "describe", "Tell all about one object: how it fares, what happened."),
-    "explain": Lazy("remit.cli.explain", "explain", "Say why work waits and what would help, or why it is there."),
-    "capacity": Lazy("remit.cli.capacity", "capacity", "Say how many more replicas fit, and what stops the next."),
-    "logs": Lazy("remit.cli.logs", "logs", "Print what a workload's replicas, or one replica, have written."),
-    "exec": Lazy("remit.cli.exec", "execute", "Run a command beside a replica, in its surroundings."),
-    "events": Lazy("remit.cli.events", "events", "Print what happened, to all or to one object."),
-    "top": Lazy("remit.cli.top", "top", "Show what nodes and replicas use just now."),
-    "wait": Lazy("remit.cli.wait", "wait", "Wait until something is true of objects."),
-    "scale": Lazy("remit.cli.scale", "scale", "Set how many replicas a workload should have."),
-    "rollout": Lazy("remit.cli.rollout", "rollout", "See how a workload's generation comes out, or begin anew."),
-    "delete": Lazy("remit.cli.delete", "delete", "Delete objects by name, as files declare them, or by labels."),
-    "cordon": Lazy("remit.cli.nodes", "cordon", "Place nothing new on nodes."),
-    "uncordon": Lazy("remit.cli.nodes", "uncordon", "Let nodes take work again."),
-    "drain": Lazy("remit.cli.nodes", "drain", "Empty nodes, within what each workload can spare."),
-    "secrets": Lazy("remit.cli.secrets", "secrets", "Turn the keys with which secrets are sealed."),
-    "server": Lazy("remit.cli.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
-    "scheduler": Lazy("remit.cli.parts", "scheduler", "Run a scheduler of a scope, as a process of its own."),
-    "controllers": Lazy("remit.cli.parts", "controllers", "Run a scope's controllers, as a process of their own."),
-    "agent": Lazy("remit.cli.agent", "agent", "Run the work of this machine, as one node or as several."),
-    "keeper": Lazy("remit.cli.keeper", "keeper", ""),
-    "backup": Lazy("remit.cli.backup", "backup", "Copy the store of a running server to a file."),
-    "restore": Lazy("remit.cli.backup", "restore", "Make a server's store from a backup, as a new incarnation."),
-    "support-bundle": Lazy("remit.cli.support", "support_bundle", "Gather what a report about a fault needs, redacted."),
-    "doctor": Lazy("remit.cli.doctor", "doctor", "Say what is missing on this machine, and the cure."),
-    "context": Lazy("remit.cli.context", "context", "Servers by name, and which of them is meant."),
-    "validate": Lazy("remit.cli.validate", "validate", "Check manifests and tell every problem, with its place and cure."),
-    "schema": Lazy("remit.cli.schema", "schema", "Print the JSON Schema of a kind, for editors."),
-    "demo": Lazy("remit.cli.demo", "demo", "See work run, be explained, and outlive a machine and the server."),
-    "simulate": Lazy("remit.cli.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
-    "bench": Lazy("remit.cli.bench", "bench", "Measure this machine."),
-    "token": Lazy("remit.cli.token", "token", "Who may ask: make, list and revoke tokens."),
-    "audit": Lazy("remit.cli.audit", "audit", "Print who did what, and who was refused."),
-    "version": Lazy("remit.cli.version", "version", "Print the version of this program and of the server."),
-    "completion": Lazy("remit.cli.completion", "completion", "Print the script that completes commands in your shell."),
+    "up": Lazy("remit.cli.local.up", "up", "Run the whole control plane on this machine, with nodes to try things out."),
+    "down": Lazy("remit.cli.local.down", "down", "End what `remit up` runs, with all its work."),
+    "apply": Lazy("remit.cli.commands.apply", "apply", "Create or replace what manifests declare; wait until it stands."),
+    "plan": Lazy("remit.cli.commands.apply", "plan", "Show what an apply would change, and where replicas would go."),
+    "diff": Lazy("remit.cli.commands.apply", "diff", "Show how manifests differ from what is there."),
+    "create": Lazy("remit.cli.commands.create", "create", "Make a secret or a config from files and words."),
+    "get": Lazy("remit.cli.commands.get", "get", "List objects, with the reason why they wait; watch them change."),
+    "status": Lazy("remit.cli.commands.status", "status", "Say how the scope stands, and who should act and does not."),
+    "describe": Lazy("remit.cli.commands.get", "describe", "Tell all about one object: how it fares, what happened."),
+    "explain": Lazy("remit.cli.commands.explain", "explain", "Say why work waits and what would help, or why it is there."),
+    "capacity": Lazy("remit.cli.commands.capacity", "capacity", "Say how many more replicas fit, and what stops the next."),
+    "logs": Lazy("remit.cli.commands.logs", "logs", "Print what a workload's replicas, or one replica, have written."),
+    "exec": Lazy("remit.cli.commands.exec", "execute", "Run a command beside a replica, in its surroundings."),
+    "events": Lazy("remit.cli.commands.events", "events", "Print what happened, to all or to one object."),
+    "top": Lazy("remit.cli.commands.nodes", "top", "Show what nodes and replicas use just now."),
+    "wait": Lazy("remit.cli.commands.rollout", "wait", "Wait until something is true of objects."),
+    "scale": Lazy("remit.cli.commands.rollout", "scale", "Set how many replicas a workload should have."),
+    "rollout": Lazy("remit.cli.commands.rollout", "rollout", "See how a workload's generation comes out, or begin anew."),
+    "delete": Lazy("remit.cli.commands.apply", "delete", "Delete objects by name, as files declare them, or by labels."),
+    "cordon": Lazy("remit.cli.commands.nodes", "cordon", "Place nothing new on nodes."),
+    "uncordon": Lazy("remit.cli.commands.nodes", "uncordon", "Let nodes take work again."),
+    "drain": Lazy("remit.cli.commands.nodes", "drain", "Empty nodes, within what each workload can spare."),
+    "secrets": Lazy("remit.cli.commands.create", "secrets", "Turn the keys with which secrets are sealed."),
+    "server": Lazy("remit.cli.local.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
+    "scheduler": Lazy("remit.cli.local.server", "scheduler", "Run a scheduler of a scope, as a process of its own."),
+    "controllers": Lazy("remit.cli.local.server", "controllers", "Run a scope's controllers, as a process of their own."),
+    "agent": Lazy("remit.cli.local.agent", "agent", "Run the work of this machine, as one node or as several."),
+    "keeper": Lazy("remit.cli.local.down", "keeper", ""),
+    "backup": Lazy("remit.cli.commands.backup", "backup", "Copy the store of a running server to a file."),
+    "restore": Lazy("remit.cli.commands.backup", "restore", "Make a server's store from a backup, as a new incarnation."),
+    "support-bundle": Lazy("remit.cli.local.doctor", "support_bundle", "Gather what a report about a fault needs, redacted."),
+    "doctor": Lazy("remit.cli.local.doctor", "doctor", "Say what is missing on this machine, and the cure."),
+    "context": Lazy("remit.cli.local.context", "context", "Servers by name, and which of them is meant."),
+    "validate": Lazy(
+        "remit.cli.local.validate", "validate", "Check manifests and tell every problem, with its place and cure."
+    ),
+    "schema": Lazy("remit.cli.local.validate", "schema", "Print the JSON Schema of a kind, for editors."),
+    "demo": Lazy("remit.demo.demo_command", "demo", "See work run, be explained, and outlive a machine and the server."),
+    "simulate": Lazy("remit.cli.local.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
+    "bench": Lazy("remit.bench.bench_command", "bench", "Measure this machine."),
+    "token": Lazy("remit.cli.commands.token", "token", "Who may ask: make, list and revoke tokens."),
+    "audit": Lazy("remit.cli.commands.events", "audit", "Print who did what, and who was refused."),
+    "version": Lazy("remit.cli.commands.status", "version", "Print the version of this program and of the server."),
+    "completion": Lazy("remit.cli.local.context", "completion", "Print the script that completes commands in your shell."),
 }
 
 

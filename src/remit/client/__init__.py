@@ -1,1 +1,1 @@
-"""The one way to ask an authority: same id over every retry, bounded patience. What is true is decided elsewhere."""
+"""Clients of an authority and the HTTP API. One operation id per intent, kept over every retry."""

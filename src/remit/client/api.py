@@ -1,4 +1,6 @@
-"""How does a Python program use Remit over HTTP? Objects in and out, typed; how often one asks for an answer is calling.py's.
+"""Typed async client of the HTTP API (`Api`, the SDK).
+
+Objects in and out, typed; how often one asks for an answer is calling.py's.
 
     async with Api("http://127.0.0.1:7420", token, tenant="risk") as api:
         await api.apply([workload])
@@ -18,13 +20,19 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from remit.client import answering
-from remit.client.calling import ApiError, Caller, Unanswered, decoded, pieces_at
+from remit.client import api_caller
+from remit.client.api_caller import ApiError, Caller, Unanswered, decoded, pieces_at
+from remit.client.exec_session import Session, conversed
+from remit.client.http_transport import Answered
 from remit.client.retry import RetryShape
-from remit.client.sessions import Session, conversed
-from remit.client.watching import SILENCE_MS, Bookmark, Changed, Deleted, Listed, Source, Synced, Watched, Watcher, listed
-from remit.client.wire import Answered
-from remit.model.answers import (
+from remit.client.watch import SILENCE_MS, Bookmark, Changed, Deleted, Listed, Source, Synced, Watched, Watcher, listed
+from remit.model.claims import Operation, OperationID, Verdict
+from remit.model.kinds import Workload
+from remit.model.manifests.validation import written
+from remit.model.metadata import Object
+from remit.model.objects import TENANTED, AnyObject, collection_path, encode, object_path
+from remit.model.records import Replica
+from remit.model.wire.api_types import (
     PATCH_TYPE,
     AccountItem,
     ApplyAnswer,
@@ -37,19 +45,11 @@ from remit.model.answers import (
     RotateAnswer,
     ScopeStatus,
 )
-from remit.model.claims import Operation, OperationID, Verdict
-from remit.model.fields import Object
-from remit.model.judging import written
-from remit.model.kinds import Workload
-from remit.model.objects import TENANTED, AnyObject, encode
-from remit.model.records import Replica
-from remit.model.routes import collection_path, object_path
-from remit.model.sessions import Begin, Window
-from remit.world.chance import seeded_by_the_system
+from remit.model.wire.exec_frames import Begin, Window
 from remit.world.clock import BootClock
-from remit.world.ids import RandomIds
-from remit.world.promises import LinkError
-from remit.world.tls import Trust
+from remit.world.interfaces import LinkError
+from remit.world.net.tls import Trust
+from remit.world.randomness import RandomIds, seeded_by_the_system
 
 __all__ = [
     "ALL_TENANTS", "Api", "ApiError", "Bookmark", "Changed", "Deleted", "Gone", "Listed", "NotYet", "Synced", "Trust",
@@ -113,7 +113,7 @@ class Api:
 
     async def get(self, kind: type[O], name: str, *, tenant: str | None = None) -> O:
         answer = await self._caller.read(object_path(kind.__name__, name, self._home(kind, tenant)))
-        return decoded(answering.ones(kind), answer)
+        return decoded(api_caller.ones(kind), answer)
 
     async def list(
         self, kind: type[O], *, tenant: str | None = None, labels: Selector = "", fields: Selector = ""
@@ -215,7 +215,7 @@ class Api:
     ) -> DeleteAnswer:
         """`marked`: it goes once its finalizers and its replicas have; `wait` for None to see it gone."""
         path = object_path(kind.__name__, name, self._home(kind, tenant))
-        return decoded(answering.deleted, await self._asked("DELETE", path, None, _expecting(expect), dry_run, operation_id))
+        return decoded(api_caller.deleted, await self._asked("DELETE", path, None, _expecting(expect), dry_run, operation_id))
 
     async def apply(
         self,
@@ -231,23 +231,23 @@ class Api:
         """
         query = {} if if_unchanged is None else {"ifUnchanged": str(if_unchanged)}
         body = self._manifests(things)
-        return decoded(answering.applied, await self._asked("POST", "/v1/apply", body, {}, dry_run, operation_id, query=query))
+        return decoded(api_caller.applied, await self._asked("POST", "/v1/apply", body, {}, dry_run, operation_id, query=query))
 
     async def plan(self, things: Sequence[AnyObject]) -> PlanAnswer:
         """What an apply would do, and where what it adds would go. Nothing is written."""
-        return decoded(answering.planned, await self._caller.read("/v1/plan", body=self._manifests(things)))
+        return decoded(api_caller.planned, await self._caller.read("/v1/plan", body=self._manifests(things)))
 
     async def claims(self, operations: Sequence[Operation]) -> Sequence[Verdict]:
         """For programs that propose: each operation has its own id (`issue`), and each its verdict."""
         body = encode({"operations": operations})
         answer = await self._caller.write("POST", "/v1/claims", body=body, operation=operations[0].id if operations else None)
-        return decoded(answering.judged, answer).verdicts
+        return decoded(api_caller.judged, answer).verdicts
 
     async def rotate_secrets(self, *, new_key: bool = False, after: str = "", forget: bool = False) -> RotateAnswer:
         """Seal secrets anew, some at a time: go on from `after` of the answer until that is empty."""
         query = {"newKey": "true" if new_key else "", "after": after, "forget": "true" if forget else ""}
         said = {name: value for name, value in query.items() if value}
-        return decoded(answering.rotated, await self._caller.write("POST", "/v1/secrets/rotate", said))
+        return decoded(api_caller.rotated, await self._caller.write("POST", "/v1/secrets/rotate", said))
 
     async def issue(self) -> OperationID:
         """A new operation id, for whoever writes it down before asking."""
@@ -272,12 +272,12 @@ class Api:
     ) -> dict[str, Any]:
         """What there is to tell of it: why it waits, or why it is where it is. As `remit explain -o json`."""
         path = object_path(kind.__name__, name, self._home(kind, tenant)) + "/explain"
-        return decoded(answering.plain, await self._caller.read(path, {"node": node}))
+        return decoded(api_caller.plain, await self._caller.read(path, {"node": node}))
 
     async def capacity(self, workload: Workload, count: int | None = None) -> dict[str, Any]:
         """How many of it there is room for, and what stops more. As `remit capacity -o json`."""
         query = {} if count is None else {"count": str(count)}
-        return decoded(answering.plain, await self._caller.read("/v1/capacity", query, body=_manifest(self._homed(workload))))
+        return decoded(api_caller.plain, await self._caller.read("/v1/capacity", query, body=_manifest(self._homed(workload))))
 
     def logs(
         self,
@@ -341,16 +341,16 @@ class Api:
 
     async def top_nodes(self) -> Sequence[NodeTop]:
         """What each node last said of itself."""
-        return decoded(answering.node_tops, await self._caller.read("/v1/top/nodes")).items
+        return decoded(api_caller.node_tops, await self._caller.read("/v1/top/nodes")).items
 
     async def top_replicas(self, *, tenant: str | None = None) -> Sequence[ReplicaTop]:
         home = self._home(Replica, tenant)
-        return decoded(answering.replica_tops, await self._caller.read("/v1/top/replicas", {"tenant": home})).items
+        return decoded(api_caller.replica_tops, await self._caller.read("/v1/top/replicas", {"tenant": home})).items
 
     async def account(self, regarding: str = "", *, limit: int | None = None) -> Sequence[AccountItem]:
         """What happened, the newest last; `regarding` one object (`replica/risk/risk-api-0`), or all."""
         query = {"regarding": regarding, "limit": "" if limit is None else str(limit)}
-        return decoded(answering.accounts, await self._caller.read("/v1/account", query)).items
+        return decoded(api_caller.accounts, await self._caller.read("/v1/account", query)).items
 
     async def audit(
         self, *, tenant: str = "", subject: str = "", action: str = "", since: str = "", limit: int | None = None
@@ -358,7 +358,7 @@ class Api:
         """Who did what, and who was refused; the newest first. Somebody of a tenant is told of that one's."""
         query = {"tenant": tenant, "subject": subject, "action": action, "since": since}
         query["limit"] = "" if limit is None else str(limit)
-        return decoded(answering.audits, await self._caller.read("/v1/audit", query)).items
+        return decoded(api_caller.audits, await self._caller.read("/v1/audit", query)).items
 
     # ------------------------------------------------------------------------------------------------------------- sources
 
@@ -370,8 +370,8 @@ class Api:
             kind.__name__,
             collection_path(kind.__name__, self._home(kind, tenant)),
             {"labelSelector": _selector(labels), "fieldSelector": chosen},
-            answering.lists(kind),
-            answering.ones(kind),
+            api_caller.lists(kind),
+            api_caller.ones(kind),
             lambda one: (one.metadata.tenant, one.metadata.name),
             lambda one: one.metadata.revision,
         )
@@ -385,8 +385,8 @@ class Api:
             "Endpoint",
             path,
             {},
-            answering.endpoint_lists,
-            answering.endpoint_ones,
+            api_caller.endpoint_lists,
+            api_caller.endpoint_ones,
             lambda one: (one.tenant, one.replica),
             lambda one: one,
         )
@@ -421,9 +421,9 @@ class Api:
     ) -> O:
         answer = await self._asked(method, path, body, headers, dry_run, operation, media)
         if answer.status == 200 and b'"action"' in answer.body[:256]:
-            gone = decoded(answering.deleted, answer)
+            gone = decoded(api_caller.deleted, answer)
             raise Gone(410, "gone", f"{gone.kind} {gone.name} was being deleted; with this it is gone", revision=gone.revision)
-        return decoded(answering.ones(kind), answer)
+        return decoded(api_caller.ones(kind), answer)
 
     async def _asked(
         self,

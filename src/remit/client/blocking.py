@@ -1,4 +1,6 @@
-"""How does a program without an event loop use Remit? The calls of api.py, one at a time, each until its answer. No threads.
+"""Blocking variant of `Api` for programs without an event loop.
+
+The calls of api.py, one at a time, each until its answer. No threads.
 
 with BlockingApi("http://127.0.0.1:7420", token) as api:
     for told in api.watch(Replica):
@@ -12,8 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from typing import Any, Self, TypeVar
 
 from remit.client.api import Api, O, Selector, Stream, Trust
-from remit.client.watching import SILENCE_MS, Listed, Watched
-from remit.model.answers import (
+from remit.client.watch import SILENCE_MS, Listed, Watched
+from remit.model.claims import Operation, OperationID, Verdict
+from remit.model.kinds import Workload
+from remit.model.metadata import Object
+from remit.model.objects import AnyObject
+from remit.model.records import Replica
+from remit.model.wire.api_types import (
     AccountItem,
     ApplyAnswer,
     AuditItem,
@@ -25,11 +32,6 @@ from remit.model.answers import (
     RotateAnswer,
     ScopeStatus,
 )
-from remit.model.claims import Operation, OperationID, Verdict
-from remit.model.fields import Object
-from remit.model.kinds import Workload
-from remit.model.objects import AnyObject
-from remit.model.records import Replica
 
 T = TypeVar("T")
 

@@ -1,4 +1,6 @@
-"""What may be said to one endpoint, and what does each failure to answer mean? Nothing is tried twice here: see client.py.
+"""Endpoint interface of an authority, its three failure types, and the in-process endpoint.
+
+Nothing is tried twice here: see client.py.
 
 A verdict is an answer, also a refusal. Everything else is one of three exceptions with one exact meaning each, because the
 asker must know whether the deed may have been done:
@@ -18,8 +20,8 @@ from typing import Protocol
 
 import msgspec
 
-from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import Actor, Operation, Verdict, decode_operation, encode_operation
+from remit.model.wire.agent_messages import Beat, Heard, NodeState
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -39,7 +41,7 @@ class Status(msgspec.Struct, frozen=True):
     boot: str = ""
     now_ms: int = 0
     beat_ms: int = 2_000
-    """How often agents beat here; every other term of law/tempo.py follows from it."""
+    """How often agents beat here; every other term of law/timing.py follows from it."""
     listened_ms: int = 0
     """For how long this authority has been one: what it has not heard of in that time is silent for at least so long."""
     silent: dict[str, int] = {}

@@ -1,4 +1,6 @@
-"""When is it right to ask again? Arithmetic over a clock reading and a lot; nothing is sent and nobody waits here.
+"""Retry policy (backoff, deadline) and retry budget (token bucket).
+
+Arithmetic over a clock reading and a lot; nothing is sent and nobody waits here.
 
 Two bounds, for two dangers. The **shape** bounds one caller: how long, how often, how far apart. The **budget** bounds all
 callers of a client together: when everything fails, retries must stay a fraction of the load, or they become the overload
@@ -11,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from remit.world.promises import Chance
+from remit.world.interfaces import Chance
 
 _DOUBLINGS_MAX: Final = 30
 _MILLI: Final = 1000

@@ -1,1 +1,1 @@
-"""What is official: the authority decides claims against its books and writes them. No cache is trusted here."""
+"""The authority: decides operations on its own books and commits them. Never reads a cache."""

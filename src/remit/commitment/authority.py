@@ -1,4 +1,6 @@
-"""Who makes claims true? The one active authority of a scope: it decides in batches, writes, and only then answers.
+"""The active authority: takeover, batch loop (decide, write, absorb, answer), heartbeats.
+
+The one active authority of a scope: it decides in batches, writes, and only then answers.
 
 The order of steps is the safety argument:
 
@@ -25,23 +27,22 @@ from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
-from remit.commitment import restoring
-from remit.commitment.batching import NO_FAULTS, Answer, Ground, Known, Prepared, prepare, written_out
+from remit.commitment import recovery
+from remit.commitment.batch import NO_FAULTS, Answer, Ground, Known, Prepared, prepare, written_out
 from remit.commitment.books import Books, Moment
-from remit.commitment.hearing import Hearing
-from remit.commitment.leasing import claimant
-from remit.commitment.loading import load
+from remit.commitment.metrics import AuthorityCounts
+from remit.commitment.operation_queue import BATCH_MAX, BatchMax, Piece, Queue, cut
 from remit.commitment.outcomes import BATCH, WINDOW_MS, Entry, Outcomes
-from remit.commitment.queueing import BATCH_MAX, BatchMax, Piece, Queue, cut
-from remit.commitment.rulings import UNLEASED
-from remit.commitment.tallying import AuthorityCounts
-from remit.law.tempo import Tempo
-from remit.model.beats import Beat, Heard, NodeState
+from remit.commitment.recovery import load
+from remit.commitment.rulings.leases import Hearing, claimant
+from remit.commitment.rulings.registry import UNLEASED
+from remit.law.timing import Tempo
 from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdict
+from remit.model.wire.agent_messages import Beat, Heard, NodeState
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
-from remit.world.grouping import one_failure
-from remit.world.promises import Clock, Ids
+from remit.world.concurrency import one_failure
+from remit.world.interfaces import Clock, Ids
 
 T = TypeVar("T")
 
@@ -135,13 +136,13 @@ class Authority:
         place = place or await chain.seize(store, holder, ids.incarnation())
         moment = Moment(clock.now_ms(), clock.boot(), {}, clock.now_ms(), place.head.sequence, place.head.incarnation)
         kept = await store.range(BATCH, limit=1)
-        new = restoring.is_new(place, kept=bool(kept.rows))
+        new = recovery.is_new(place, kept=bool(kept.rows))
         # In a new store there is nothing to read, and a beat would look as if there were.
         beats = _Beats(store, clock, place, 0 if new else beat_ms)
         books, outcomes = await beats.during(load(store, place, moment, lambda: beats.place.revision))
         authority = cls(store, scope, clock, beats.place, books, outcomes, batch_max, tempo)
         authority._oldest = int(kept.rows[0].key.removeprefix(BATCH)) if kept.rows else authority.head.sequence + 1
-        if await restoring.is_due(store, place.head.incarnation):
+        if await recovery.is_due(store, place.head.incarnation):
             await authority._doubt_everything(new=new)
         return authority
 
@@ -396,12 +397,12 @@ class Authority:
             while written is None:
                 ground = self.ground()
                 draft = ground.draft()
-                restoring.doubt(draft, part)
+                recovery.doubt(draft, part)
                 if last:
-                    restoring.disown(draft)
-                    restoring.await_nodes(draft)
-                    restoring.vacate(draft, self._place.head.epoch, new=new)
-                marker = (restoring.MARKER, self._place.head.incarnation.encode())
+                    recovery.disown(draft)
+                    recovery.await_nodes(draft)
+                    recovery.vacate(draft, self._place.head.epoch, new=new)
+                marker = (recovery.MARKER, self._place.head.incarnation.encode())
                 written = await self._write(written_out(ground, draft, marker=marker if last else None))
 
     def ground(self, below: Prepared | None = None) -> Ground:

@@ -1,4 +1,6 @@
-"""What does the scope hold, row by row and in sum? The authority's memory; it decides nothing, and does no I/O.
+"""Committed in-memory state of a scope: rows, ledgers, topology counts.
+
+The authority's memory; it decides nothing, and does no I/O.
 
 `Books` are what is committed. A `Draft` lies over them (or over another draft) while a batch is decided: it reads through to
 what is below, keeps copies of what it changes, and is either absorbed whole or thrown away. So nothing uncommitted is ever
@@ -16,15 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from remit.commitment.indexes import Indexes, picks
+from remit.commitment.selector_index import Indexes, picks
 from remit.law.admission import Admission
-from remit.law.allowances import Use
+from remit.law.charges import Use
 from remit.law.fit import Ask, Index, carried, static_answer
-from remit.law.labels import domain_of
 from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import WAITS
-from remit.law.likeness import Asks
-from remit.law.tempo import Tempo
+from remit.law.selectors import domain_of
+from remit.law.shared_requirements import Asks
+from remit.law.timing import Tempo
 from remit.model.objects import dec_hook, key_of
 from remit.model.records import Peer, PolicyRevision, Replica, Standing
 

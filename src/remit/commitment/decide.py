@@ -1,4 +1,6 @@
-"""What does the authority accept? Each claim against the books, one after another. No I/O here: see authority.py.
+"""`decide(draft, operation)`: checks shared by all claims, and dispatch to rulings. No I/O.
+
+Each claim against the books, one after another. No I/O here: see authority.py.
 
 `decide(draft, operation)` is pure in what is committed: it reads the books through the draft, and either writes what follows
 into the draft or refuses and leaves the draft as it was. The checks that every claim shares come first, in this order: is there
@@ -7,13 +9,13 @@ such a claim, may this role make it, and does the asker hold its lease at the cu
 
 from __future__ import annotations
 
-from remit.commitment import declaring, granting, leasing, moving, noting, placing, recognising
 from remit.commitment.draft import Draft
-from remit.commitment.leasing import claimant
-from remit.commitment.rulings import RULINGS, Ruling, refuse
+from remit.commitment.rulings import declarations, evidence, grants, leases, peer_scopes, placement, transitions
+from remit.commitment.rulings.leases import claimant
+from remit.commitment.rulings.registry import RULINGS, Ruling, refuse
 from remit.model.claims import Acquire, Claim, Code, Operation, Refused
 
-ROOMS = (declaring, granting, leasing, moving, noting, placing, recognising)
+ROOMS = (declarations, grants, leases, transitions, evidence, placement, peer_scopes)
 """Where the rulings stand; importing them fills the register."""
 
 

@@ -1,4 +1,6 @@
-"""What follows from a row? The changes of a batch that is being decided; the one place that posts to ledgers, and no I/O.
+"""Uncommitted changes of one batch over the books; the only code that posts to ledgers.
+
+The changes of a batch that is being decided; the one place that posts to ledgers, and no I/O.
 
 `put` takes back what the old row held and posts what the new one holds:
 
@@ -26,14 +28,13 @@ from remit.commitment.books import (
     domains,
     generation_of,
 )
-from remit.commitment.indexes import Indexes, picks
-from remit.law.allowances import Use, reckon
+from remit.commitment.selector_index import Indexes, picks
+from remit.law.charges import ACTIVE, UNSETTLED, Pairs, Use, frees, held_by, needs, on_node, reckon, same_hold
 from remit.law.fit import Ask, Index, carried
-from remit.law.holding import ACTIVE, UNSETTLED, Pairs, frees, held_by, needs, on_node, same_hold
-from remit.law.labels import domain_of
 from remit.law.ledgers import GrantLedger, NodeLedger, burdens, deadline_ms, ledgers_of
 from remit.law.lifecycle import HOLDS
-from remit.law.likeness import Asks
+from remit.law.selectors import domain_of
+from remit.law.shared_requirements import Asks
 from remit.model.claims import Refused
 from remit.model.kinds import Node, Tenant, Workload
 from remit.model.objects import AnyObject, key

@@ -1,4 +1,6 @@
-"""Has this been asked before, and what was answered? One outcome per operation id, with its audit. No I/O here.
+"""Idempotency table: one stored outcome per operation id, by issue window.
+
+One outcome per operation id, with its audit. No I/O here.
 
 Every batch writes one row with an entry for each operation it decided: the outcome and the audit are the same record. Ids carry
 the **window** that they were issued in, a number that the authority counts up by its own clock and keeps in these rows.

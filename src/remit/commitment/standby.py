@@ -1,4 +1,6 @@
-"""Who takes over when the authority falls silent? A standby: it follows the chain, forwards claims, and trusts only the store.
+"""Standby: follows the chain, forwards requests to the leader, takes over when the leader falls silent.
+
+A standby: it follows the chain, forwards claims, and trusts only the store.
 
 The chain is the proof of life: an authority that works advances it, and an idle one beats. A standby that has seen no advance
 for a whole term, by its own clock, raises the epoch. Being wrong about that is harmless, since the fenced authority can
@@ -15,14 +17,14 @@ from typing import Final
 
 from remit.client.endpoint import Endpoint, Silence, Status, Turned
 from remit.commitment.authority import Authority, Deposed
-from remit.commitment.queueing import BATCH_MAX, BatchMax
-from remit.commitment.tallying import AuthorityCounts
-from remit.law.tempo import Tempo
-from remit.model.beats import Beat, Heard, NodeState
+from remit.commitment.metrics import AuthorityCounts
+from remit.commitment.operation_queue import BATCH_MAX, BatchMax
+from remit.law.timing import Tempo
 from remit.model.claims import Actor, Operation, Verdict
+from remit.model.wire.agent_messages import Beat, Heard, NodeState
 from remit.store import chain
 from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
-from remit.world.promises import Clock, Ids
+from remit.world.interfaces import Clock, Ids
 
 LOOKS: Final = 4
 """At the chain in a term."""

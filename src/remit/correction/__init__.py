@@ -1,1 +1,1 @@
-"""What has drifted? Loops over keys that look and ask; nothing here writes but by claims, or touches what others own."""
+"""Controllers: level-triggered loops that propose corrections as claims."""

@@ -1,4 +1,6 @@
-"""Does this replica fit this node, and if not, why not? Asked by proposers over columns and by the authority node by node.
+"""Fit rules: does a replica fit a node, for one node or a whole column of nodes.
+
+Asked by proposers over columns and by the authority node by node.
 
 Each rule is one expression over an `Ask` (what the replica needs), a `Site` (what the node has left) and its `Peers` (who is
 where). The operands may be numbers or NumPy columns: `site.free["cpu"] >= 500` is a bool for one node and a mask for all of
@@ -14,8 +16,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from remit.model.claims import Code
-from remit.model.fields import Deadline
 from remit.model.kinds import Device, DeviceAsk, NodeExpression
+from remit.model.metadata import Deadline
 from remit.model.resources import WHOLE, Amount
 
 KNOWN_MAX: Final = 100_000

@@ -1,4 +1,7 @@
-"""What must never be false, whatever fails? The twelve invariants, each with what keeps it; the checks stand elsewhere."""
+"""The twelve invariants and what enforces each.
+
+The twelve invariants, each with what keeps it; the checks stand elsewhere.
+"""
 
 from __future__ import annotations
 

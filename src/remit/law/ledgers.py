@@ -1,4 +1,7 @@
-"""What is left of a node, and of a grant? The books of one each: sums of postings. Who posts what is not decided here."""
+"""Node ledger and grant ledger: capacity, used, granted on, free.
+
+The books of one each: sums of postings. Who posts what is not decided here.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from remit.law.fit import ANY, Model
-from remit.law.labels import domain_of, match_labels
+from remit.law.selectors import domain_of, match_labels
 from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint, Tenant
 from remit.model.objects import encode
 from remit.model.records import Grant, GrantPhase

@@ -1,4 +1,6 @@
-"""Who may move a replica, from where to where, and on what conditions? One table; nothing decides beside it.
+"""Lifecycle table of replicas: phases, transitions, owners, guards, timeouts.
+
+One table; nothing decides beside it.
 
 A replica is one instance of a workload: the thing that is bound and run. It moves along this line:
 

@@ -1,4 +1,6 @@
-"""What do people's overrides say just now? From rows and an instant to effects; no clock is read here, and nothing is written.
+"""Effects of overrides in force at an instant.
+
+From rows and an instant to effects; no clock is read here, and nothing is written.
 
 An override has no effect past its time, whoever looks, however late its knowledge is. So one is in force only for an observer
 who can tell that its deadline is still ahead:

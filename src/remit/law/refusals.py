@@ -1,4 +1,7 @@
-"""What does each refusal mean, and what cures it? Words only; the codes are in model/claims.py, the checks elsewhere."""
+"""Meaning and remedy of each refusal code.
+
+Words only; the codes are in model/claims.py, the checks elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What may be asked of an authority, and what does it answer? The words of the one door; who may say them is in law/.
+"""Claims, operations, actors, evidence, verdicts and refusal codes.
+
+The words of the one door; who may say them is in law/.
 
 An **operation** is one intent: an id that stays the same over every retry, the actor, the evidence it acted on, and a claim.
 Its **verdict** is stored with it, so asking again gets the same answer. Ids carry the incarnation and the window that they were
@@ -13,8 +15,8 @@ from typing import Annotated, NewType, get_args
 import msgspec
 from msgspec import Meta, Struct, field
 
-from remit.model.fields import Condition, Natural
 from remit.model.kinds import NodeHealth, PolicySpec
+from remit.model.metadata import Condition, Natural
 from remit.model.objects import AnyObject, dec_hook, enc_hook
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Amount, Duration

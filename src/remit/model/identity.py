@@ -1,19 +1,26 @@
-"""Who may ask, as what, and until when? Tokens as they are kept: by their digest, never themselves. What they allow is law's.
+"""API tokens, principals and the join messages.
+
+Tokens as they are kept: by their digest, never themselves. What they allow is law's.
 
 A token is an opaque line of text. What is stored of it is its SHA-256, which nobody can turn back, since a token has more than
 two hundred bits of chance in it. So whoever reads the store, a backup or an answer learns who may ask, and cannot ask.
+
+Words only; who may join is serve/auth/enrollment.py's.
+
+The agent makes its token and its key itself and sends what is public of them, so neither is ever on the way.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from remit.model.fields import END, LINE, OPTIONAL_LABEL, Metadata, Name, Object, Record
-from remit.model.limits import Distinct, limited
+from remit.model.constraints import Distinct, limited
+from remit.model.metadata import END, LINE, OPTIONAL_LABEL, Metadata, Name, Object, Record
 
 Audience = Literal["user", "agent", "component", "join"]
 TokenRole = Literal["admin", "member", "viewer", "agent", "scheduler", "controllers", "join"]
@@ -84,3 +91,38 @@ def expiry(wall: str, term_ms: int) -> str:
     """So long after an instant, as a token spells it."""
     until = datetime.fromisoformat(wall) + timedelta(milliseconds=term_ms)
     return until.astimezone(UTC).isoformat(timespec="seconds").removesuffix("+00:00") + "Z"
+
+
+PEM_MAX = 16 << 10
+NODES_MAX = 10_000
+
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}" + END, description="SHA-256 of the agent's own token, in hexadecimal")]
+
+
+class Joining(Struct, frozen=True, forbid_unknown_fields=True):
+    """`nodes` are all that the join token is for. `request`: for certificates, in PEM; empty where there is no TLS."""
+
+    digest: Digest
+    nodes: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=NODES_MAX)]
+    request: Annotated[str, Meta(max_length=PEM_MAX)] = ""
+
+
+class Renewing(Struct, frozen=True, forbid_unknown_fields=True):
+    """More time for whoever has joined, and new certificates for the key of `request`."""
+
+    request: Annotated[str, Meta(max_length=PEM_MAX)] = ""
+
+
+class Joined(Struct, frozen=True):
+    """`token` is its name. Certificates in PEM: one to call with, one to answer with, and the authority of both."""
+
+    token: str
+    expires: str
+    calling: str = ""
+    answering: str = ""
+    authority: str = ""
+
+
+def joiner(digest: str, key: str, nodes: Iterable[str]) -> str:
+    """Who joins: the same for the same token, key and nodes, however often it asks. `key`: its digest; none without TLS."""
+    return hashlib.sha256("\n".join((digest, key, *sorted(set(nodes)))).encode()).hexdigest()

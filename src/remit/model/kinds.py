@@ -1,4 +1,7 @@
-"""Which objects do people declare? Places, tenants, rules and work; frozen structs, the same in manifests, API and store."""
+"""Declared kinds: Region, Node, Tenant, PriorityClass, Policy, Workload, Allotment, Override.
+
+Places, tenants, rules and work; frozen structs, the same in manifests, API and store.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,21 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from remit.model.fields import (
+from remit.model.artifacts import Artifact, Rootfs, Volume
+from remit.model.constraints import (
+    AtMost,
+    Distinct,
+    Inside,
+    Lasts,
+    Matching,
+    MountPoint,
+    Part,
+    Program,
+    Schedule,
+    TakesTime,
+    limited,
+)
+from remit.model.metadata import (
     LINE,
     OPTIONAL_KEY,
     OPTIONAL_LABEL,
@@ -36,22 +53,8 @@ from remit.model.fields import (
     Resources,
     Text,
 )
-from remit.model.limits import (
-    AtMost,
-    Distinct,
-    Inside,
-    Lasts,
-    Matching,
-    MountPoint,
-    Part,
-    Program,
-    Schedule,
-    TakesTime,
-    limited,
-)
 from remit.model.policies import PolicyRule, TenantLimits
 from remit.model.resources import Amount, Duration
-from remit.model.software import Artifact, Rootfs, Volume
 
 PRIORITY_MAX = 1_000_000_000
 """Above it is the system's own work, which no tenant's may push aside."""

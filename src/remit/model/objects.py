@@ -1,20 +1,26 @@
-"""How is any object named, written and read? Every kind in one list, its key in the store, and its bytes."""
+"""Kind registry, store keys, API paths, JSON encoding and decoding of objects.
+
+Every kind in one list, its key in the store, and its bytes.
+
+One spelling for the server, its description and the client. No I/O.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from itertools import islice
-from typing import Any, get_args
+from typing import Any, Final, get_args
+from urllib.parse import quote
 
 import msgspec
 
-from remit.model.data import Config, Secret
-from remit.model.fields import Object
 from remit.model.identity import Token
 from remit.model.kinds import Allotment, Node, NodePool, Override, Policy, PriorityClass, Region, Tenant, Workload
-from remit.model.quantity import format_duration
+from remit.model.metadata import Object
 from remit.model.records import Decision, Event, Generation, Grant, Lease, Peer, PolicyRevision, Replica, Summary
-from remit.model.resources import Amount, Duration
+from remit.model.resources import Amount, Duration, format_duration
+from remit.model.secrets import Config, Secret
 
 AnyObject = (
     Region | Node | NodePool | Tenant | PriorityClass | Policy | Workload | Secret | Config | Allotment | Override
@@ -135,3 +141,29 @@ def key_of(kind: str, name: str, tenant: str = "") -> str:
 def key(thing: AnyObject) -> str:
     word, tenanted = _WORDS_OF[type(thing)]
     return f"{word}/{thing.metadata.tenant}/{thing.metadata.name}" if tenanted else f"{word}/{thing.metadata.name}"
+
+
+_UNUSUAL: Final = {"Policy": "policies", "PriorityClass": "priorityclasses", "Summary": "summaries"}
+
+PLURALS: Final = {kind: _UNUSUAL.get(kind, f"{kind.lower()}s") for kind in KINDS}
+"""How each kind is spelt in a path."""
+
+BY_PLURAL: Final = {plural: kind for kind, plural in PLURALS.items()}
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]+").fullmatch
+
+
+def _escaped(name: str) -> str:
+    return name if _PLAIN(name) else quote(name, safe="")
+
+
+def collection_path(kind: str, tenant: str = "") -> str:
+    """Where a kind is listed and created; without a tenant, all tenants' of a kind that is tenanted."""
+    plural = PLURALS[kind]
+    return f"/v1/tenants/{_escaped(tenant)}/{plural}" if tenant and kind in TENANTED else f"/v1/{plural}"
+
+
+def object_path(kind: str, name: str, tenant: str = "") -> str:
+    """Where one object is. What people name needs no escaping; the authority's own records may be called anything."""
+    return f"{collection_path(kind, tenant)}/{_escaped(name)}"

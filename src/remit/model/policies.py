@@ -1,4 +1,7 @@
-"""What may a rule say, and how much may a tenant have? The parts of policies and tenants; what follows from them is in law/."""
+"""Policy rule and tenant limit types.
+
+The parts of policies and tenants; what follows from them is in law/.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta, field
 
-from remit.model.fields import ClassName, Labels, Name, Natural, Priority, Record, Resources, Text
-from remit.model.limits import Distinct, NamesSome, limited
+from remit.model.artifacts import PolicyPermit
+from remit.model.constraints import Distinct, NamesSome, limited
+from remit.model.metadata import ClassName, Labels, Name, Natural, Priority, Record, Resources, Text
 from remit.model.resources import Amount, Duration
-from remit.model.software import PolicyPermit
 
 PRIORITY_LIMIT: Final = 2_000_000_000
 """No priority is higher."""

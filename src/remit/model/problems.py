@@ -1,4 +1,7 @@
-"""How is a mistake told, so that the reader can mend it without asking? Words only: what is a mistake is decided elsewhere."""
+"""Validation problems: location, message, suggested fix; text quoting.
+
+Words only: what is a mistake is decided elsewhere.
+"""
 
 from __future__ import annotations
 

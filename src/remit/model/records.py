@@ -1,4 +1,7 @@
-"""Which objects does the authority keep itself? Replicas, grants, leases and evidence; nobody declares these."""
+"""Kinds written by the authority: Replica, Generation, Grant, Lease, Decision, Event, Summary.
+
+Replicas, grants, leases and evidence; nobody declares these.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from remit.model.fields import Deadline, Natural, Object, Quota, Record, Stamp
 from remit.model.kinds import PolicySpec, WorkloadSpec
+from remit.model.metadata import Deadline, Natural, Object, Quota, Record, Stamp
 from remit.model.resources import Amount, Duration
 
 

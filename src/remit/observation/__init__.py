@@ -1,1 +1,1 @@
-"""What we believe of a scope, and how old it is: a copy that proves it missed nothing. Nothing is written from here."""
+"""Watch caches and scheduler views, with revision and age. Never writes."""

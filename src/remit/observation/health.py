@@ -1,4 +1,6 @@
-"""For how long has each node been silent, and what may be concluded? Evidence only: who acts on it, and how, is not said here.
+"""Node silence and mass-silence detection from heartbeat ages.
+
+Evidence only: who acts on it, and how, is not said here.
 
 Silence is counted by the authority, on its own clock, and told to whoever asks. A new authority begins anew, so nobody is
 suspected for its being new. What was told is an older truth: a node was silent for at least so long, and may have spoken since.
@@ -12,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from remit.model.beats import Heard
 from remit.model.kinds import Node
+from remit.model.wire.agent_messages import Heard
 
 MASS_PERCENT: Final = 55
 MASS_MORE_THAN: Final = 2

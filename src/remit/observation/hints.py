@@ -1,4 +1,6 @@
-"""Where might work start sooner? What nodes say they are warm for. A hint ranks and never authorises: it may be old or wrong.
+"""Warm-start hints of nodes, by workload.
+
+What nodes say they are warm for. A hint ranks and never authorises: it may be old or wrong.
 
 A node's agent reports a summary under the name `warm/NODE`: for each workload, as `tenant/name`, how much of what it needs is
 there already, in thousandths. Summaries merge in any order; the last one of a node stands until the next.
@@ -10,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from remit.law.columns import Columns, Floats
 from remit.model.records import Summary
+from remit.observation.node_columns import Columns, Floats
 
 PREFIX: Final = "warm/"
 FULL: Final = 1_000

@@ -1,10 +1,12 @@
-"""Which generations ask for the same? Generations by id in a table, and one `Ask` for all that are alike. No replicas here.
+"""Groups generations with equal requirements into shapes (equivalence classes).
+
+Generations by id in a table, and one `Ask` for all that are alike. No replicas here.
 
 Ten thousand jobs of one spec are ten thousand generations, and one shape: a proposer filters and scores them once. What makes
 two generations differ is what their replicas need of a node (a *cut* of the spec), and whom they meet there:
 
 - a term towards other replicas parts those that it picks itself from those it does not, and one that means its own kind
-  keeps its name (law/likeness.py);
+  keeps its name (law/shared_requirements.py);
 - a rule of the policy in force that looks at labels parts those that it speaks of from those it does not;
 - so does an anti-affinity that somebody of the tenant carries, which shuns some and not others.
 
@@ -20,16 +22,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.asks import WORKLOAD_LABEL, make_ask, speaks_of
 from remit.law.fit import Ask, Index, carried
-from remit.law.labels import selects
-from remit.law.likeness import company
+from remit.law.requirements import WORKLOAD_LABEL, make_ask, speaks_of
+from remit.law.selectors import selects
+from remit.law.shared_requirements import company
 from remit.model.kinds import WorkloadSpec
 from remit.model.objects import dec_hook
 from remit.model.policies import PolicyRule
 from remit.model.records import Generation, PolicyRevision
 from remit.model.resources import Duration
-from remit.observation.tables import NONE, Pool, Table
+from remit.observation.column_table import NONE, Pool, Table
 from remit.store.protocol import Corrupt
 
 Pairs = tuple[tuple[str, int], ...]

@@ -1,1 +1,1 @@
-"""What do we want next? Nothing is written here and no clock is read: proposals become claims, and the authority decides."""
+"""Scheduler: turns a view into claims. No I/O and no clock outside scheduler.py."""

@@ -1,4 +1,7 @@
-"""What comes of one line's turn? Who is placed where; and if not, why not, and what would help. It claims nothing itself."""
+"""One scheduling attempt for a queue of equal replicas: place, preempt, or explain why not.
+
+Who is placed where; and if not, why not, and what would help. It claims nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,28 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from remit.law.columns import Rows
 from remit.law.overrides import Effects, PlaceSet
 from remit.model.claims import Code, Explain, Reserve
 from remit.model.kinds import PRIORITY_MAX
 from remit.model.records import Nearest
 from remit.model.resources import DEVICES, WHOLE
-from remit.observation.replicas import PENDING
+from remit.observation.node_columns import Rows
+from remit.observation.replica_table import PENDING
+from remit.observation.scheduler_view import View
 from remit.observation.shapes import THERE, Cut
-from remit.observation.view import View
-from remit.proposal.backlog import Backlog
-from remit.proposal.classes import Class
-from remit.proposal.decisions import NO_VICTIMS, Decisions, Seen, Verdict, near
-from remit.proposal.funnel import ever
-from remit.proposal.gates import minds_others
-from remit.proposal.kernel import Kernel, Placed
-from remit.proposal.lines import Line
-from remit.proposal.paths import Path, Tell, untold
-from remit.proposal.plugins import Cure, PluginError
-from remit.proposal.preemption import Eviction
-from remit.proposal.purses import Purse, purse
-from remit.proposal.steering import Steering
-from remit.proposal.victims import Victims
+from remit.proposal.metrics import Path, Tell, untold
+from remit.proposal.placement.builtin_plugins import Steering
+from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.funnel import ever
+from remit.proposal.placement.kernel import Kernel, Placed
+from remit.proposal.placement.plugins import Cure, PluginError
+from remit.proposal.placement.preemption import Eviction
+from remit.proposal.placement.preemption_candidates import Victims
+from remit.proposal.placement.topology_gates import minds_others
+from remit.proposal.proposals import NO_VICTIMS, Decisions, Seen, Verdict, near
+from remit.proposal.queue.backlog import Backlog
+from remit.proposal.queue.class_queues import Line
+from remit.proposal.quota import Purse, purse
 
 NOWHERE: Final = Placed([], [])
 SAID_MS: Final = 5_000

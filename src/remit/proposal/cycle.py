@@ -1,4 +1,6 @@
-"""What should be claimed next, and what does an answer teach? One scheduler's mind; no I/O and no clock: see scheduler.py.
+"""Scheduling cycle (pure): news, backlog, kernel, claims; learns from verdicts.
+
+One scheduler's mind; no I/O and no clock: see scheduler.py.
 
 A cycle hears the news, takes from the backlog whose turn it is, places it on the view's columns, and answers with claims. What
 it claims it assumes from then on, so that the next cycle need not wait for the answer.
@@ -19,25 +21,23 @@ import numpy as np
 
 from remit.law.overrides import Instant
 from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, Explain, Ganged, Move, Refused, Reserve, Verdict
-from remit.observation.replicas import PENDING, RESERVED
-from remit.observation.view import View
-from remit.proposal.asking import Asked, Held, Proposal
+from remit.observation.replica_table import PENDING, RESERVED
+from remit.observation.scheduler_view import View
 from remit.proposal.attempts import Attempt, Attempts, Key, Short, words
-from remit.proposal.backlog import Backlog
-from remit.proposal.decisions import Decisions
-from remit.proposal.decisions import Verdict as Word
-from remit.proposal.demand import Demand
-from remit.proposal.fairness import Shares
-from remit.proposal.fragmentation import Fragmentation
-from remit.proposal.kernel import Kernel
-from remit.proposal.lines import Line
-from remit.proposal.paths import Path, Tell, untold
-from remit.proposal.plugins import Filter, Score
-from remit.proposal.scores import DEFAULT, locality
-from remit.proposal.steering import Steering
-from remit.proposal.untold import Untold
-from remit.proposal.victims import Pace, Victims
-from remit.proposal.waking import Waking
+from remit.proposal.metrics import Path, Tell, untold
+from remit.proposal.placement.builtin_plugins import DEFAULT, Steering, locality
+from remit.proposal.placement.fragmentation import Fragmentation
+from remit.proposal.placement.fragmentation_model import Demand
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.plugins import Filter, Score
+from remit.proposal.placement.preemption_candidates import Pace, Victims
+from remit.proposal.proposals import Asked, Decisions, Held, Proposal
+from remit.proposal.proposals import Verdict as Word
+from remit.proposal.queue.backlog import Backlog
+from remit.proposal.queue.class_queues import Line
+from remit.proposal.queue.fair_share import Shares
+from remit.proposal.queue.wakeups import Waking
+from remit.proposal.unreported import Untold
 
 HELD_MS_MAX: Final = 60_000
 """How long a refused replica is held for the view to catch up; then its line backs off all the same. A view that old is not

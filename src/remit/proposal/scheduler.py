@@ -1,4 +1,6 @@
-"""Who schedules a scope, and when does it look? One of several copies holds the lease and acts; the mind is in cycle.py.
+"""Scheduler process: lease, view, batches in flight.
+
+One of several copies holds the lease and acts; the mind is in cycle.py.
 
 All of them follow the store, so that whoever comes to hold the lease has seen everything. The holder proposes in batches,
 and while one is being committed it prepares the next on what it assumes: the authority is never left without work, and a
@@ -13,22 +15,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from remit.client.client import Client, NoAnswer
-from remit.client.tenure import Candidate, Tenure
+from remit.client.authority_client import Client, NoAnswer
+from remit.client.lease_holder import Candidate, Tenure
 from remit.law.lifecycle import SNAPSHOT_FRESH_MS
 from remit.model.claims import Actor, Role, Verdict
 from remit.model.resources import Duration
-from remit.observation.following import Follower
-from remit.observation.view import PARTS, View
-from remit.proposal.asking import Proposal
+from remit.observation.reflector import Follower
+from remit.observation.scheduler_view import PARTS, View
 from remit.proposal.cycle import Cycle
-from remit.proposal.paths import Path, Tell, untold
-from remit.proposal.plugins import Filter, Score
-from remit.proposal.scores import DEFAULT
-from remit.proposal.tallying import SchedulerCounts
-from remit.proposal.victims import Pace
+from remit.proposal.metrics import Path, SchedulerCounts, Tell, untold
+from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.placement.plugins import Filter, Score
+from remit.proposal.placement.preemption_candidates import Pace
+from remit.proposal.proposals import Proposal
 from remit.store.protocol import Store
-from remit.world.promises import World
+from remit.world.interfaces import World
 
 LEASE: Final = "scheduler"
 

@@ -1,1 +1,1 @@
-"""Who may ask, over HTTP, and how is it written? Nothing is decided here: what is asked goes to the authority, or is read."""
+"""HTTP API server: authentication, authorization, reads, watches, writes as claims. Decides nothing itself."""

@@ -1,4 +1,7 @@
-"""Who is in the simulated cluster, and what does each process do? Built from a scenario; what goes wrong is in faults.py."""
+"""Machines and processes of a simulated cluster, from a scenario.
+
+Built from a scenario; what goes wrong is in faults.py.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,32 @@ from typing import Final
 
 import numpy as np
 
-from remit.agent.keeper import Keeper
+from remit.agent.keeper.keeper import Keeper
 from remit.assembly import controllers, scheduler, server
-from remit.commitment.queueing import BATCH_MAX, BatchMax
-from remit.correction.crew import Crew
-from remit.correction.loop import Cadence
+from remit.commitment.operation_queue import BATCH_MAX, BatchMax
+from remit.correction.controller_set import Crew
+from remit.correction.framework.loop import Cadence
 from remit.law.fit import Ask, Peers, Site, Truth
-from remit.law.tempo import Tempo
+from remit.law.timing import Tempo
 from remit.model.claims import Actor, Code, Role
-from remit.proposal.paths import Path
-from remit.proposal.plugins import Filter
+from remit.proposal.metrics import Path
+from remit.proposal.placement.plugins import Filter
+from remit.proposal.placement.preemption_candidates import Pace as VictimsPace
 from remit.proposal.scheduler import Rhythm
-from remit.proposal.victims import Pace as VictimsPace
-from remit.simulate.actors.agents import JOURNAL, Farm, node_named
-from remit.simulate.actors.budgets import Budgets
-from remit.simulate.actors.gossip import Gossip, tell_warmth
-from remit.simulate.actors.guesser import Guesser
-from remit.simulate.actors.meddler import Meddler
-from remit.simulate.actors.people import CPU_EACH, People
-from remit.simulate.actors.policies import Policies
-from remit.simulate.actors.seat import Ear, Pace, Seat
-from remit.simulate.actors.watched import Watched
-from remit.simulate.durable import DurableService
-from remit.simulate.loop import SimLoop
-from remit.simulate.lots import stream
-from remit.simulate.network import Network
-from remit.simulate.processes import Machine, Main, Process
-from remit.simulate.runners import Recorder
+from remit.simulate.actors.adversary import Meddler
+from remit.simulate.actors.agents import JOURNAL, Farm, Gossip, node_named, tell_warmth
+from remit.simulate.actors.budget_controllers import Budgets
+from remit.simulate.actors.naive_scheduler import Guesser
+from remit.simulate.actors.policy_publishers import Policies
+from remit.simulate.actors.role import Ear, Pace, Seat, Watched
+from remit.simulate.actors.users import CPU_EACH, People
 from remit.simulate.scenarios import Scenario
-from remit.simulate.stores import StoreService, Witness
+from remit.simulate.world.event_loop import SimLoop, stream
+from remit.simulate.world.network import Network
+from remit.simulate.world.power_loss import DurableService
+from remit.simulate.world.processes import Machine, Main, Process
+from remit.simulate.world.runner import Recorder
+from remit.simulate.world.store import StoreService, Witness
 
 _DRIFT_MAX = 0.004
 """Between any two machines that is less than the one percent which the fence allows for."""

@@ -1,4 +1,6 @@
-"""What is to be tried? A scenario: a cluster, a load, faults, how long, and what must hold. Read from small TOML files.
+"""Scenario files (TOML): cluster, load, faults, expectations; replays.
+
+A scenario: a cluster, a load, faults, how long, and what must hold. Read from small TOML files.
 
 A file may `include` others: tables are merged, the includer's word standing over the included one's, and lists of faults are
 joined. So a scenario is a few lines on top of a cluster that many share.
@@ -16,8 +18,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, field
 
-from remit.commitment.queueing import BATCH_MAX
-from remit.model.quantity import parse_duration
+from remit.commitment.operation_queue import BATCH_MAX
+from remit.model.resources import parse_duration
 
 HERE: Final = "remit.simulate"
 FOLDER: Final = "files"
@@ -304,7 +306,7 @@ def _bad_numbers(scenario: Scenario) -> Iterator[str]:
 
 
 def _bad_names(scenario: Scenario) -> Iterator[str]:
-    from remit.simulate.actors.people import WORK  # the actors know the cluster, which knows scenarios
+    from remit.simulate.actors.users import WORK  # the actors know the cluster, which knows scenarios
 
     if scenario.matrix not in ("", *MATRIX):
         yield f"matrix: there is no such row; there are: {'; '.join(MATRIX)}"
@@ -330,7 +332,7 @@ def _bad_fault(scenario: Scenario, name: str, line: FaultLine) -> Iterator[str]:
 
 def bad_sort(scenario: Scenario, one: FaultLine | Injection) -> Iterator[str]:
     """Kind, size and place, asked alike of a line and of what was drawn from it."""
-    from remit.simulate.faults import KINDS, SHARE, Where  # the kinds know the simulation, which knows scenarios
+    from remit.simulate.faults.kinds import KINDS, SHARE, Where  # the kinds know the simulation, which knows scenarios
 
     if not 0 <= one.size <= SIZE_MAX:
         yield f"size: a number, 0 or more (0: drawn), at most {SIZE_MAX}"

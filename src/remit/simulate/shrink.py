@@ -1,4 +1,6 @@
-"""What is the least that breaks it? A failing run, made shorter and poorer while the same check fails. Judges nothing.
+"""Shrinks a failing run to a minimal replay.
+
+A failing run, made shorter and poorer while the same check fails. Judges nothing.
 
 Every candidate is run: nothing is assumed about which faults matter. What a fault does follows from the seed and its own number
 (see faults.py), so a fault that is left out changes no other. The search is bounded by runs and by CPU time, and what it has
@@ -19,12 +21,12 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from remit.model.quantity import format_duration
-from remit.simulate.checkers.promise import Violation
-from remit.simulate.checkers.register import judged
+from remit.model.resources import format_duration
+from remit.simulate.checkers.judge import judged
+from remit.simulate.checkers.registry import Violation
 from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, bad_sort, problems
+from remit.simulate.seed_runner import cpu_s
 from remit.simulate.simulation import CRASHED, Run, simulate
-from remit.simulate.swarm import cpu_s
 
 RUNS_MAX: Final = 300
 CPU_S_MAX: Final = 60.0

@@ -1,4 +1,6 @@
-"""How does one run go? Faults for a while, then they end, and what is left must move on; the judge hears of everything.
+"""One simulated run: fault phase, heal, liveness phase.
+
+Faults for a while, then they end, and what is left must move on; the judge hears of everything.
 
 One seed is one run. It has two phases. In the first, faults come as the plan says, and only safety is judged. Then every fault
 is taken back (but, if the scenario says so, a few outside a healthy core stay for good), people ask for nothing new, and what
@@ -15,27 +17,26 @@ from typing import Final
 from msgspec import Struct
 
 from remit.model.claims import Accepted, Code, Operation, Refused, Role, Verdict, payload
-from remit.observation.checking import recount
-from remit.simulate.actors.watched import SEEN, Watched
+from remit.observation.frozen_view import recount
+from remit.simulate.actors.role import SEEN, Watched
 from remit.simulate.behavior_digest import BehaviorDigest
 from remit.simulate.checkers.judge import Judge
-from remit.simulate.checkers.liveness import Bounds, Core
-from remit.simulate.checkers.past import Stand
-from remit.simulate.checkers.promise import Violation
+from remit.simulate.checkers.liveness_checks import Bounds, Core
+from remit.simulate.checkers.reference.past_states import Stand
+from remit.simulate.checkers.registry import Violation
 from remit.simulate.cluster import Cluster, Record
-from remit.simulate.faults import KINDS, Heal
-from remit.simulate.injections import draw, shaped
-from remit.simulate.loop import SimLoop, Unit
-from remit.simulate.lots import Lots, stream
-from remit.simulate.network import Network
-from remit.simulate.processes import Process
+from remit.simulate.faults.fault_schedule import draw, shaped
+from remit.simulate.faults.kinds import KINDS, Heal
 from remit.simulate.scenarios import Injection, Scenario
-from remit.simulate.stores import Sent, StoreService, at_once
+from remit.simulate.world.event_loop import Lots, SimLoop, Unit, stream
+from remit.simulate.world.network import Network
+from remit.simulate.world.processes import Process
+from remit.simulate.world.store import Sent, StoreService, at_once
 from remit.store.chain import decode_head
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Compacted, Corrupt
-from remit.world.chance import SeededChance
-from remit.world.promises import Order
+from remit.world.interfaces import Order
+from remit.world.randomness import SeededChance
 
 BACKUP_EVERY_S: Final = 45.0
 BACKUPS_KEPT: Final = 4

@@ -1,1 +1,1 @@
-"""Where truth is kept: versioned rows, one writer chain, a feed of what changed. No meaning of any row is known here."""
+"""Versioned key-value stores with a fenced writer chain and a watch feed. Knows no kinds."""

@@ -1,4 +1,6 @@
-"""What does a store in memory answer? No I/O and no waiting: each request is one step, so every one is linearizable.
+"""In-memory store for tests and simulation.
+
+No I/O and no waiting: each request is one step, so every one is linearizable.
 
 Used by the simulator and by tests, where several authorities share one instance. History is kept until it is compacted.
 """
@@ -9,9 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from remit.store.chain import decode_head, encode_head
-from remit.store.feed import Bounds, Feed, Transaction
-from remit.store.order import KeyOrder
+from remit.store.chain import CHANGED_KEYS_MAX, Replaced, Restored, decode_head, encode_head, next_revision, reborn_head
+from remit.store.keys import KeyOrder, check_commit, check_key, check_range, check_revision, prefix_end, range_start
 from remit.store.protocol import (
     HEAD,
     Change,
@@ -26,8 +27,7 @@ from remit.store.protocol import (
     Row,
     Watch,
 )
-from remit.store.restored import CHANGED_KEYS_MAX, Replaced, Restored, next_revision, reborn_head
-from remit.store.rules import check_commit, check_key, check_range, check_revision, prefix_end, range_start
+from remit.store.watch_feed import Bounds, Feed, Transaction
 
 _REPLAY_TRANSACTIONS = 1_024
 

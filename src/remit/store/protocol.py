@@ -1,4 +1,6 @@
-"""What may be asked of a store, and how can it fail? Only promises here: memory.py and sqlite.py keep them.
+"""Store interface, transaction and event types, errors.
+
+Only promises here: memory.py and sqlite.py keep them.
 
 Truth is a map from key to bytes. Each committed transaction gets the next **revision**, shared by every row it changed, so
 a revision names one state of the whole map. A transaction is guarded key by key: it applies whole, or not at all.

@@ -1,1 +1,1 @@
-"""What the outside promises: clock, chance, ids, disk, a thread for blocking work. No decision is taken here."""
+"""Interfaces to the operating system and their production implementations. No decisions."""

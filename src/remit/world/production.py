@@ -1,20 +1,21 @@
-"""Which world do real processes get? Put together here; what each part does is beside it."""
+"""Builds the production world.
+
+Put together here; what each part does is beside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remit.world.carrier import FileCarrier
-from remit.world.chance import seeded_by_the_system
 from remit.world.clock import BootClock
-from remit.world.disk import FileDisk
-from remit.world.ids import RandomIds
-from remit.world.link import SocketLink
-from remit.world.machine import KernelPorts, ThisHost
-from remit.world.offload import ThreadOffload
-from remit.world.probes import SocketProber
-from remit.world.promises import World
-from remit.world.runner import ProcessRunner
+from remit.world.concurrency import ThreadOffload
+from remit.world.files.artifacts import FileCarrier
+from remit.world.files.disk import FileDisk
+from remit.world.host import KernelPorts, SocketProber, ThisHost
+from remit.world.interfaces import World
+from remit.world.net.rpc_client import SocketLink
+from remit.world.process.runner import ProcessRunner
+from remit.world.randomness import RandomIds, seeded_by_the_system
 
 
 def production(addresses: Mapping[str, str] | None = None) -> World:

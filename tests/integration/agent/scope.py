@@ -20,28 +20,27 @@ from typing import Any
 
 from aiohttp import web
 
-from remit.agent.building import vault
-from remit.agent.directory import Directory
-from remit.agent.journal import Journal
-from remit.agent.keeping import Begun
+from remit.agent.keeper.journal import Journal
+from remit.agent.keeper.protocol import Begun
+from remit.agent.setup import Directory, vault
 from remit.assembly import controllers, scheduler, server
-from remit.cli.keeper import end_keeper
-from remit.client.client import Client
-from remit.client.remote import Remote
-from remit.correction.loop import Cadence
-from remit.law.tempo import Tempo
-from remit.model.beats import NodeState, RunState
+from remit.cli.local.down import end_keeper
+from remit.client.authority_client import Client
+from remit.client.rpc import Remote
+from remit.correction.framework.loop import Cadence
+from remit.law.timing import Tempo
 from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Role
-from remit.model.fields import Metadata
 from remit.model.kinds import Region, RegionSpec, Template, Tenant, TenantSpec, Workload, WorkloadSpec
+from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject, decode
 from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
+from remit.model.wire.agent_messages import NodeState, RunState
 from remit.proposal.scheduler import Rhythm
 from remit.store.memory import MemoryStore
-from remit.world.disk import FileDisk
+from remit.world.files.disk import FileDisk
+from remit.world.interfaces import Link, LinkError, World
 from remit.world.production import production
-from remit.world.promises import Link, LinkError, World
 
 REMIT = str(Path(sys.executable).parent / "remit")
 ROOT = Path(__file__).resolve().parents[3]
@@ -208,7 +207,7 @@ def keepers_on(root: Path) -> list[int]:
     for place in Path("/proc").iterdir():
         with suppress(OSError):
             words = (place / "cmdline").read_bytes().split(b"\0") if place.name.isdigit() else []
-            if b"remit.cli.keeper_process" in words and str(root).encode() in words:
+            if b"remit.cli.local.keeper_main" in words and str(root).encode() in words:
                 found.append(int(place.name))
     return found
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.building import vault
+from remit.agent.setup import vault
 from remit.model.claims import Delete
-from remit.model.data import Config, DataSpec, Secret, SecretSpec
-from remit.model.fields import Metadata
 from remit.model.kinds import ExecProbe, Mount, Probe, Probes, Restart
+from remit.model.metadata import Metadata
 from remit.model.resources import Duration
-from remit.serve.keyring import Keyring
-from remit.world.disk import FileDisk
-from remit.world.ids import RandomIds
+from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
+from remit.serve.auth.secrets import Keyring
+from remit.world.files.disk import FileDisk
+from remit.world.randomness import RandomIds
 from tests.integration.agent.scope import AgentProcess, Scope, lines, play, shell, until
 
 CANARY = "canary-51c0-that-nobody-may-see"

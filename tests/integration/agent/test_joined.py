@@ -15,10 +15,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remit.agent.joining import Credentials, Place, join
-from remit.agent.renewing import has_run_out
+from remit.agent.credentials import Credentials, Place, has_run_out, join
 from remit.model.identity import digest_of
-from remit.world.certificates import key_digest
+from remit.world.net.certificates import key_digest
 from remit.world.production import production
 from tests.integration.client.proxy import proxied
 from tests.integration.serve.a_server import Server

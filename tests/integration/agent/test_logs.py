@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from remit.cli.keeper import end_keeper
+from remit.cli.local.down import end_keeper
 from remit.model.kinds import Node
 from remit.model.objects import decode
-from remit.model.orders import LogsOf
 from remit.model.records import Replica
-from remit.world.link import SocketLink
-from remit.world.promises import LinkError
+from remit.model.wire.agent_messages import LogsOf
+from remit.world.interfaces import LinkError
+from remit.world.net.rpc_client import SocketLink
 from tests.integration.agent.scope import AgentProcess, Scope, play, shell, until
 
 BOUNDS = "file_bytes=20000,older=2,copies=3,node_bytes=1000000,age_ms=60000"

@@ -13,17 +13,17 @@ import pytest
 from aiohttp import ClientSession
 from msgspec.structs import replace
 
+from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Scratch, Volume
 from remit.model.claims import Accepted, Delete
-from remit.model.data import Secret, SecretSpec
-from remit.model.fields import Metadata
 from remit.model.kinds import HttpProbe, Policy, PolicySpec, PortAsk, Probe, Probes, Workload
-from remit.model.manifests import read
+from remit.model.manifests.reader import read
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyRule
 from remit.model.resources import Duration
-from remit.model.software import Artifact, HostPath, PolicyPermit, Scratch, Volume
-from remit.serve.keyring import Keyring
-from remit.world.disk import FileDisk
-from remit.world.ids import RandomIds
+from remit.model.secrets import Secret, SecretSpec
+from remit.serve.auth.secrets import Keyring
+from remit.world.files.disk import FileDisk
+from remit.world.randomness import RandomIds
 from tests.integration.agent.scope import ROOT, SLOW_MS, Scope, lines, play, shell, until
 from tests.integration.agent.shelves import ALLOWED, shelf, tarball
 

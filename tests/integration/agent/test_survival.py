@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path, PurePosixPath
 
-from remit.agent.building import vault
-from remit.agent.reviving import is_held
-from remit.world.disk import FileDisk
+from remit.agent.keeper.protocol import is_held
+from remit.agent.setup import vault
+from remit.world.files.disk import FileDisk
 from tests.integration.agent.scope import (
     BEAT_MS,
     REMIT,

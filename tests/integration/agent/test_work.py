@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remit.model.fields import Metadata
+from remit.model.artifacts import Scratch, Volume
 from remit.model.kinds import (
     ExecProbe,
     HttpProbe,
@@ -27,11 +27,11 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.metadata import Metadata
 from remit.model.resources import Amount, Duration
-from remit.model.software import Scratch, Volume
 from remit.world.clock import BootClock
-from remit.world.runner import ProcessRunner
-from remit.world.users import user_of_tenant
+from remit.world.process.isolation import user_of_tenant
+from remit.world.process.runner import ProcessRunner
 from tests.integration.agent.scope import Scope, forever, gone, lines, play, shell, until
 
 SERVICE = {"type": "service", "replicas": 1}

@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from remit.model.beats import Beat, NodeState, RunState
-from remit.model.material import MaterialOf
-from remit.model.sessions import MEDIA, Begin, Part, spoken
-from remit.serve.samples import MANIFESTS
+from remit.model.wire.agent_messages import Beat, MaterialOf, NodeState, RunState
+from remit.model.wire.exec_frames import MEDIA, Begin, Part, spoken
+from remit.serve.http.openapi import MANIFESTS
 from tests.integration.attacks.fuzz_decoders import _encode
 from tests.integration.attacks.mutating import mutated
 from tests.integration.attacks.stage import Stage

@@ -27,19 +27,20 @@ from typing import Any, Final
 
 import msgspec
 
-from remit.agent import journal, keeping
-from remit.client import remote, rows
-from remit.model import material, sessions
+from remit.agent.keeper import journal, protocol
+from remit.client import remote_store, rpc
 from remit.model.claims import Acquire, Actor, Operation, OperationID, Role, decode_operation
-from remit.model.joining import Joining
-from remit.model.manifests import read
+from remit.model.identity import Joining
+from remit.model.manifests.reader import read
 from remit.model.objects import decode, enc_hook
-from remit.model.orders import OrdersOf, decode_orders
 from remit.model.resources import Duration
-from remit.serve import bodies, door
-from remit.serve.failures import Failure
-from remit.serve.samples import MANIFESTS
-from remit.world.frames import NoFrame, next_frame
+from remit.model.wire import agent_messages, exec_frames
+from remit.model.wire.agent_messages import OrdersOf, decode_orders
+from remit.serve.components import component_rpc
+from remit.serve.http import bodies
+from remit.serve.http.openapi import MANIFESTS
+from remit.serve.http.replies import Failure
+from remit.world.net.frames import NoFrame, next_frame
 from tests.integration.attacks.mutating import mutated
 
 REFUSALS: Final = (msgspec.DecodeError, ValueError, RecursionError)
@@ -52,12 +53,12 @@ Decodes = Callable[[bytes], object]
 
 def _heard(data: bytes) -> object:
     """Parts of a session, in pieces of any size."""
-    ear, at = sessions.Ear(), 0
+    ear, at = exec_frames.Ear(), 0
     while at < len(data):
         step = 1 + data[at] % 64
         for part in ear.hear(data[at : at + step]):
-            if part.part == sessions.Part.BEGIN:
-                sessions.begin_of(part.body)
+            if part.part == exec_frames.Part.BEGIN:
+                exec_frames.begin_of(part.body)
         at += step
     return ear
 
@@ -105,18 +106,18 @@ DECODERS: Final[dict[str, Decodes]] = {
     "manifest, YAML": lambda data: read(data, "a.yaml"),
     "manifest, JSON": lambda data: read(data, "a.json"),
     "body": _judged,
-    "call": _refusing(door._asked.decode),
-    "stream": _refusing(door._streamed.decode),
-    "reply": _refusing(remote._replies.decode),
+    "call": _refusing(component_rpc._asked.decode),
+    "stream": _refusing(component_rpc._streamed.decode),
+    "reply": _refusing(rpc._replies.decode),
     "operation": _refusing(decode_operation),
     "object": _refusing(decode),
     "orders": _refusing(decode_orders),
-    "material": _refusing(material.decode_material),
-    "page of rows": _refusing(rows._pages.decode),
-    "event of rows": _refusing(rows._events.decode),
-    "word to a keeper": _refusing(keeping._words.decode),
-    "answer of a keeper": _refusing(keeping._answers.decode),
-    "table of a keeper": _refusing(keeping._tables.decode),
+    "material": _refusing(agent_messages.decode_material),
+    "page of rows": _refusing(remote_store._pages.decode),
+    "event of rows": _refusing(remote_store._events.decode),
+    "word to a keeper": _refusing(protocol._words.decode),
+    "answer of a keeper": _refusing(protocol._answers.decode),
+    "table of a keeper": _refusing(protocol._tables.decode),
     "journal": _journalled,
     "session": _refusing(_heard),
     "frames": _framed,
@@ -134,16 +135,22 @@ def seeds() -> list[bytes]:
         json.dumps([*MANIFESTS.values()]).encode(),
     ]
     good += [
-        _encode(remote.Call((_OPERATION,))),
-        _encode(remote.Call(renew=_ACTOR)),
+        _encode(rpc.Call((_OPERATION,))),
+        _encode(rpc.Call(renew=_ACTOR)),
         _encode(_OPERATION),
         _encode(OrdersOf(("n1",))),
     ]
-    good += [_encode(rows.RangeOf("a/")), _encode(rows.RowsFrom("")), _encode(Joining("a" * 64, ("n1",)))]
-    good += [_encode(material.MaterialOf(_ACTOR, "replica/a/b", "u", 1)), b'{"verdicts":[{"verdict":"accepted","revision":3}]}']
-    good += [_encode(material.Material({"a": {"b": "c"}})), b'{"incarnation":"i","revision":3,"whole":true,"gone":["a"]}']
-    good += [keeping.encode(keeping.Table(whole=True)), b'{"copy":["a","b",1],"number":3,"began_ms":1}\n{"copy"']
-    good += [sessions.spoken(sessions.Part.BEGIN, sessions.Begin(("id",))) + sessions.spoken(sessions.Part.INPUT, b"x")]
+    good += [_encode(remote_store.RangeOf("a/")), _encode(remote_store.RowsFrom("")), _encode(Joining("a" * 64, ("n1",)))]
+    good += [
+        _encode(agent_messages.MaterialOf(_ACTOR, "replica/a/b", "u", 1)),
+        b'{"verdicts":[{"verdict":"accepted","revision":3}]}',
+    ]
+    good += [_encode(agent_messages.Material({"a": {"b": "c"}})), b'{"incarnation":"i","revision":3,"whole":true,"gone":["a"]}']
+    good += [protocol.encode(protocol.Table(whole=True)), b'{"copy":["a","b",1],"number":3,"began_ms":1}\n{"copy"']
+    good += [
+        exec_frames.spoken(exec_frames.Part.BEGIN, exec_frames.Begin(("id",)))
+        + exec_frames.spoken(exec_frames.Part.INPUT, b"x")
+    ]
     return [*good, struct.pack(">IBQ", 3, 1, 7) + b"abc"]
 
 

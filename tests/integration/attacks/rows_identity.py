@@ -14,14 +14,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.client.remote import Call
-from remit.client.rows import RangeOf, RowsFrom
-from remit.model.beats import Beat, NodeState
+from remit.client.remote_store import RangeOf, RowsFrom
+from remit.client.rpc import Call
 from remit.model.claims import Acquire, Actor, Apply, Delete, Move, Role, Vacate
 from remit.model.kinds import Node, Taint
-from remit.model.material import MaterialOf
-from remit.model.orders import OrdersOf
-from remit.model.sessions import MEDIA, Begin, Part, spoken
+from remit.model.wire.agent_messages import Beat, MaterialOf, NodeState, OrdersOf
+from remit.model.wire.exec_frames import MEDIA, Begin, Part, spoken
 from tests.integration.attacks.stage import LEASE, WITHIN_S, Intruder, Refusal, attack
 from tests.unit.serve.asking import node, tenant
 
@@ -281,7 +279,7 @@ def _start_it(by: Intruder) -> None:
 
 
 def _read(manifest: dict[str, Any]) -> Node:
-    from remit.model.manifests import read
+    from remit.model.manifests.reader import read
 
     found = read(json.dumps(manifest).encode(), "node.json")
     thing = found.objects[0]
@@ -292,7 +290,7 @@ def _read(manifest: dict[str, Any]) -> Node:
 def _meta(name: str, **more: Any) -> Any:
     import msgspec
 
-    from remit.model.fields import Metadata
+    from remit.model.metadata import Metadata
 
     return msgspec.convert({"name": name, **more}, Metadata)
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from remit.cli.main import remit
 from remit.world.clock import BootClock
-from remit.world.promises import Order
-from remit.world.runner import ProcessRunner
+from remit.world.interfaces import Order
+from remit.world.process.runner import ProcessRunner
 from tests.integration.attacks.stage import Intruder, Refusal, attack
 from tests.unit.serve.asking import tenant, workload
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from remit.law.bearers import agent_of
+from remit.law.certificate_identity import agent_of
 from remit.model.identity import digest_of
-from remit.world.certificates import CertificateAuthority, KeyPair, made_key, request_for
+from remit.world.net.certificates import CertificateAuthority, KeyPair, made_key, request_for
 from tests.integration.attacks.stage import Intruder, Refusal, attack, refusal
 from tests.integration.serve.a_server import Reply, ask_on
 from tests.integration.serve.test_tls import serving

@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from remit.client.remote import Call
+from remit.client.rpc import Call
 from remit.model.claims import Abandon, Acquire, Actor, AnyClaim, Bind, Code, Mark, Operation, Role, operation_id
 from remit.model.identity import digest_of
 from remit.model.kinds import NodeHealth
 from remit.model.objects import enc_hook
 from remit.model.resources import Duration
-from remit.serve.failures import STATUSES
+from remit.serve.http.replies import STATUSES
 from tests.integration.serve.a_server import Reply, Server, ask_on
 from tests.unit.serve.asking import node, secret, tenant, workload
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from remit.model.sessions import MEDIA, Begin, Ear, Over, Part, spoken
-from remit.serve import execs, logs
-from remit.world.frames import BODY_BYTES_MAX, Kind, framed
+from remit.model.wire.exec_frames import MEDIA, Begin, Ear, Over, Part, spoken
+from remit.serve.components import exec_sessions, replica_logs
+from remit.world.net.frames import BODY_BYTES_MAX, Kind, framed
 from tests.unit.observation.rows import replica, tenant, work
 from tests.unit.serve import asking
 from tests.unit.serve.asking import Api, Reply, api
@@ -137,8 +137,8 @@ def rss_mib() -> float:
 def test_row_13__what_no_agent_of_ours_would_answer_is_a_502(
     answers: Answers, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "ANSWER_MS", 500)
-    monkeypatch.setattr(execs, "ANSWER_MS", 500)
+    monkeypatch.setattr(replica_logs, "ANSWER_MS", 500)
+    monkeypatch.setattr(exec_sessions, "ANSWER_MS", 500)
 
     async def scene() -> None:
         with socket.create_server(("127.0.0.1", 0)) as trap:

@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.promises import Order
-from remit.world.runner import ProcessRunner
+from remit.world.interfaces import Order
+from remit.world.process.runner import ProcessRunner
 from tests.integration.cli.test_up import REMIT, Ups
 
 SECRET: Final = "what nobody may read"

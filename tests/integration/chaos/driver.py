@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Final
 
 from remit.client.api import Api, ApiError, Unanswered
-from remit.model.fields import Metadata
 from remit.model.kinds import Disruption, Restart, Rollout, Template, Tenant, TenantSpec, Workload, WorkloadSpec
+from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica
 from remit.model.resources import Amount, Duration
 from tests.integration.chaos.cluster import Cluster, Program

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from remit.commitment.declaring import FILL_MAX
-from remit.model.manifests import read
+from remit.commitment.rulings.declarations import FILL_MAX
+from remit.model.manifests.reader import read
 from tests.integration.cli.test_explain import MORE, settled
 
 REMIT = str(Path(sys.executable).parent / "remit")

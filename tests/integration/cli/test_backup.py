@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from remit.cli.main import remit
-from remit.store.file import SIGN
-from remit.store.travelling import Label, opening
+from remit.store.sqlite.backup import Label, opening
+from remit.store.sqlite.database_file import SIGN
 from tests.integration.cli.test_up import SERVICE, Ups, alive
 
 JOB = """

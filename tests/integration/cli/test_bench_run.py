@@ -7,13 +7,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from remit.cli import bench_run
-from remit.cli.bench_run import STEPS, Sizes
+from remit.bench import run
+from remit.bench.run import STEPS, Sizes
 from remit.cli.main import remit
 
 
 def test_every_job_is_run_and_its_steps_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_run, "QUICK", Sizes(jobs=12, idle=3, forks=3))
+    monkeypatch.setattr(run, "QUICK", Sizes(jobs=12, idle=3, forks=3))
     result = CliRunner().invoke(remit, ["bench", "run", "--quick", "--json"], prog_name="remit")
     (line,) = result.stdout.splitlines()
     found = json.loads(line)

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from remit.cli.main import remit
-from remit.store.file import FILE_NAME
+from remit.store.sqlite.database_file import FILE_NAME
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = Path(__file__).with_name("cluster.yaml")

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from remit.agent.joining import Credentials
-from remit.client.http import HttpLink
-from remit.model.orders import OrdersOf
-from remit.world.promises import LinkError
+from remit.agent.credentials import Credentials
+from remit.client.http_link import HttpLink
+from remit.model.wire.agent_messages import OrdersOf
+from remit.world.interfaces import LinkError
 from tests.integration.cli.test_up import REMIT, Ups, alive
 
 TALKS = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.cli.support import Cleaner
+from remit.cli.local.doctor import Cleaner
 from tests.integration.cli.test_up import Ups
 
 CANARY = "c4n4ry"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from remit.agent.directory import Directory
+from remit.agent.setup import Directory
 
 REMIT = str(Path(sys.executable).parent / "remit")
 BEAT = "200ms"
@@ -87,7 +87,9 @@ class Ups:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        shutil.rmtree(Directory(self.data / "agent").work, ignore_errors=True)  # they may be elsewhere: world/users.py
+        shutil.rmtree(
+            Directory(self.data / "agent").work, ignore_errors=True
+        )  # they may be elsewhere: world/process/isolation.py
 
 
 @pytest.fixture

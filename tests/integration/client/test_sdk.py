@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from remit.cli.token_files import issued_in
+from remit.cli.session.token_files import issued_in
 from remit.client.api import ALL_TENANTS, Api, ApiError, Bookmark, Changed, Deleted, Synced
 from remit.client.blocking import BlockingApi
-from remit.client.connecting import connect
+from remit.client.http_link import connect
 from remit.model.claims import Accepted, Acquire, Actor, Operation, Role
-from remit.model.data import Config, DataSpec, Secret, SecretSpec
-from remit.model.fields import Metadata
 from remit.model.identity import Token, TokenSpec, digest_of
 from remit.model.kinds import Region, Template, Tenant, TenantSpec, Workload, WorkloadSpec
+from remit.model.metadata import Metadata
 from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
+from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from remit.world.production import production
 from tests.integration.client.proxy import proxied
 from tests.integration.serve.a_server import BEAT, Server

@@ -7,18 +7,18 @@ import sys
 from pathlib import Path
 
 from remit.assembly import served
-from remit.cli.token_files import token_in
-from remit.law.tempo import Tempo
-from remit.serve import joining
-from remit.world.binding import Listen
-from remit.world.certificates import Lifespans
+from remit.cli.session.token_files import token_in
+from remit.law.timing import Tempo
+from remit.serve.auth import enrollment
+from remit.world.net.certificates import Lifespans
+from remit.world.net.connections import Listen
+from remit.world.net.server_keys import Secured
 from remit.world.production import production
-from remit.world.tls_keys import Secured
 
 
 async def main(data: Path, seconds: int) -> None:
     world = production()
-    joining.TERM_MS = seconds * 1000  # type: ignore[misc]
+    enrollment.AGENT_TOKEN_TTL_MS = seconds * 1000  # type: ignore[misc]
     token, _ = token_in(data / "token", world.ids)
     secured = Secured(lifespans=Lifespans(agent_s=seconds))
     async with served(

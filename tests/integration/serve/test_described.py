@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
-from remit.model.answers import PROBLEM_TYPE
 from remit.model.identity import digest_of
-from remit.serve.openapi import described
-from remit.serve.table import ROUTES
+from remit.model.wire.api_types import PROBLEM_TYPE
+from remit.serve.http.openapi import described
+from remit.serve.http.route_table import ROUTES
 from tests.integration.serve.a_server import Server
 from tests.properties.effort import tries
 from tests.unit.serve.asking import node, tenant, workload

@@ -10,8 +10,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from remit.cli import bench_flood
-from remit.cli.bench_flood import P99_MS, RATE, Sizes
+from remit.bench import flood
+from remit.bench.flood import P99_MS, RATE, Sizes
 from remit.cli.main import remit
 
 TRIES = 3
@@ -22,7 +22,7 @@ def test_a_thousand_creates_a_second__others_and_heartbeats_are_answered_within_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A35, F41: fair queues; who floods is told to come back (429), and others see nothing of it."""
-    monkeypatch.setattr(bench_flood, "QUICK", Sizes(1.0, 4.0))
+    monkeypatch.setattr(flood, "QUICK", Sizes(1.0, 4.0))
     for _ in range(TRIES):
         result = CliRunner().invoke(remit, ["bench", "flood", "--quick", "--json"], prog_name="remit")
         assert result.exit_code in (0, 1), result.output

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from remit.world import corking, http
-from remit.world.binding import Bound
+from remit.world.net import connections, http_server
+from remit.world.net.connections import Bound
 from tests.integration.serve.test_listening import GET, ask, listening, said
 
 POST = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -101,7 +101,7 @@ def test_a_trailer_is_no_header() -> None:
 
 def test_of_very_many_requests_at_once_some_are_answered_and_the_asker_told() -> None:
     found = play(patient, GET * 5_000)
-    assert 2 <= found.count(b"200 OK") <= http.PIPELINED_MAX + 2
+    assert 2 <= found.count(b"200 OK") <= http_server.PIPELINED_MAX + 2
     assert found.count(b"connection: close") == 1 and b"connection: close" in found.rpartition(b"HTTP/1.1 200 OK")[2]
 
 
@@ -128,7 +128,7 @@ def test_who_would_change_the_protocol_is_answered_and_told_that_it_ends_there()
 
 
 def test_blank_lines_after_an_answer_are_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.5)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.5)
     found = play(patient, GET, b"\r\n", b"\r\n")
     assert found.count(b"200 OK") == 1  # and it was closed, or this would not have come to its end
 
@@ -180,8 +180,8 @@ def test_who_leaves_is_noticed_although_another_request_waits_behind() -> None:
 
 
 def test_what_is_let_pass_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corking, "LINGER_BYTES", 1 << 20)
-    monkeypatch.setattr(corking, "LINGER_S", 60.0)
+    monkeypatch.setattr(connections, "LINGER_BYTES", 1 << 20)
+    monkeypatch.setattr(connections, "LINGER_S", 60.0)
 
     async def main() -> int:
         async with listening(patient) as bound:

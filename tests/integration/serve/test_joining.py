@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from remit.law.bearers import agent_of
-from remit.world.certificates import CertificateAuthority, KeyPair, made_key, request_for
+from remit.law.certificate_identity import agent_of
+from remit.world.net.certificates import CertificateAuthority, KeyPair, made_key, request_for
 from tests.integration.serve.places import HERE, THERE, YONDER, Machines, machines, why_not
 from tests.integration.serve.walked import Machine, blocks
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from remit.world import http
-from remit.world.binding import Bound, Listen
-from remit.world.crowding import FEW
-from remit.world.http import http_listening
-from remit.world.promises import NotServed
+from remit.world.interfaces import NotServed
+from remit.world.net import http_server
+from remit.world.net.connections import FEW, Bound, Listen
+from remit.world.net.http_server import http_listening
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 GET = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -130,7 +129,7 @@ def test_what_was_taken_is_answered_before_it_ends() -> None:
 
 
 def test_what_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "DRAIN_S", 0.1)
+    monkeypatch.setattr(http_server, "DRAIN_S", 0.1)
 
     async def main() -> None:
         begun = asyncio.Event()
@@ -182,7 +181,7 @@ def test_an_answer_after_another_on_one_connection() -> None:
 
 
 def test_who_was_answered_and_asks_no_more_is_let_go__and_who_asks_again_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.5)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.5)
 
     async def main() -> None:
         async with listening(hello) as bound:
@@ -201,7 +200,7 @@ def test_who_was_answered_and_asks_no_more_is_let_go__and_who_asks_again_is_not(
 
 
 def test_who_is_being_answered_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.2)
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.8)

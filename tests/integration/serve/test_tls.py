@@ -20,7 +20,7 @@ from remit.cli.main import remit as command_line
 from remit.client.api import Api, Trust, Unanswered
 from remit.client.blocking import BlockingApi
 from remit.model.kinds import Tenant
-from remit.world.certificates import CertificateAuthority
+from remit.world.net.certificates import CertificateAuthority
 from tests.integration.serve.places import HERE, THERE, machines, why_not
 
 REMIT = str(Path(sys.executable).parent / "remit")

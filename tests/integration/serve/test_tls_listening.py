@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import uvloop
 
-from remit.law.bearers import SERVER, Bearer, agent_of
-from remit.world import greeting
-from remit.world.binding import Bound, Listen
-from remit.world.certificates import Lifespans, made_key, request_for
-from remit.world.disk import FileDisk
-from remit.world.http import http_listening
+from remit.law.certificate_identity import SERVER, Bearer, agent_of
+from remit.world.files.disk import FileDisk
+from remit.world.net import tls
+from remit.world.net.certificates import Lifespans, made_key, request_for
+from remit.world.net.connections import Bound, Listen
+from remit.world.net.http_server import http_listening
+from remit.world.net.server_keys import Secured, TlsKeys
+from remit.world.net.tls import Trust, calling
 from remit.world.production import production
-from remit.world.tls import Trust, calling
-from remit.world.tls_keys import Secured, TlsKeys
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -115,7 +115,7 @@ def test_whoever_does_not_speak_tls_is_told_so(keys: TlsKeys) -> None:
 
 def test_handshakes_that_do_not_come_to_an_end_are_ended(keys: TlsKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     """A34: at the level of the handshake."""
-    monkeypatch.setattr(greeting, "HANDSHAKE_S_MAX", 0.5)
+    monkeypatch.setattr(tls, "HANDSHAKE_S_MAX", 0.5)
 
     async def main() -> None:
         async with listening(keys) as bound:

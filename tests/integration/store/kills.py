@@ -28,10 +28,11 @@ ROOT = Path(__file__).resolve().parents[3]
 # Run as a file, Python looks for imports beside it and not in the repository.
 sys.path[:0] = [place for place in (str(ROOT), str(ROOT / "src")) if place not in sys.path]
 
-from remit.store import chain, upkeep  # noqa: E402
-from remit.store.file import FILE_NAME, load_checksums  # noqa: E402
+from remit.store import chain  # noqa: E402
 from remit.store.protocol import Commit, Committed, Event, Guard, Head, Store, StoreError  # noqa: E402
-from remit.store.sqlite import SqliteStore  # noqa: E402
+from remit.store.sqlite import maintenance  # noqa: E402
+from remit.store.sqlite.database_file import FILE_NAME, load_checksums  # noqa: E402
+from remit.store.sqlite.store import SqliteStore  # noqa: E402
 from tests.contracts.stores import OneThread  # noqa: E402
 
 COMMITTERS = 4
@@ -112,8 +113,8 @@ async def compactor(store: Store, up_to: int, chance: random.Random) -> None:
 
 async def child(directory: Path, seed: int, compact_up_to: int) -> None:
     # Small, so that indexing, sweeping and checkpoints are under way at many of the kills.
-    upkeep.RECENT_VERSIONS_MAX, upkeep.INDEX_SLICE_KEYS, upkeep.WAL_PAGES_DUE = 300, 40, 60
-    upkeep.SWEEP_SLICE_ROWS, upkeep.SWEEP_READ_ROWS, upkeep.SWEEP_KEYS_MAX = 20, 50, 100
+    maintenance.RECENT_VERSIONS_MAX, maintenance.INDEX_SLICE_KEYS, maintenance.WAL_PAGES_DUE = 300, 40, 60
+    maintenance.SWEEP_SLICE_ROWS, maintenance.SWEEP_READ_ROWS, maintenance.SWEEP_KEYS_MAX = 20, 50, 100
     store = await SqliteStore.open(directory, offload=OneThread(), holder=f"child {seed}", incarnation="killed")
     tell("S")
     async with asyncio.TaskGroup() as group:

@@ -11,8 +11,8 @@ from typing import Any
 import apsw
 import pytest
 
-from remit.store.file import load_checksums
-from remit.store.sqlite import SqliteStore
+from remit.store.sqlite.database_file import load_checksums
+from remit.store.sqlite.store import SqliteStore
 from tests.contracts.stores import OneThread
 
 

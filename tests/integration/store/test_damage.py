@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from remit.store import chain, upkeep
-from remit.store.file import FILE_NAME, SCHEMA
+from remit.store import chain
 from remit.store.protocol import HEAD, Commit, Committed, Corrupt, NewerSchema, Row, StoreError, Unanswered, Unavailable
-from remit.store.restore import restore
-from remit.store.sqlite import SqliteStore
+from remit.store.sqlite import maintenance
+from remit.store.sqlite.backup import restore
+from remit.store.sqlite.database_file import FILE_NAME, SCHEMA
+from remit.store.sqlite.store import SqliteStore
 from tests.contracts.stores import put, run
 from tests.integration.store.places import failing_files, opened
 
@@ -245,7 +246,7 @@ def test_the_disk_fails_for_a_whole_group__each_is_unanswered(tmp_path: Path) ->
 def test_the_disk_fails_in_a_checkpoint__commits_go_on_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "WAL_PAGES_DUE", 4)
+    monkeypatch.setattr(maintenance, "WAL_PAGES_DUE", 4)
 
     async def story() -> None:
         with failing_files() as faults:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from remit.store.file import FILE_NAME, File, create
-from remit.store.glimpse import Glimpse, NoStore
 from remit.store.protocol import Commit, Corrupt, Unavailable
+from remit.store.sqlite.database_file import FILE_NAME, File, create
+from remit.store.sqlite.offline_reader import Glimpse, NoStore
 
 WRITER = """
 import sys
 from pathlib import Path
 from remit.store import file as files
 from remit.store.protocol import Commit
-from remit.store.upkeep import Upkeep
+from remit.store.sqlite.maintenance import Upkeep
 
 path = Path(sys.argv[1])
 files.create(path)

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from remit.store.protocol import Commit
-from remit.store.sqlite import SqliteStore
+from remit.store.sqlite.store import SqliteStore
 from tests.contracts.stores import OneThread
 from tests.integration.store.kills import Acknowledged, Parent, kill_loop, rows_of
 

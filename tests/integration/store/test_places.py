@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from remit.store.file import FILE_NAME
-from remit.store.owner import LOCK_NAME, Ownership
 from remit.store.protocol import Commit, Committed, NoSpace, Owned, ReadOnly
-from remit.store.restore import restore
+from remit.store.sqlite.backup import restore
+from remit.store.sqlite.database_file import FILE_NAME
+from remit.store.sqlite.directory_lock import LOCK_NAME, Ownership
 from tests.contracts.stores import put, run
 from tests.integration.store.places import opened, read_only_view, small_disk
 

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.entering import Entered
-from remit.world.promises import Ended, Limits, NotStarted, Order, Running
-from remit.world.runner import ProcessRunner
-from remit.world.sessions import Said, Session, Window
+from remit.world.interfaces import Ended, Limits, NotStarted, Order, Running
+from remit.world.process.exec_session import Entered, Said, Session, Window
+from remit.world.process.runner import ProcessRunner
 from tests.contracts.worlds import remove_groups
 
 ENV = {"PATH": os.defpath, "MODE": "live"}

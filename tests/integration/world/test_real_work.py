@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from remit.world import runner as module
-from remit.world.cgroups import V1, Cgroups, Hierarchy
-from remit.world.cgroups_found import find, mounted, try_one
 from remit.world.clock import BootClock
-from remit.world.promises import Ended, Limits, NotStarted, Order, Running
-from remit.world.runner import ProcessRunner
+from remit.world.interfaces import Ended, Limits, NotStarted, Order, Running
+from remit.world.process import runner as module
+from remit.world.process.cgroup_discovery import find, mounted, try_one
+from remit.world.process.cgroups import V1, Cgroups, Hierarchy
+from remit.world.process.runner import ProcessRunner
 from tests.contracts.worlds import remove_groups
 
 ENV = {"PATH": os.defpath}
@@ -195,8 +195,8 @@ KEEPER = """
 import asyncio, sys
 from pathlib import Path
 from remit.world.clock import BootClock
-from remit.world.promises import Order
-from remit.world.runner import ProcessRunner
+from remit.world.interfaces import Order
+from remit.world.process.runner import ProcessRunner
 
 async def main():
     one = ProcessRunner(BootClock(), parent=sys.argv[1])
@@ -235,8 +235,8 @@ TREE = "import os,time; os.fork() or os.setsid(); time.sleep(600)"
 STARTER = """
 import asyncio, os, sys
 from remit.world.clock import BootClock
-from remit.world.promises import Order
-from remit.world.runner import ProcessRunner
+from remit.world.interfaces import Order
+from remit.world.process.runner import ProcessRunner
 
 async def main():
     one = ProcessRunner(BootClock(), parent=sys.argv[1])

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from remit.world import starting
-from remit.world.cgroups_found import find
 from remit.world.clock import BootClock
-from remit.world.promises import Ended, NotStarted, Order
-from remit.world.runner import ProcessRunner
-from remit.world.starting import Starter
+from remit.world.interfaces import Ended, NotStarted, Order
+from remit.world.process import spawn_server
+from remit.world.process.cgroup_discovery import find
+from remit.world.process.runner import ProcessRunner
+from remit.world.process.spawn_server import Starter
 from tests.contracts.worlds import remove_groups
 
 ENV = {"PATH": os.defpath}
@@ -96,7 +96,7 @@ def test_a_starter_that_was_killed_is_followed_by_another_and_ends_nobody(parent
 def test_of_a_starter_that_does_not_answer_nothing_comes_also_not_later(
     parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "ANSWER_S", 0.3)
+    monkeypatch.setattr(spawn_server, "ANSWER_S", 0.3)
 
     async def scene(one: ProcessRunner) -> None:
         assert await one.wait(await one.start(order("exit 0"))) == Ended(code=0)
@@ -163,7 +163,7 @@ while True:
 
 def test_where_nobody_may_be_born_inside_it_joins(parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starter.py").write_text(UNUSABLE)
-    monkeypatch.setattr(starting, "PROGRAM", tmp_path / "starter.py")
+    monkeypatch.setattr(spawn_server, "PROGRAM", tmp_path / "starter.py")
 
     async def scene(one: ProcessRunner) -> None:
         running = await one.start(order("cat /proc/$$/cgroup", stdout=tmp_path / "out"))

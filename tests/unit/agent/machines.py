@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from remit.agent.copies import Copy
-from remit.agent.keeper import Keeper
-from remit.agent.keeping import Answer, Begin, Begun, Table, Word, encode
-from remit.agent.saying import Sayings
-from remit.world.promises import Confinement, DiskError, Ended, NoRoom, NotStarted, Order, Running, Usage, World
-from remit.world.sessions import Session, Window
+from remit.agent.attempts import Copy
+from remit.agent.keeper.keeper import Keeper
+from remit.agent.keeper.log_retention import Sayings
+from remit.agent.keeper.protocol import Answer, Begin, Begun, Table, Word, encode
+from remit.world.interfaces import Confinement, DiskError, Ended, NoRoom, NotStarted, Order, Running, Usage, World
+from remit.world.process.exec_session import Session, Window
 from tests.unit.world.virtual import VirtualClock, virtual_world
 
 NODE = "n1"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from remit.agent.checking import Patient, ask_what_is_due
-from remit.agent.core import Course
+from remit.agent.probe_runner import Patient, ask_what_is_due
+from remit.agent.reconciler import Course
 from remit.model.kinds import HttpProbe, Probe, Probes
 from remit.model.records import Phase, ReplicaStatus
 

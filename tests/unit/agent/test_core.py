@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.copies import Copy
-from remit.agent.core import Act, End, Leave, Mind, Prepare, Say, Start
-from remit.agent.keeping import Begun
-from remit.agent.orders import Assigned, generation_name
-from remit.agent.preparing import Making
-from remit.agent.probing import Health
-from remit.agent.work import NOTHING
-from remit.law.tempo import Tempo, lost_after_ms
-from remit.model.fields import Metadata, Stamp
+from remit.agent.assignments import Assigned, generation_name
+from remit.agent.attempts import Copy
+from remit.agent.keeper.protocol import Begun
+from remit.agent.preparation import Making
+from remit.agent.probes import Health
+from remit.agent.reconciler import Act, End, Leave, Mind, Prepare, Say, Start
+from remit.agent.run_spec import NOTHING
+from remit.law.timing import Tempo, lost_after_ms
 from remit.model.kinds import (
     Mount,
     Node,
@@ -29,10 +28,11 @@ from remit.model.kinds import (
     Template,
     WorkloadSpec,
 )
-from remit.model.orders import OrderRow, Orders
+from remit.model.metadata import Metadata, Stamp
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount, Duration
-from remit.world.promises import Ended
+from remit.model.wire.agent_messages import OrderRow, Orders
+from remit.world.interfaces import Ended
 from tests.unit.world.virtual import VirtualClock, run_virtually
 
 TEMPO = Tempo(100)

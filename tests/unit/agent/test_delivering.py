@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.copies import Copy
-from remit.agent.delivering import WAIT_MS, Delivering, outermost, read
-from remit.agent.preparing import NotPrepared, Subject
-from remit.agent.work import Place, Prepared, order_for
+from remit.agent.attempts import Copy
+from remit.agent.preparation import WAIT_MS, Delivering, NotPrepared, Subject, outermost, read
+from remit.agent.run_spec import Place, Prepared, order_for
 from remit.model.claims import Actor, Role
-from remit.model.fields import Stamp
 from remit.model.kinds import Mount, Template, WorkloadSpec
-from remit.model.material import Material, MaterialOf
+from remit.model.metadata import Stamp
 from remit.model.records import GenerationSpec, Replica, ReplicaSpec
-from remit.world.promises import Unreached
+from remit.model.wire.agent_messages import Material, MaterialOf
+from remit.world.interfaces import Unreached
 from tests.unit.world.virtual import run_virtually, virtual_world
 
 CANARY = "canary-4711"

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.copies import Copy
-from remit.agent.journal import Journal
-from remit.agent.keeping import NEVER, Bar, Drop, Halt, Quit, Renewed, Table, Uses
-from remit.world.disk import FileDisk
-from remit.world.promises import Clock, Ended, Running
+from remit.agent.attempts import Copy
+from remit.agent.keeper.journal import Journal
+from remit.agent.keeper.protocol import NEVER, Bar, Drop, Halt, Quit, Renewed, Table, Uses
+from remit.world.files.disk import FileDisk
+from remit.world.interfaces import Clock, Ended, Running
 from tests.unit.agent.machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on
 from tests.unit.world.virtual import InlineOffload, run_virtually
 
@@ -152,7 +152,7 @@ def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Also one within an attempt that has been started before: of two words on a copy the later stands."""
-    monkeypatch.setattr("remit.agent.journal.REWRITE_LINES", -10)
+    monkeypatch.setattr("remit.agent.keeper.journal.REWRITE_LINES", -10)
     machine, journal = Machine(), tmp_path / "journal"
 
     async def scene() -> None:

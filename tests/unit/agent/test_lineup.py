@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from remit.agent.copies import Copy
-from remit.agent.hosting import Site
-from remit.agent.lineup import SANDBOX_MS, SHOWN_MAX, WAITS, Lineup, held_ms
-from remit.agent.standing import Standing
-from remit.agent.work import Place
-from remit.client.tenure import Tenure
+from remit.agent.assignments import SANDBOX_MS, SHOWN_MAX, WAITS, Lineup, held_ms
+from remit.agent.attempts import Copy
+from remit.agent.heartbeat import Standing
+from remit.agent.hosted_node import Site
+from remit.agent.run_spec import Place
+from remit.client.lease_holder import Tenure
 from remit.model.claims import Actor, Role
 from remit.model.records import Phase
-from remit.world.promises import Order
+from remit.world.interfaces import Order
 from tests.unit.agent.test_core import COPY, TEMPO, Bench
 from tests.unit.world.virtual import virtual_world
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from remit.agent.copies import Copy
-from remit.agent.logs import CHUNK_BYTES, Logs, NotAsked
-from remit.model.orders import LogsOf
-from remit.world.promises import World
-from remit.world.spool import FileSpool
+from remit.agent.attempts import Copy
+from remit.agent.callbacks import CHUNK_BYTES, Logs, NotAsked
+from remit.model.wire.agent_messages import LogsOf
+from remit.world.files.log_files import FileSpool
+from remit.world.interfaces import World
 from tests.unit.world.virtual import run_virtually, virtual_world
 
 ONE = Copy("replica/t/a-0", "u1", 1)

@@ -9,23 +9,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.continuity import Continuity
-from remit.agent.copies import Copy, result_of
-from remit.agent.journal import REWRITE_LINES, Journal, forgotten
-from remit.agent.keeping import Begun
-from remit.agent.probing import Health
-from remit.agent.restarting import STEADY_MS, restart_after_ms
-from remit.agent.reviving import BACKOFF_MS, Reviver
-from remit.agent.saying import LogBounds, Sayings, log_bounds
-from remit.agent.work import Place, expanded, fence_ms, order_for
-from remit.model.fields import Stamp
+from remit.agent.attempts import Copy, result_of
+from remit.agent.hosted_node import Continuity
+from remit.agent.keeper.journal import REWRITE_LINES, Journal, forgotten
+from remit.agent.keeper.log_retention import LogBounds, Sayings, log_bounds
+from remit.agent.keeper.protocol import BACKOFF_MS, Begun, Reviver
+from remit.agent.probes import STEADY_MS, Health, restart_after_ms
+from remit.agent.run_spec import Place, expanded, fence_ms, order_for
 from remit.model.kinds import Probe, Probes, TcpProbe, Template, WorkloadSpec
+from remit.model.metadata import Stamp
 from remit.model.records import GenerationSpec, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount, Duration
-from remit.world.disk import FileDisk
-from remit.world.promises import Ended, Limits, Order
-from remit.world.spool import FileSpool
-from remit.world.users import EACH, user_of_tenant
+from remit.world.files.disk import FileDisk
+from remit.world.files.log_files import FileSpool
+from remit.world.interfaces import Ended, Limits, Order
+from remit.world.process.isolation import EACH, user_of_tenant
 from tests.unit.agent.machines import Machine, world_on
 from tests.unit.world.virtual import run_virtually, virtual_world
 

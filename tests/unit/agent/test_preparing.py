@@ -12,21 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.artifacts import Artifacts, Roots
-from remit.agent.caching import Shelf, Wanted
-from remit.agent.copies import Copy
-from remit.agent.core import Prepare, Say, Start
-from remit.agent.preparing import Making, NotPrepared, Preparer, Step, Subject, Tell
+from remit.agent.artifacts import Artifacts, Roots, Shelf, Wanted
+from remit.agent.attempts import Copy
+from remit.agent.preparation import Making, NotPrepared, Preparer, Step, Subject, Tell
+from remit.agent.reconciler import Prepare, Say, Start
+from remit.agent.run_spec import NOTHING, Place, Prepared, order_for
 from remit.agent.volumes import Volumes
-from remit.agent.work import NOTHING, Place, Prepared, order_for
-from remit.model.fields import Stamp
+from remit.model.artifacts import Artifact, HostPath, Rootfs, Scratch, Volume
 from remit.model.kinds import Template, WorkloadSpec
+from remit.model.metadata import Stamp
 from remit.model.records import GenerationSpec, Phase, Replica, ReplicaSpec
-from remit.model.software import Artifact, HostPath, Rootfs, Scratch, Volume
-from remit.simulate.carriers import Depot, SimCarrier
-from remit.simulate.disks import SimDisk
-from remit.world.carriage import Reach
-from remit.world.promises import Confinement, Mounted, World
+from remit.simulate.world.disk import Depot, SimCarrier, SimDisk
+from remit.world.files.artifacts import Reach
+from remit.world.interfaces import Confinement, Mounted, World
 from tests.unit.agent import test_core as core
 from tests.unit.world.virtual import NoRunner, run_virtually, virtual_world
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from remit.agent import joining, renewing
-from remit.agent.joining import Credentials, NotJoined
-from remit.model.identity import expiry
-from remit.model.joining import Joined
-from remit.world.promises import Unreached, World
+from remit.agent import credentials as credentials_module
+from remit.agent.credentials import Credentials, NotJoined
+from remit.model.identity import Joined, expiry
+from remit.world.interfaces import Unreached, World
 from tests.unit.world.virtual import VirtualClock, run_virtually, virtual_world
 
 DAY_S = 86_400
@@ -56,11 +55,13 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, *, down:
         world = replace(virtual_world(), clock=Calendar())
         credentials, asked = Credentials(tmp_path / "joined"), Asked(world)
         asked.down, asked.refuses = down, refuses
-        monkeypatch.setattr(joining, "_asked", asked)
+        monkeypatch.setattr(credentials_module, "_asked", asked)
         said = Joined("agent-1", expiry(world.clock.wall(), TERM_MS))
         credentials.keep(world.disk, key=b"", said=said, begun=world.clock.wall(), token="remit_mine")
         task = asyncio.ensure_future(
-            renewing.renewing(credentials, ("http://a:1", "http://b:1"), world, lambda _: pytest.fail("no TLS"), told.append)
+            credentials_module.renewing(
+                credentials, ("http://a:1", "http://b:1"), world, lambda _: pytest.fail("no TLS"), told.append
+            )
         )
         await world.clock.sleep_ms(int(days * DAY_S * 1000))
         task.cancel()
@@ -111,10 +112,10 @@ def test_nothing_says_when_it_ends__it_is_renewed_at_once(tmp_path: Path, monkey
         world = replace(virtual_world(), clock=Calendar())
         credentials = Credentials(tmp_path / "joined")
         credentials.keep(world.disk, key=b"", said=Joined("", ""), token="remit_mine")
-        monkeypatch.setattr(joining, "_asked", Asked(world))
-        assert renewing.lasting(credentials, world).due_s == 0
-        await renewing.renew(credentials, ("http://a:1",), world)
-        return renewing.lasting(credentials, world).due_s
+        monkeypatch.setattr(credentials_module, "_asked", Asked(world))
+        assert credentials_module.lasting(credentials, world).due_s == 0
+        await credentials_module.renew(credentials, ("http://a:1",), world)
+        return credentials_module.lasting(credentials, world).due_s
 
     assert 5 * DAY_S < run_virtually(life()) <= 6 * DAY_S
 

@@ -11,15 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.agent import sessions
-from remit.agent.copies import Copy
-from remit.agent.logs import NotAsked
-from remit.agent.sessions import Beside, Sessions
-from remit.model.orders import ExecOf, FeedOf
-from remit.model.sessions import Begin, Over, Part, Unbegun, Window
-from remit.world.promises import Ended, NotStarted, Order, Running
-from remit.world.sessions import Said, Session
-from remit.world.sessions import Window as Size
+from remit.agent import callbacks
+from remit.agent.attempts import Copy
+from remit.agent.callbacks import Beside, NotAsked, Sessions
+from remit.model.wire.agent_messages import ExecOf, FeedOf
+from remit.model.wire.exec_frames import Begin, Over, Part, Unbegun, Window
+from remit.world.interfaces import Ended, NotStarted, Order, Running
+from remit.world.process.exec_session import Said, Session
+from remit.world.process.exec_session import Window as Size
 from tests.unit.world.virtual import NoRunner, run_virtually, virtual_world
 
 KEY, UID = "replica/t/a-0", "u1"
@@ -237,14 +236,14 @@ def test_it_ends_when_nothing_is_said_for_long__and_talking_puts_that_off() -> N
             await anext(told)
             began_ms = one.world.clock.now_ms()
             last = asyncio.ensure_future(anext(told))
-            await one.world.clock.sleep_ms(sessions.IDLE_MS_MAX - 1_000)
+            await one.world.clock.sleep_ms(callbacks.IDLE_MS_MAX - 1_000)
             await one.feed(data=b"x")
-            await one.world.clock.sleep_ms(sessions.IDLE_MS_MAX - 1_000)
+            await one.world.clock.sleep_ms(callbacks.IDLE_MS_MAX - 1_000)
             assert not last.done()
             ended = over(await last)
             assert ended.signal == 9
             assert "nothing was said" in ended.why
-            assert one.world.clock.now_ms() - began_ms < 2 * sessions.IDLE_MS_MAX + 1_000
+            assert one.world.clock.now_ms() - began_ms < 2 * callbacks.IDLE_MS_MAX + 1_000
 
     play(scene())
 
@@ -263,7 +262,7 @@ def test_it_does_not_last_for_ever_however_much_is_said() -> None:
                     break
                 await one.world.clock.sleep_ms(600_000)
             assert "at most" in over(item).why
-            assert one.world.clock.now_ms() - began_ms <= sessions.SESSION_MS_MAX + 600_000
+            assert one.world.clock.now_ms() - began_ms <= callbacks.SESSION_MS_MAX + 600_000
 
     play(scene())
 
@@ -281,8 +280,8 @@ def test_that_its_replica_ended_is_said() -> None:
 
 
 def test_there_are_only_so_many_of_a_tenant_and_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SESSIONS_MAX", 3)
-    monkeypatch.setattr(sessions, "TENANT_SESSIONS_MAX", 2)
+    monkeypatch.setattr(callbacks, "SESSIONS_MAX", 3)
+    monkeypatch.setattr(callbacks, "TENANT_SESSIONS_MAX", 2)
 
     async def scene() -> None:
         one = Scene()
@@ -291,7 +290,7 @@ def test_there_are_only_so_many_of_a_tenant_and_of_a_node(monkeypatch: pytest.Mo
             await anext(told)
         assert "of this tenant" in (await one.refused(name="session9")).cause
         assert (await one.refused(name="session9", key="replica/other/b-0")).code == "gone"
-        monkeypatch.setattr(sessions, "SESSIONS_MAX", 2)
+        monkeypatch.setattr(callbacks, "SESSIONS_MAX", 2)
         full = await one.refused(name="session9", key="replica/other/b-0")
         assert (full.code, "on this node" in full.cause) == ("overloaded", True)
         for told in begun:

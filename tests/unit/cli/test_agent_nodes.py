@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from remit.cli.agent_nodes import Declared, announced, nodes_of
-from remit.world.promises import Confinement, Equipment, Gpu
+from remit.cli.local.agent_options import Declared, announced, nodes_of
+from remit.world.interfaces import Confinement, Equipment, Gpu
 
 FOUND = Equipment("Host_7.example", "Linux", "boot", 4_000, 8 << 30, (Gpu("gpu-0", "NVIDIA A10 (24 GB)"), Gpu("gpu-1")))
 WHOLE = Confinement("v2", ("cpu", "kill", "memory", "pids"), "", sandbox=True)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remit.cli.bench import POLICY_NAMES, Seeds
-from remit.cli.bench_packing import OURS, POINTS, POLICIES, Ours, Outcome, _aims, measure, replay
-from remit.cli.bench_packing_trace import Machine, Pod, Trace, course, read
-from remit.cli.bench_packing_yardsticks import YARDSTICKS
+from remit.bench.bench_command import POLICY_NAMES, Seeds
+from remit.bench.packing import OURS, POINTS, POLICIES, Ours, Outcome, _aims, measure, replay
+from remit.bench.packing_baselines import YARDSTICKS, Machine, Pod, Trace, course, read
 from remit.cli.main import remit
 from remit.model.resources import WHOLE
 from tests.tidy.tree import ROOT

@@ -9,24 +9,28 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from remit.cli import bench_place
-from remit.cli.bench_place import (
+from remit.bench import placement
+from remit.bench.growth_chart import Line, draw
+from remit.bench.placement import (
     AIMED,
     BY_CLASS,
+    FEATURES,
     FULL,
     ONE_BY_ONE,
     QUICK,
+    RESOURCES,
     Case,
+    Cluster,
     Extent,
+    Feature,
     Placing,
+    asks,
     drawn,
     yardsticks,
 )
-from remit.cli.bench_place_cluster import FEATURES, RESOURCES, Cluster, Feature, asks
-from remit.cli.growth import Line, draw
 from remit.cli.main import remit
-from remit.law.peers import ColumnPeers
-from remit.proposal.kernel import Kernel
+from remit.observation.topology_counts import ColumnPeers
+from remit.proposal.placement.kernel import Kernel
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -92,11 +96,11 @@ def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: Cluster) -> None
 
 def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small, large = 60, 120
-    monkeypatch.setattr(bench_place, "AIM_NODES", small)
-    monkeypatch.setattr(bench_place, "GROWN_NODES", large)
-    monkeypatch.setattr(bench_place, "AIMS_PER_S", (10**12, 1, 1))
-    monkeypatch.setattr(bench_place, "QUICK", Extent(dict.fromkeys(AIMED, (small, large)), 0.005))
-    monkeypatch.setattr(bench_place, "settle_process", lambda: None)  # this process has other tests to run
+    monkeypatch.setattr(placement, "AIM_NODES", small)
+    monkeypatch.setattr(placement, "GROWN_NODES", large)
+    monkeypatch.setattr(placement, "AIMS_PER_S", (10**12, 1, 1))
+    monkeypatch.setattr(placement, "QUICK", Extent(dict.fromkeys(AIMED, (small, large)), 0.005))
+    monkeypatch.setattr(placement, "settle_process", lambda: None)  # this process has other tests to run
     plot = tmp_path / "place.svg"
     words = ["bench", "place", "--quick", "--json", "--plot", str(plot)]
     result = CliRunner().invoke(remit, words, prog_name="remit")
@@ -122,8 +126,8 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured
 
 
 def test_the_aims_are_never_lowered() -> None:
-    assert bench_place.AIMS_PER_S == (300_000, 60_000, 18_000)
-    assert (bench_place.AIM_NODES, bench_place.GROWN_NODES, bench_place.AIM_GROWN) == (5_000, 50_000, 0.5)
+    assert placement.AIMS_PER_S == (300_000, 60_000, 18_000)
+    assert (placement.AIM_NODES, placement.GROWN_NODES, placement.AIM_GROWN) == (5_000, 50_000, 0.5)
     assert [(case.classes, case.mode) for case in AIMED] == [(40, BY_CLASS), (40, ONE_BY_ONE), (400, ONE_BY_ONE)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remit import __version__
-from remit.cli.bench import revision
+from remit.cli.session.source_revision import revision
 
 
 @pytest.fixture

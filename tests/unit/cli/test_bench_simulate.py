@@ -8,11 +8,11 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from remit.cli import bench_simulate
-from remit.cli.bench_simulate import QUICK, SIZES, Size, bare_events_a_cpu_s, scenario
+from remit.bench import simulation_speed
+from remit.bench.simulation_speed import QUICK, SIZES, Size, bare_events_a_cpu_s, scenario
 from remit.cli.main import remit
-from remit.simulate.injections import draw
-from remit.simulate.swarm import FAULTS_AN_HOUR
+from remit.simulate.faults.fault_schedule import draw
+from remit.simulate.seed_runner import FAULTS_AN_HOUR
 
 
 @pytest.mark.parametrize("size", [*SIZES, *QUICK], ids=str)
@@ -30,7 +30,7 @@ def test_the_bare_loop_is_measured_by_what_it_really_ran() -> None:
 
 
 def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_simulate, "QUICK", (Size(4, 2, "20s", 60.0, 0.0),))
+    monkeypatch.setattr(simulation_speed, "QUICK", (Size(4, 2, "20s", 60.0, 0.0),))
     result = CliRunner().invoke(remit, ["bench", "simulate", "--quick", "--json"], prog_name="remit")
     assert result.exit_code == 1, "a minute without binds counts for nothing, so an aim is missed"
     (line,) = result.stdout.splitlines()
@@ -45,7 +45,7 @@ def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pyte
 
 
 def test_the_table_names_every_beat_and_is_not_broken_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_simulate, "QUICK", (Size(4, 2, "20s", 60.0, 0.0),))
+    monkeypatch.setattr(simulation_speed, "QUICK", (Size(4, 2, "20s", 60.0, 0.0),))
     result = CliRunner().invoke(remit, ["bench", "simulate", "--quick"], prog_name="remit")
     cells = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in result.stdout.splitlines()]
     told = [row for row in cells if len(row) == 2]

@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remit.cli.contexts import Context, Contexts, Flags, Reach, Unconfigured, load, remember, resolve, save, server_url
 from remit.cli.main import remit
+from remit.cli.session.contexts import (
+    Context,
+    Contexts,
+    Flags,
+    Reach,
+    Unconfigured,
+    load,
+    remember,
+    resolve,
+    save,
+    server_url,
+)
 
 HERE = "http://127.0.0.1:7420"
 THERE = "https://remit.example:443"

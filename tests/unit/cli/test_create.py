@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from remit.cli.create import data_of
-from remit.cli.reaching import Failure
+from remit.cli.commands.create import data_of
+from remit.cli.session.server_call import Failure
 
 CANARY = "canary-4711"
 

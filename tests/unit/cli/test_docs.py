@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from remit.cli.docs import docs
-from remit.cli.pages import LINE, PAGES
-from remit.commitment.balance import CHECKS
 from remit.commitment.decide import tag
+from remit.commitment.ledger_check import CHECKS
+from remit.docgen.generate import docs
+from remit.docgen.reference_pages import LINE, PAGES
 from remit.law.invariants import INVARIANTS
 from remit.law.lifecycle import GUARDS, TABLE, WAITS
 from remit.law.refusals import REFUSALS
@@ -63,7 +63,7 @@ def test_no_directory_is_told_with_a_cure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_hash_seeds_leave_no_trace(written: Path, seed: str) -> None:
-    command = [sys.executable, "-m", "remit.cli.docs", "--check", "--into", str(written)]
+    command = [sys.executable, "-m", "remit.docgen.generate", "--check", "--into", str(written)]
     done = subprocess.run(command, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -9,14 +9,13 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from remit.cli.explain_shown import show
-from remit.cli.explain_words import EASED, PASSED, STANDS_IN, age_words, unblock_words
-from remit.model.fields import Condition, Stamp
+from remit.cli.output.explanations import EASED, PASSED, STANDS_IN, age_words, show, unblock_words
 from remit.model.kinds import Workload, WorkloadStatus
+from remit.model.metadata import Condition, Stamp
 from remit.model.records import Candidate, Decision, DecisionSpec, Phase, Replica
-from remit.proposal.explained import Told
-from remit.proposal.plugins import LAW
-from remit.proposal.telling import Records, tell_replica, tell_workload
+from remit.proposal.explain.result_types import Told
+from remit.proposal.explain.subjects import Records, tell_replica, tell_workload
+from remit.proposal.placement.plugins import LAW
 from tests.properties.machines import workload
 from tests.unit.proposal.clusters import RULES, Cluster
 from tests.unit.proposal.test_explaining import CASES, full, outranked, three

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from remit.cli import insisting as module
-from remit.cli.insisting import insisting
+from remit.cli import interrupts as module
+from remit.cli.interrupts import insisting
 
 
 def test_one_that_is_swallowed_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:

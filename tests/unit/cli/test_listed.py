@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from remit.cli.columns import Cell, Column, Sheet
-from remit.cli.events import columns as event_columns
-from remit.cli.events import row as event_row
-from remit.cli.get_shown import in_order, natural
-from remit.cli.harmless import LINE_LETTERS_MAX, Lines, harmless
-from remit.cli.listed import (
+from remit.cli.commands.events import columns as event_columns
+from remit.cli.commands.events import row as event_row
+from remit.cli.commands.nodes import node_row, replica_row
+from remit.cli.output.console import Cell, Column, Sheet
+from remit.cli.output.object_columns import (
     LAYOUTS,
     Around,
     age,
@@ -25,12 +24,12 @@ from remit.cli.listed import (
     row_of,
     span,
 )
-from remit.cli.progress import Progress, Why
-from remit.cli.top import node_row, replica_row
-from remit.model.answers import AccountItem, EndpointItem, NodeTop, ReplicaTop, Taken
-from remit.model.fields import Metadata, Stamp
+from remit.cli.output.object_list import in_order, natural
+from remit.cli.output.terminal import LINE_LETTERS_MAX, Lines, harmless
+from remit.cli.session.workload_progress import Progress, Why
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec
-from remit.model.manifests import read
+from remit.model.manifests.reader import read
+from remit.model.metadata import Metadata, Stamp
 from remit.model.objects import KINDS
 from remit.model.records import (
     Decision,
@@ -55,6 +54,7 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount
+from remit.model.wire.api_types import AccountItem, EndpointItem, NodeTop, ReplicaTop, Taken
 from tests.tidy.tree import ROOT
 
 WALL = "2026-01-01T00:10:00.000Z"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.cli.progress import Why, funnel, funnel_words, progress, stage_words, why_pending
-from remit.cli.waiting import standing
-from remit.model.fields import Condition, Metadata, Stamp
+from remit.cli.session.wait_conditions import standing
+from remit.cli.session.workload_progress import Why, funnel, funnel_words, progress, stage_words, why_pending
 from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
+from remit.model.metadata import Condition, Metadata, Stamp
 from remit.model.records import Decision, DecisionSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 
 P = Phase

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remit.cli.reaching import refusal
-from remit.client.calling import ApiError
+from remit.cli.session.server_call import refusal
+from remit.client.api_caller import ApiError
 
 
 @pytest.mark.parametrize("detail", ["spec.tenant: it cannot change", "it cannot change"])

@@ -18,20 +18,20 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from remit.cli.bench import revision
 from remit.cli.main import remit
-from remit.cli.simulate_shown import checks
+from remit.cli.output.simulation_report import checks
+from remit.cli.session.source_revision import revision
 from remit.model.problems import escaped
-from remit.simulate.checkers import liveness
-from remit.simulate.checkers.history import Step
-from remit.simulate.checkers.promise import PROMISES, Found, Promise
-from remit.simulate.checkers.register import BESIDE
-from remit.simulate.checkers.rows import phase_of
+from remit.simulate.checkers import liveness_checks
+from remit.simulate.checkers.judge import BESIDE
+from remit.simulate.checkers.reference.history import Step
+from remit.simulate.checkers.reference.rows import phase_of
+from remit.simulate.checkers.registry import PROMISES, Found, Promise
 from remit.simulate.scenarios import Replay, Scenario, names
+from remit.simulate.seed_runner import Done, Task
 from remit.simulate.shrink import save, shrink
 from remit.simulate.simulation import Run
 from remit.simulate.simulation import simulate as simulated
-from remit.simulate.swarm import Done, Task
 from tests.unit.simulate.pretended import pretended
 
 SHORT = ("--until", "20s")
@@ -236,7 +236,7 @@ def test_shrinking_that_is_interrupted_leaves_the_best_so_far(tmp_path: Path, mo
 
 @pytest.mark.usefixtures("planted")
 def test_shrinking_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.cli.simulate_shown.NOTE_EVERY_S", 0.0)
+    monkeypatch.setattr("remit.cli.output.simulation_report.NOTE_EVERY_S", 0.0)
     result = simulate("calm", "--json", "--save", str(tmp_path))
     assert re.search(r"^looking for the least that breaks it: run 1, \d+ faults are left, it ends after", result.stderr, re.M)
     assert len(result.stdout.splitlines()) == 1
@@ -256,13 +256,13 @@ def test_a_replay_of_another_revision_says_so(tmp_path: Path) -> None:
 
 
 def test_a_replay_of_code_that_is_in_no_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.cli.bench.revision", lambda: "abc+changes")
+    monkeypatch.setattr("remit.cli.session.source_revision.revision", lambda: "abc+changes")
     told = replayed("abc+changes", tmp_path).stderr
     assert (
         "saved at revision abc+changes, this is abc+changes: by code that is in no commit, and may have been another:" in told
     )
     assert "saved at revision abc, this is abc+changes: it may go otherwise" in replayed("abc", tmp_path).stderr
-    monkeypatch.setattr("remit.cli.bench.revision", lambda: "abc")
+    monkeypatch.setattr("remit.cli.session.source_revision.revision", lambda: "abc")
     assert "saved at revision" not in replayed("abc", tmp_path).output
 
 
@@ -331,7 +331,7 @@ def test_lines_come_in_the_order_of_seeds(monkeypatch: pytest.MonkeyPatch) -> No
         for task in reversed(list(tasks)):
             yield Done(task, pretended(task.seed), 0.0)
 
-    monkeypatch.setattr("remit.simulate.swarm.swarm", backwards)
+    monkeypatch.setattr("remit.simulate.seed_runner.swarm", backwards)
     lines = simulate("calm", "--json", "--seeds", "8-12").stdout.splitlines()
     assert [json.loads(line)["seed"] for line in lines] == [8, 9, 10, 11, 12]
 
@@ -430,5 +430,5 @@ def test_an_interrupted_swarm_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_what_is_said_to_have_held_is_what_is_looked_at() -> None:
     every = [name for letter in "SL" for group in checks(letter).values() for name in group]
-    assert set(PROMISES) | set(liveness.LOOKS) | set(BESIDE) == set(every)
+    assert set(PROMISES) | set(liveness_checks.LOOKS) | set(BESIDE) == set(every)
     assert len(every) == len(set(every))

@@ -7,9 +7,8 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from remit.cli.main import remit
-from remit.cli.spoken import ENDPOINTS, WORDS, Meant, is_owned, kind_of, thing_meant, things_meant
-from remit.model.objects import KINDS, TENANTED
-from remit.model.routes import PLURALS
+from remit.cli.session.kind_names import ENDPOINTS, WORDS, Meant, is_owned, kind_of, thing_meant, things_meant
+from remit.model.objects import KINDS, PLURALS, TENANTED
 
 
 def test_the_words_are_those_of_the_model() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import remit.cli.status as status
+import remit.cli.commands.status as status
 from remit.cli.main import remit
-from remit.model.answers import IdleLease, ScopeStatus
+from remit.model.wire.api_types import IdleLease, ScopeStatus
 
 WELL = ScopeStatus(scope="local", incarnation="i1", leader="s1", epoch=2, revision=7, nodes={"ready": 3}, version="0.1.0")
 CURE = "start `remit controllers`"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from remit.cli import token
+from remit.cli.commands import token
 from remit.cli.main import remit
 
 ENV = {"REMIT_TOKEN": "an-admins-token-that-nobody-reads"}

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-import remit.cli.wait as wait
+import remit.cli.commands.rollout as wait
 from remit.cli.main import remit
-from remit.client.calling import ApiError
-from remit.model.fields import Condition, Metadata, Stamp
+from remit.client.api_caller import ApiError
 from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
+from remit.model.metadata import Condition, Metadata, Stamp
 from remit.model.records import Replica, ReplicaSpec
 
 FAILED = Condition(type="Failed", status="True", reason="RetriesExhausted", observed_generation=1)

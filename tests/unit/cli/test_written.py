@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.cli.written import json_text, manifest_text, plain, yaml_text
-from remit.model.data import Config, DataSpec, Secret, SecretSpec
-from remit.model.documents import Node as Read
-from remit.model.documents import read_documents
-from remit.model.fields import Condition, Metadata, Stamp
+from remit.cli.output.serialization import json_text, manifest_text, plain, yaml_text
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec, WorkloadStatus
-from remit.model.manifests import read
+from remit.model.manifests.documents import Node as Read
+from remit.model.manifests.documents import read_documents
+from remit.model.manifests.reader import read
+from remit.model.metadata import Condition, Metadata, Stamp
 from remit.model.objects import DECLARED
 from remit.model.problems import Problems
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount
+from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from tests.properties.declared import manifests
 
 TEXTS = st.one_of(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from remit.client.client import Client
+from remit.client.authority_client import Client
 from remit.client.endpoint import Endpoint, Overloaded, Silence, Status, Turned
 from remit.client.retry import RetryBudget, RetryShape
-from remit.model.beats import Beat, Heard, NodeState
 from remit.model.claims import (
     Abandon,
     Accepted,
@@ -23,7 +22,8 @@ from remit.model.claims import (
     payload,
     window_of,
 )
-from remit.world.promises import World
+from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.world.interfaces import World
 from tests.unit.world.virtual import VirtualClock, virtual_world
 
 ACTOR = Actor("scheduler-1", Role.SCHEDULER)

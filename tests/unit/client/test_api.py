@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from remit.client.api import ALL_TENANTS, Api, ApiError, NotYet, Unanswered
-from remit.client.calling import Caller
-from remit.model.data import Config
+from remit.client.api_caller import Caller
+from remit.model.secrets import Config
 from tests.unit.client.fake_api import TOKEN, FakeApi, Fault, config, serving
 from tests.unit.client.raw_http import Said, raw_server
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.client.client import Client, NoAnswer
+from remit.client.authority_client import Client, NoAnswer
 from remit.client.endpoint import Endpoint, Status
 from remit.law.overrides import in_force
-from remit.law.tempo import DRIFT_MAX_PERCENT
+from remit.law.timing import DRIFT_MAX_PERCENT
 from remit.model.claims import Actor, Operation, Verdict
-from remit.world.promises import World
+from remit.world.interfaces import World
 from tests.unit.client.fakes import ACTOR, BIND, WINDOW_MS, FakeAuthority, Passing, bench
 from tests.unit.law.test_overrides import override
 from tests.unit.world.virtual import VirtualClock, run_virtually, virtual_world

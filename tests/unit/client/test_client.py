@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.client.client import Client, NoAnswer
+from remit.client.authority_client import Client, NoAnswer
 from remit.client.endpoint import NoVerdict, Silence, Turned
 from remit.client.retry import RetryBudget, RetryShape
 from remit.model.claims import Accepted, Code, Evidence, Operation, OperationID, Refused, Verdict, window_of

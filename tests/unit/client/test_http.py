@@ -11,13 +11,13 @@ from contextlib import aclosing
 
 import pytest
 
-from remit.client import wire
+from remit.client import http_transport
 from remit.client.endpoint import Overloaded, Silence, Turned
-from remit.client.http import HttpLink, Manners
-from remit.client.remote import Remote, ToldToWait
-from remit.world.chance import SeededChance
+from remit.client.http_link import HttpLink, Manners
+from remit.client.rpc import Remote, ToldToWait
 from remit.world.clock import BootClock
-from remit.world.promises import LinkError, NotServed, Unheard, Unreached
+from remit.world.interfaces import LinkError, NotServed, Unheard, Unreached
+from remit.world.randomness import SeededChance
 from tests.unit.client.raw_http import Cut, Said, raw_server
 from tests.unit.client.test_remote import Wire as OtherLink
 
@@ -209,13 +209,13 @@ def test_a_connection_that_was_closed_while_the_loop_was_held_up_is_looked_at_fi
                     data += one.recv(4096)
                 heard.append(data.rpartition(b"\r\n")[2])
                 one.sendall(b"HTTP/1.1 200 x\r\nContent-Length: 2\r\n\r\nok")
-                time.sleep(wire.LOOK_S / 2)
+                time.sleep(http_transport.LOOK_S / 2)
 
     async def scene(port: int) -> None:
         link = link_to(f"http://127.0.0.1:{port}")
         for turn in range(10):
             assert await link.request("eu", b"%d!" % turn) == b"ok"
-            time.sleep(2 * wire.LOOK_S)  # noqa: ASYNC251 - this holds it up
+            time.sleep(2 * http_transport.LOOK_S)  # noqa: ASYNC251 - this holds it up
         await link.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -310,7 +310,7 @@ def test_lines_arrive_whole_however_long_and_however_they_are_cut_into_pieces() 
 
 
 def test_a_line_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LINE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(http_transport, "LINE_BYTES_MAX", 1 << 20)
 
     async def scene() -> None:
         gone = asyncio.Event()

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.material import TRY_MS, Source, material_source
+from remit.client.rpc import TRY_MS, Source, material_source
 from remit.model.claims import Actor, Role
-from remit.model.material import Material, MaterialOf
-from remit.serve.materials import encode
-from remit.world.promises import Clock, LinkError, Unheard, Unreached
+from remit.model.wire.agent_messages import Material, MaterialOf
+from remit.serve.auth.secrets import encode
+from remit.world.interfaces import Clock, LinkError, Unheard, Unreached
 from tests.unit.world.virtual import run_virtually, virtual_world
 
 ASKED = MaterialOf(Actor("a", Role.AGENT, "agent/n1", 1), "replica/t/a-0", "u1", 1)

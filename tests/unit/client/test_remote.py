@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
-from remit.client.remote import Answering, Remote, Unread
-from remit.model.beats import Beat, Heard, NodeState
+from remit.client.rpc import Answering, Remote, Unread
 from remit.model.claims import Accepted, Actor, Bind, Operation, OperationID, Verdict
-from remit.world.promises import LinkError, Service, Unheard, Unreached
+from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.world.interfaces import LinkError, Service, Unheard, Unreached
 from tests.unit.client.fakes import ACTOR, BIND, FakeAuthority
 from tests.unit.world.virtual import run_virtually, virtual_world
 

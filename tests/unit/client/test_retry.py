@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.client.retry import RetryBudget, RetryShape
-from remit.world.chance import SeededChance
+from remit.world.randomness import SeededChance
 
 T = TypeVar("T")
 

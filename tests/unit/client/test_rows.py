@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.rows import RangeOf, RemoteRows, RowsEvent, RowsFrom, RowsService, _event
+from remit.client.remote_store import RangeOf, RemoteRows, RowsEvent, RowsFrom, RowsService, _event
 from remit.store.memory import MemoryStore
 from remit.store.protocol import (
     Commit,
@@ -26,7 +26,7 @@ from remit.store.protocol import (
     StoreError,
     Unavailable,
 )
-from remit.world.promises import LinkError, Service, Unheard, Unreached
+from remit.world.interfaces import LinkError, Service, Unheard, Unreached
 from tests.unit.world.virtual import run_virtually
 
 JSON, TEXT = b'{"a":{"b":[1,2]}}', "plain \u00fc".encode()

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.client.client import NoAnswer
+from remit.client.authority_client import NoAnswer
+from remit.client.lease_holder import Candidate, Tenure, acquire
 from remit.client.retry import RetryBudget
-from remit.client.tenure import Candidate, Tenure, acquire
 from remit.model.claims import Code, Refused
 from remit.model.resources import Duration
 from tests.unit.client.fakes import ACTOR, bench

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from remit.client import watching
+from remit.client import watch
 from remit.client.api import ALL_TENANTS, Api, ApiError, Changed, Deleted, Listed, Synced, Unanswered
 from remit.client.blocking import BlockingApi
 from remit.client.retry import RetryShape
-from remit.client.watching import Bookmark
-from remit.model.data import Config
+from remit.client.watch import Bookmark
+from remit.model.secrets import Config
 from tests.unit.client.fake_api import TOKEN, FakeApi, serving
 from tests.unit.client.raw_http import Said, raw_server
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "SHAPE", RetryShape(base_ms=10, cap_ms=40))
+    monkeypatch.setattr(watch, "SHAPE", RetryShape(base_ms=10, cap_ms=40))
 
 
 def play(scene: Callable[[FakeApi, Api], Awaitable[None]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from remit.model.claims import Accept, Apply, Bind, Credit, Move, Recognise, Spawn, Vouch
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
-from remit.simulate.checkers.scratch import node_limits, sums
+from remit.simulate.checkers.reference.ledger_sums import node_limits, sums
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, workload
 
 T1 = "tenant/t1"

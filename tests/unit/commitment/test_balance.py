@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import balance
+from remit.commitment import ledger_check
 from remit.model.claims import Issue
 from remit.model.objects import encode
 from remit.model.records import Phase, Replica
@@ -88,9 +88,9 @@ def test_books_that_do_not_balance_are_found_out(check: str, meddle: Any) -> Non
         await scope.must(scope.actors["budgets"], Issue("s", slice_of("2", "scheduler")), Issue("o", offer))
         for key in await spawned(scope, "w", 2):
             await bind(scope, key)
-        assert [told for one in balance.CHECKS.values() for told in one(scope.books)] == []
+        assert [told for one in ledger_check.CHECKS.values() for told in one(scope.books)] == []
         meddle(scope.books)
-        assert list(balance.CHECKS[check](scope.books))
+        assert list(ledger_check.CHECKS[check](scope.books))
         await scope.close()
 
     run(tell())

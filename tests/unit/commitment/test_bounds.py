@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from remit.commitment import books, declaring, leasing, noting
-from remit.commitment.rulings import DETAIL_MAX
+from remit.commitment import books
+from remit.commitment.rulings import declarations, evidence, leases
+from remit.commitment.rulings.registry import DETAIL_MAX
 from remit.model.claims import (
     Acquire,
     Actor,
@@ -24,8 +25,8 @@ from remit.model.claims import (
     Rollback,
     Vacate,
 )
-from remit.model.fields import Condition, Metadata
 from remit.model.kinds import Policy, PolicySpec
+from remit.model.metadata import Condition, Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, SummarySpec
 from remit.model.resources import Duration
@@ -41,10 +42,10 @@ MINUTE = Duration(60_000)
 def test_there_are_only_so_many_leases_and_those_there_are_change_hands(monkeypatch: pytest.MonkeyPatch) -> None:
     @story
     async def told(scope: Scope) -> None:
-        monkeypatch.setattr(leasing, "LEASES_MAX", len(scope.books.keys("lease/")))
+        monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")))
         assert await scope.refused(Actor("x", Role.SCHEDULER), Acquire("scheduler/x", HOUR)) is Code.LIMIT
         await scope.acquire("scheduler")
-        monkeypatch.setattr(leasing, "LEASES_MAX", len(scope.books.keys("lease/")) + 1)
+        monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")) + 1)
         await scope.acquire("scheduler/x")
 
     told()
@@ -76,7 +77,7 @@ async def test_who_holds_a_lease_has_a_name_that_can_be_kept(scope: Scope) -> No
 def test_the_leases_of_one_batch_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     @story
     async def told(scope: Scope) -> None:
-        monkeypatch.setattr(leasing, "LEASES_MAX", len(scope.books.keys("lease/")) + 2)
+        monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")) + 2)
         claims = [Acquire(f"scheduler/{n}", HOUR) for n in range(4)]
         verdicts = await scope.ask(Actor("x", Role.SCHEDULER), *claims)
         assert [v.code if isinstance(v, Refused) else None for v in verdicts] == [None, None, Code.LIMIT, Code.LIMIT]
@@ -136,7 +137,7 @@ def said(name: str, sequence: int = 1, epoch: int = 1, cpu: str = "1") -> Report
 
 
 def test_there_are_only_so_many_summaries_and_those_there_are_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noting, "SUMMARIES_MAX", 2)
+    monkeypatch.setattr(evidence, "SUMMARIES_MAX", 2)
 
     @story
     async def told(scope: Scope) -> None:
@@ -168,11 +169,11 @@ def condition(kind: str, generation: int = 1, status: str = "True", at: str = "2
 @story
 async def test_an_object_has_only_so_many_conditions_and_those_there_are_change(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
-    await scope.must(USER, *(condition(f"C{n}") for n in range(noting.CONDITIONS_MAX)))
+    await scope.must(USER, *(condition(f"C{n}") for n in range(evidence.CONDITIONS_MAX)))
     assert await scope.refused(USER, condition("One-More")) is Code.LIMIT
     await scope.must(USER, condition("C0", 2, "False"))
     kept = scope.row("workload/t1/w")["status"]["conditions"]
-    assert len(kept) == noting.CONDITIONS_MAX
+    assert len(kept) == evidence.CONDITIONS_MAX
     assert [c["status"] for c in kept if c["type"] == "C0"] == ["False"]
     await scope.must(USER, condition("C0", 1, "True"))
     assert scope.row("workload/t1/w")["status"]["conditions"] == kept, "what was seen of an older generation is older"
@@ -189,7 +190,7 @@ async def test_a_condition_is_of_something_that_has_conditions(scope: Scope) -> 
 
 
 def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declaring, "POLICY_REVISIONS_KEPT", 3)
+    monkeypatch.setattr(declarations, "POLICY_REVISIONS_KEPT", 3)
 
     @story
     async def told(scope: Scope) -> None:
@@ -207,7 +208,7 @@ def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.Monkey
 def test_all_policies_together_fit_into_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     @story
     async def told(scope: Scope) -> None:
-        monkeypatch.setattr(declaring, "POLICIES_BYTES_MAX", 300)
+        monkeypatch.setattr(declarations, "POLICIES_BYTES_MAX", 300)
         rule = PolicyRule(allow=PolicyAllow(zones=("a",)), reason="x" * 60)
         policies = [Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,))) for name in "abc"]
         await scope.must(OPERATOR, *(Apply(policy) for policy in policies[:2]))

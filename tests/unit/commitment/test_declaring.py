@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused, Spawn
-from remit.model.data import Config, DataSpec
-from remit.model.fields import Metadata
-from remit.model.judging import judge
 from remit.model.kinds import DeviceAsk, Node, NodeHealth, NodeStatus, Region, Rollout
+from remit.model.manifests.validation import judge
+from remit.model.metadata import Metadata
 from remit.model.resources import Amount
+from remit.model.secrets import Config, DataSpec
 from tests.properties.machines import OPERATOR, USER, Scope, node, priority_class, story, tenant, workload
 
 

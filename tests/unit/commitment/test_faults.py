@@ -32,12 +32,12 @@ from remit.model.claims import (
     Refused,
     Role,
 )
-from remit.model.data import Config, DataSpec
-from remit.model.fields import Metadata, Stamp
 from remit.model.kinds import Placement
+from remit.model.metadata import Metadata, Stamp
 from remit.model.objects import encode
 from remit.model.records import DecisionSpec, EventSpec, Grant, Lease, LeaseSpec
 from remit.model.resources import Duration
+from remit.model.secrets import Config, DataSpec
 from remit.store import chain
 from remit.store.protocol import VALUE_BYTES_MAX, Corrupt
 from tests.properties.machines import OPERATOR, USER, Scope, furnished, node, run, story, workload
@@ -51,7 +51,7 @@ def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_deci
             raise LookupError("half way through")
         return decide(draft, operation)
 
-    monkeypatch.setattr("remit.commitment.batching.decide", tripping)
+    monkeypatch.setattr("remit.commitment.batch.decide", tripping)
 
     @story
     async def told(scope: Scope) -> None:
@@ -71,7 +71,7 @@ def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_deci
 
 def test_a_row_that_the_store_will_not_take_costs_only_its_own_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims are bounded by their own size; what they add up to may still be too much for one row."""
-    monkeypatch.setattr("remit.store.rules.VALUE_BYTES_MAX", 60_000)
+    monkeypatch.setattr("remit.store.keys.VALUE_BYTES_MAX", 60_000)
 
     @story
     async def told(scope: Scope) -> None:
@@ -203,14 +203,14 @@ def bounded(scope: Scope, calls: int) -> Iterator[None]:
 
 def test_claims_that_trip_are_each_refused_and_the_rest_are_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trip while they are decided, one when its row is written; the others are not done twice over that."""
-    monkeypatch.setattr("remit.store.rules.VALUE_BYTES_MAX", 60_000)
+    monkeypatch.setattr("remit.store.keys.VALUE_BYTES_MAX", 60_000)
 
     def tripping(draft: Draft, operation: Operation) -> int | Refused:
         if isinstance(operation.claim, Apply) and operation.claim.thing.metadata.name.startswith("poison"):
             raise LookupError("our own")
         return decide(draft, operation)
 
-    monkeypatch.setattr("remit.commitment.batching.decide", tripping)
+    monkeypatch.setattr("remit.commitment.batch.decide", tripping)
 
     @story
     async def told(scope: Scope) -> None:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.commitment import declaring
-from remit.commitment.trying import tried
-from remit.correction.wanted import Census
-from remit.law.succession import begins_with
+from remit.commitment.dry_run import tried
+from remit.commitment.rulings import declarations
+from remit.correction.controllers.desired_replicas import Census
+from remit.law.workload_rules import begins_with
 from remit.model.claims import Accepted, Apply, Code, Delete, Forget, Spawn
-from remit.model.fields import Metadata
 from remit.model.kinds import Policy, PolicySpec, Workload
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyMatch, PolicyRule
 from tests.properties.machines import OPERATOR, USER, Scope, story, tenant, workload
 from tests.unit.commitment.desk import move
@@ -100,7 +100,7 @@ async def test_a_daemon_a_schedule_and_nothing_begin_with_none(scope: Scope) -> 
 @story
 async def test_too_many_are_left_to_the_controller__all_of_them(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(declaring, "FILL_MAX", 3)
+        patch.setattr(declarations, "FILL_MAX", 3)
         await scope.must(USER, Apply(workload("w", replicas=4), fill=True), Apply(workload("v", replicas=3), fill=True))
     assert (made(scope, "w"), len(made(scope, "v"))) == ([], 3)
 

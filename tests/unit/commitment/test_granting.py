@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from remit.model.claims import Apply, Bind, Close, Code, DeclareLost, Issue, Renew, Report, Yield
-from remit.model.fields import Metadata
 from remit.model.kinds import Region
+from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec, SummarySpec
 from remit.model.resources import Amount, Duration
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, story

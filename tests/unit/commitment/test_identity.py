@@ -7,11 +7,11 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from remit.commitment.loading import FIRST, LAST
+from remit.commitment.recovery import FIRST, LAST
 from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role
-from remit.model.fields import Metadata
 from remit.model.identity import Token, TokenRole, TokenSpec, digest_of
 from remit.model.kinds import Node, NodePool, NodePoolSpec, Taint, Tenant, TenantSpec
+from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject, dec_hook
 from remit.model.resources import Amount
 from tests.properties.machines import OPERATOR, Scope, story, workload

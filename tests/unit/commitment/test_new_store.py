@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from remit.commitment.authority import Authority
-from remit.commitment.leasing import ANY_LEASE
+from remit.commitment.rulings.leases import ANY_LEASE
 from remit.commitment.standby import Standby
 from remit.model.objects import key_of
 from remit.store import chain

@@ -23,8 +23,8 @@ from remit.model.claims import (
     Spawn,
     Verdict,
 )
-from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicySpec, Spread, Standby
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from remit.commitment import authority, declaring
-from remit.commitment import batching as module
+from remit.commitment import authority
+from remit.commitment import batch as module
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Entry, batch_key, decode_batch
+from remit.commitment.rulings import declarations
 from remit.model.claims import Apply, Bind, Code, Delete, Explain, Forget, Issue, Note, Operation, OperationID, Refused
 from remit.model.records import DecisionSpec, EventSpec
 from remit.model.resources import Duration
@@ -215,7 +216,7 @@ def test_the_authority_compacts_history_by_itself(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_old_generation_goes_with_its_last_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declaring, "GENERATIONS_KEPT", 2)
+    monkeypatch.setattr(declarations, "GENERATIONS_KEPT", 2)
 
     @story
     async def version_after_version(scope: Scope) -> None:

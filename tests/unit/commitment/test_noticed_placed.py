@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from remit.model.claims import Apply, Bind, Close, Code, Ganged, Issue, Mark, Refused, Reserve, Spawn
-from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicySpec, PriorityClass, PriorityClassSpec, Toleration
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyMatch, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration

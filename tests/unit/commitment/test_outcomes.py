@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from remit.commitment import batching as module
+from remit.commitment import batch as module
 from remit.commitment import outcomes as kept
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Batch, Entry, Outcomes, batch_key
 from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation, OperationID, Refused, Spawn
-from remit.model.data import Config, DataSpec
-from remit.model.fields import Metadata
+from remit.model.metadata import Metadata
+from remit.model.secrets import Config, DataSpec
 from remit.store import chain
 from tests.properties.machines import USER, Scope, story, workload
 from tests.unit.commitment.desk import spawned

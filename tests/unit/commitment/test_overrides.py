@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import declaring
+from remit.commitment.rulings import declarations
 from remit.law.overrides import Effects, in_force
 from remit.model.claims import Accepted, Apply, Code, Delete, Refused
-from remit.model.fields import Deadline, Metadata
 from remit.model.kinds import Override, OverrideScope, OverrideSpec, OverrideStatus
+from remit.model.metadata import Deadline, Metadata
 from remit.model.objects import decode
 from remit.model.resources import Duration
 from tests.properties.machines import LEASES, OPERATOR, USER, Scope, story
@@ -140,7 +140,7 @@ async def test_a_takeover_on_the_same_boot_keeps_the_term__on_another_it_is_over
 @story
 async def test_there_is_a_bound_on_their_number(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(declaring, "OVERRIDES_MAX", 2)
+        patch.setattr(declarations, "OVERRIDES_MAX", 2)
         await scope.must(OPERATOR, Apply(override("o")), Apply(override("p")))
         assert await scope.refused(OPERATOR, Apply(override("q"))) is Code.LIMIT
         await scope.must(OPERATOR, Apply(override("p", reason="changed")), Delete("Override", "o"), Apply(override("q")))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Volume
 from remit.model.claims import Adopt, Apply, Bind, Code, Delete, Refused, Reserve, Rollback
-from remit.model.fields import Metadata
 from remit.model.kinds import Policy, PolicySpec, Template, Workload, WorkloadSpec
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Duration
-from remit.model.software import Artifact, HostPath, PolicyPermit, Volume
 from tests.properties.machines import OPERATOR, USER, Scope, story
 from tests.unit.commitment.desk import T1, bind, spawned
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from remit.commitment.queueing import Piece, Queue, cut
+from remit.commitment.operation_queue import Piece, Queue, cut
 from remit.model.claims import Accepted, Actor, Delete, Operation, OperationID, Role
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import recognising
 from remit.commitment.outcomes import batch_key, decode_batch
+from remit.commitment.rulings import peer_scopes
 from remit.model.claims import Apply, Close, Code, DeclareLost, Issue, Recognise, Refused, Renew, Yield
-from remit.model.fields import Metadata
 from remit.model.kinds import Region
+from remit.model.metadata import Metadata
 from tests.properties.machines import OPERATOR, USER, Scope, amounts, story
 from tests.unit.commitment.desk import T1, bind, credit, incarnation, meets, move, offer, slice_of, spawned, vouch
 
@@ -84,16 +84,16 @@ async def test_only_budgets_and_operators_recognise_and_only_scopes(scope: Scope
 async def test_the_record_of_a_peer_is_bounded(scope: Scope) -> None:
     last = "i0"
     await meets(scope, R2, last)
-    for n in range(1, recognising.FORMER_MAX + 3):
+    for n in range(1, peer_scopes.FORMER_MAX + 3):
         await meets(scope, R2, f"i{n}", last)
         last = f"i{n}"
-    assert len(scope.row("peer/scope/r2")["spec"]["former"]) == recognising.FORMER_MAX
+    assert len(scope.row("peer/scope/r2")["spec"]["former"]) == peer_scopes.FORMER_MAX
 
 
 @story
 async def test_there_is_a_bound_on_peers(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recognising, "PEERS_MAX", 1)
+        patch.setattr(peer_scopes, "PEERS_MAX", 1)
         await meets(scope, R2)
         assert await scope.refused(OPERATOR, Recognise("scope/r3", "one")) is Code.LIMIT
         await meets(scope, R2, "two", "one")

@@ -30,11 +30,11 @@ from remit.model.claims import (
     Vouch,
     Yield,
 )
-from remit.model.data import Config, DataSpec
-from remit.model.fields import Metadata, Stamp
 from remit.model.kinds import Device, DeviceAsk, NodeHealth, Region
+from remit.model.metadata import Metadata, Stamp
 from remit.model.records import GrantSpec, Lease, LeaseSpec
 from remit.model.resources import Amount, Duration
+from remit.model.secrets import Config, DataSpec
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload
 from tests.unit.commitment.desk import T1, bind, meets, move, moving, slice_of, spawned
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remit.commitment.restoring import LEASE_EPOCHS, acknowledged_after
+from remit.commitment.recovery import LEASE_EPOCHS, acknowledged_after
 from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, Code, Delete, Ganged, Mark, Refused, Reserve, Vacate
 from remit.model.kinds import NodeHealth
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, node, story, workload

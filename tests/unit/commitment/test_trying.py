@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from remit.commitment import trying
+from remit.commitment import dry_run
 from remit.commitment.decide import decide
-from remit.commitment.trying import tried
+from remit.commitment.dry_run import tried
 from remit.model.claims import Apply, Code, Delete, Refused
 from remit.model.kinds import Workload
 from tests.properties.machines import OPERATOR, USER, Scope, story, workload
@@ -39,7 +39,7 @@ async def test_a_bug_in_deciding_is_told_and_spoils_no_other(scope: Scope) -> No
         return ruled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trying, "decide", broken)
+        patch.setattr(dry_run, "decide", broken)
         found = tried(scope.lead.authority, OPERATOR, [Apply(workload("bad")), Apply(workload("good"))])
     first = found[0].ruled
     assert isinstance(first, Refused) and first.code is Code.FAULT

@@ -7,16 +7,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.correction.loop import Controller, Times
-from remit.correction.remits import Again, Deed
+from remit.correction.framework.actions import Again, Deed
+from remit.correction.framework.loop import Controller, Times
 from remit.law.overrides import Instant
-from remit.law.tempo import Tempo
+from remit.law.timing import Tempo
 from remit.model.claims import AnyClaim, Delete, Forget, Mark, Move, Observe, Spawn
-from remit.model.fields import Condition
 from remit.model.kinds import Node, NodeHealth, NodeStatus, Workload, WorkloadStatus
+from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, encode, key
 from remit.model.records import Generation
-from remit.observation.board import Board
+from remit.observation.watch_cache import Board
 from remit.store.protocol import Change, Event, Head, Row
 from tests.properties.machines import FakeClock, node, workload
 from tests.unit.observation.rows import generation, replica

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.client.retry import RetryBudget
-from remit.correction.agenda import Agenda, Pauses
+from remit.correction.framework.work_queue import Agenda, Pauses
 
 PAUSES = Pauses(base_ms=100, cap_ms=1_000, stuck_after_ms=10_000, slow_ms=5_000)
 

@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.correction.bucket import Bucket
-from remit.correction.conditions import MESSAGE_MAX, later, say
-from remit.correction.crew import CONTROLLERS
-from remit.correction.fights import KEPT_MAX, Fights
-from remit.correction.remits import Deed, Remit
+from remit.correction.controller_set import CONTROLLERS
+from remit.correction.framework.actions import MESSAGE_MAX, Deed, Remit, later, say
+from remit.correction.framework.work_queue import KEPT_MAX, Bucket, Fights
 from remit.law.lifecycle import OWNER
 from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, Note, Observe, Role, Spawn
-from remit.model.fields import Condition
 from remit.model.kinds import NodeHealth
+from remit.model.metadata import Condition
 from remit.model.records import EventSpec
 from tests.properties.machines import workload
 from tests.unit.correction.table import Table, ready, work

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.correction.faring import patience_ms
-from remit.correction.remits import Concern, Later
-from remit.correction.repair import LATE_MS, Repair
-from remit.correction.wanted import Census
-from remit.correction.workloads import Workloads
+from remit.correction.controllers.desired_replicas import Census
+from remit.correction.controllers.repair import LATE_MS, Repair
+from remit.correction.controllers.workload_status import patience_ms
+from remit.correction.controllers.workloads import Workloads
+from remit.correction.framework.actions import Concern, Later
 from remit.law.lifecycle import WAITS
-from remit.law.tempo import Tempo
+from remit.law.timing import Tempo
 from remit.model.claims import Apply
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration

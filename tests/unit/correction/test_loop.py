@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.client.client import Client, NoAnswer
+from remit.client.authority_client import Client, NoAnswer
 from remit.client.endpoint import Silence, Status
 from remit.commitment.authority import Authority
-from remit.correction.loop import FRESH_MS, Cadence, Controller, Loop, Times
-from remit.correction.remits import Again, Concern, Deed, Remit, Wish
+from remit.correction.framework.actions import Again, Concern, Deed, Remit, Wish
+from remit.correction.framework.loop import FRESH_MS, Cadence, Controller, Loop, Times
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -29,14 +29,14 @@ from remit.model.claims import (
     Role,
     Verdict,
 )
-from remit.model.fields import Condition, Metadata
 from remit.model.kinds import Node, NodeHealth, Region
+from remit.model.metadata import Condition, Metadata
 from remit.model.objects import decode
 from remit.model.records import Event
-from remit.observation.board import Board
-from remit.observation.following import Follower
+from remit.observation.reflector import Follower
+from remit.observation.watch_cache import Board
 from remit.store.memory import MemoryStore
-from remit.world.promises import World
+from remit.world.interfaces import World
 from tests.properties.machines import HOUR, OPERATOR, node
 from tests.unit.client.fakes import Passing
 from tests.unit.world.virtual import run_virtually, virtual_world

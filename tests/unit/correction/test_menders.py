@@ -6,20 +6,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.correction.cascade import Cascade
-from remit.correction.endpoints import Endpoints
-from remit.correction.leaving import Leaving
-from remit.correction.remits import Deed
-from remit.correction.repair import LATE_MS, Repair, pause_ms
-from remit.correction.rollout import Rollouts
-from remit.correction.wanted import Census
+from remit.correction.controllers.desired_replicas import Census
+from remit.correction.controllers.disruption import Leaving
+from remit.correction.controllers.endpoints import Endpoints
+from remit.correction.controllers.garbage_collection import Cascade
+from remit.correction.controllers.repair import LATE_MS, Repair, pause_ms
+from remit.correction.controllers.rollout import Rollouts
+from remit.correction.framework.actions import Deed
 from remit.law.lifecycle import WAITS
 from remit.model.claims import Accepted, Close, Code, Delete, Refused
-from remit.model.data import Config, DataSpec
-from remit.model.fields import Deadline, Metadata, Owner, Stamp
 from remit.model.kinds import Disruption, NodeHealth, Override, OverrideScope, OverrideSpec, OverrideStatus, Rollout, Workload
+from remit.model.metadata import Deadline, Metadata, Owner, Stamp
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus, Phase, Replica
 from remit.model.resources import Amount, Duration
+from remit.model.secrets import Config, DataSpec
 from tests.unit.correction.table import Table, ready, replica, short, work
 
 KEY = "workload/t1/w"

@@ -6,14 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.correction.draining import AT_ONCE
-from remit.correction.leaving import Leaving
-from remit.correction.nodes import GIVEN_UP_BURST, GIVEN_UP_MILLI_PER_S, LOST_AFTER, Nodes
-from remit.law.tempo import lost_after_ms
-from remit.model.beats import Heard, NodeHeard
+from remit.correction.controllers.disruption import AT_ONCE, Leaving
+from remit.correction.controllers.node_lifecycle import GIVEN_UP_BURST, GIVEN_UP_MILLI_PER_S, LOST_AFTER, Nodes
+from remit.law.timing import lost_after_ms
 from remit.model.claims import Accepted, AnyClaim, Code, Move, Note, Refused
 from remit.model.kinds import Disruption, Node, NodeHealth, Taint, Workload
 from remit.model.resources import Duration
+from remit.model.wire.agent_messages import Heard, NodeHeard
 from remit.observation.health import Hearing
 from tests.unit.correction.table import TEMPO, Table, ready, replica, said, short, work
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.correction.faring import patience_ms
-from remit.correction.remits import Deed
-from remit.correction.wanted import Census, condition_of
-from remit.correction.workloads import Workloads
+from remit.correction.controllers.desired_replicas import Census, condition_of
+from remit.correction.controllers.workload_status import patience_ms
+from remit.correction.controllers.workloads import Workloads
+from remit.correction.framework.actions import Deed
 from remit.model.claims import Accepted, Code, Refused, Spawn
 from remit.model.kinds import NodeHealth, Placement, Rollout, Workload
 from remit.model.records import Phase, Replica

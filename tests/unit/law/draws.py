@@ -11,8 +11,6 @@ from typing import Any, Literal, TypeVar
 
 from hypothesis import strategies as st
 
-from remit.law.columns import Left
-from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
     Device,
@@ -30,8 +28,10 @@ from remit.model.kinds import (
     Toleration,
     WorkloadSpec,
 )
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
+from remit.observation.node_columns import Left
 from tests.unit.law.oracle import Scene, Work
 
 T = TypeVar("T")

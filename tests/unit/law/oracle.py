@@ -13,7 +13,7 @@ from remit.model.claims import Code
 from remit.model.kinds import Device, DeviceAsk, Node, NodeExpression, PolicySpec, Taint, Toleration, WorkloadSpec
 
 if TYPE_CHECKING:
-    from remit.law.columns import Left  # the record of a node and what is left of it
+    from remit.observation.node_columns import Left  # the record of a node and what is left of it
 
 
 class Work(NamedTuple):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from remit.law import fit
-from remit.law.columns import Left
-from remit.law.labels import match_labels, selects
+from remit.law.selectors import match_labels, selects
 from remit.model.kinds import Node, NodeExpression, NodeHealth
+from remit.observation.node_columns import Left
 
 
 class OneNode:

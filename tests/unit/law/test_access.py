@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.law import access
-from remit.model.beats import Beat, NodeState
+from remit.law import authorization
 from remit.model.claims import (
     Acquire,
     Actor,
@@ -22,12 +21,13 @@ from remit.model.claims import (
     Spawn,
     Vacate,
 )
-from remit.model.data import Config, DataSpec
-from remit.model.fields import Condition, Metadata
 from remit.model.identity import Principal
 from remit.model.kinds import Node, NodeHealth, NodeSpec
+from remit.model.metadata import Condition, Metadata
 from remit.model.records import EventSpec
 from remit.model.resources import Amount, Duration
+from remit.model.secrets import Config, DataSpec
+from remit.model.wire.agent_messages import Beat, NodeState
 
 AGENT = Principal("a", "machine-1", "agent", nodes=frozenset({"n1", "n2"}))
 SCHEDULER = Principal("s", "s", "scheduler")
@@ -70,45 +70,46 @@ NOT_OWN: list[AnyClaim] = [
 
 @pytest.mark.parametrize("claim", OWN, ids=lambda claim: type(claim).__name__)
 def test_an_agent_speaks_for_its_nodes(claim: AnyClaim) -> None:
-    assert access.may_claim(AGENT, operation(claim)) == ""
+    assert authorization.may_claim(AGENT, operation(claim)) == ""
 
 
 @pytest.mark.parametrize("claim", NOT_OWN, ids=lambda claim: type(claim).__name__)
 def test_an_agent_speaks_for_nothing_else(claim: AnyClaim) -> None:
-    assert access.may_claim(AGENT, operation(claim))
+    assert authorization.may_claim(AGENT, operation(claim))
 
 
 def test_nobody_acts_in_a_role_that_their_token_is_not_for() -> None:
     roles = {
-        principal: access.ROLES.get(principal.role, frozenset()) for principal in (AGENT, SCHEDULER, CONTROLLERS, ADMIN, MEMBER)
+        principal: authorization.ROLES.get(principal.role, frozenset())
+        for principal in (AGENT, SCHEDULER, CONTROLLERS, ADMIN, MEMBER)
     }
     for principal, own in roles.items():
         for role in Role:
-            assert (access.may_act(principal, Actor("x", role)) == "") == (role in own), (principal.role, role)
+            assert (authorization.may_act(principal, Actor("x", role)) == "") == (role in own), (principal.role, role)
     assert not any({Role.OPERATOR, Role.USER, Role.AUTHORITY} & own for own in roles.values()), "people come in by another door"
-    assert access.may_act(AGENT, Actor("x", Role.AGENT, "agent/n9"))
+    assert authorization.may_act(AGENT, Actor("x", Role.AGENT, "agent/n9"))
 
 
 def test_beats_and_orders_are_of_own_nodes_alone() -> None:
     mine, other = Beat(MINE, NodeState("n1")), Beat(MINE, NodeState("n3"))
     foreign = Beat(Actor("machine-1", Role.AGENT, "agent/n3"), NodeState("n1"))
-    assert access.may_beat(AGENT, [mine]) == "" and access.may_follow(AGENT, ["n1", "n2"]) == ""
-    assert all(access.may_beat(AGENT, [mine, one]) for one in (other, foreign))
-    assert access.may_follow(AGENT, ["n1", "n3"])
-    assert access.may_beat(SCHEDULER, [mine]) and access.may_follow(CONTROLLERS, ["n1"])
+    assert authorization.may_beat(AGENT, [mine]) == "" and authorization.may_follow(AGENT, ["n1", "n2"]) == ""
+    assert all(authorization.may_beat(AGENT, [mine, one]) for one in (other, foreign))
+    assert authorization.may_follow(AGENT, ["n1", "n3"])
+    assert authorization.may_beat(SCHEDULER, [mine]) and authorization.may_follow(CONTROLLERS, ["n1"])
 
 
 def test_people_see_what_is_their_tenants_and_what_work_refers_to() -> None:
     for everyone in (ADMIN, VIEWER):
-        assert access.sees(everyone, "Workload", "t2") and access.sees(everyone, "Node", "", "n1")
+        assert authorization.sees(everyone, "Workload", "t2") and authorization.sees(everyone, "Node", "", "n1")
     for one in (MEMBER, LOOKER):
-        assert access.sees(one, "Workload", "t1") and not access.sees(one, "Workload", "t2")
-        assert access.sees(one, "Tenant", "", "t1") and not access.sees(one, "Tenant", "", "t2")
-        assert not access.sees(one, "Tenant", "") and access.sees(one, "PriorityClass", "")
-        assert not any(access.sees(one, kind, "") for kind in ("Node", "Policy", "Token", "Lease", "Grant"))
-    assert [access.may_write(one) for one in (ADMIN, MEMBER, VIEWER, LOOKER)] == [True, True, False, False]
+        assert authorization.sees(one, "Workload", "t1") and not authorization.sees(one, "Workload", "t2")
+        assert authorization.sees(one, "Tenant", "", "t1") and not authorization.sees(one, "Tenant", "", "t2")
+        assert not authorization.sees(one, "Tenant", "") and authorization.sees(one, "PriorityClass", "")
+        assert not any(authorization.sees(one, kind, "") for kind in ("Node", "Policy", "Token", "Lease", "Grant"))
+    assert [authorization.may_write(one) for one in (ADMIN, MEMBER, VIEWER, LOOKER)] == [True, True, False, False]
 
 
 def test_a_member_acts_in_its_tenant_alone() -> None:
-    assert access.actor_of(MEMBER) == Actor("ann", Role.USER, tenant="t1")
-    assert access.actor_of(ADMIN) == Actor("root", Role.OPERATOR)
+    assert authorization.actor_of(MEMBER) == Actor("ann", Role.USER, tenant="t1")
+    assert authorization.actor_of(ADMIN) == Actor("root", Role.OPERATOR)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.law.bearers import NOBODY, SERVER, acts_for, agent_of, bearer_of
+from remit.law.certificate_identity import NOBODY, SERVER, acts_for, agent_of, bearer_of
 
 
 def test_names_go_there_and_back() -> None:

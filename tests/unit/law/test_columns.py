@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from remit.law import asks, fit
-from remit.law.columns import Columns, Left, over
-from remit.law.growing import CHANGES_MAX, Changes
-from remit.law.peers import ColumnPeers
-from remit.model.fields import Metadata
+from remit.law import fit, requirements
 from remit.model.kinds import Device, Placement, Spread, Taint
+from remit.model.metadata import Metadata
+from remit.observation.column_table import CHANGES_MAX, Changes
+from remit.observation.node_columns import Columns, Left, over
+from remit.observation.topology_counts import ColumnPeers
 from tests.unit.law.test_fit import ask_for, node
 
 
@@ -218,7 +218,7 @@ def test_an_index_that_nobody_counted_is_empty() -> None:
 
 def test_the_least_is_taken_where_the_replica_could_stand_at_all() -> None:
     columns = Columns(three())
-    index = fit.Index("risk", ((asks.WORKLOAD_LABEL, "api"),), "zone")
+    index = fit.Index("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
     peers = ColumnPeers(columns, {index: {"a": 5, "b": 0}})
     anywhere, only_a = ask_for(placement=Placement()), ask_for(placement=Placement(zones=("a",)))
     nowhere = ask_for(placement=Placement(zones=("z",)))
@@ -228,7 +228,7 @@ def test_the_least_is_taken_where_the_replica_could_stand_at_all() -> None:
 
 def test_a_node_outside_every_domain_does_not_hold_the_least_down() -> None:
     columns = Columns([node("n1", rack="r1"), node("n2")])
-    index = fit.Index("risk", ((asks.WORKLOAD_LABEL, "api"),), "rack")
+    index = fit.Index("risk", ((requirements.WORKLOAD_LABEL, "api"),), "rack")
     assert ColumnPeers(columns, {index: {"r1": 3}}).least(over(ask_for(), columns), index) == 3
 
 
@@ -263,7 +263,7 @@ def test_a_placement_in_a_run_moves_the_counts__also_of_carriers_never_counted_b
 def test_asks_of_one_run_do_not_see_each_others_places() -> None:
     """`least` keeps where the last ask could stand; another ask must not be given that answer."""
     columns = Columns([node("n1", zone="a"), node("n2", zone="b")])
-    index = fit.Index("risk", ((asks.WORKLOAD_LABEL, "api"),), "zone")
+    index = fit.Index("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
     peers = ColumnPeers(columns, {index: {"a": 5, "b": 2}})
     in_a, in_b = (over(ask_for(placement=Placement(zones=(zone,))), columns) for zone in "ab")
     assert [peers.least(ask, index) for ask in (in_a, in_b, in_a)] == [5, 2, 5]

@@ -7,10 +7,8 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from remit.law import asks, fit
-from remit.law.columns import Left
+from remit.law import fit, requirements
 from remit.model.claims import Code
-from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
     Device,
@@ -28,8 +26,10 @@ from remit.model.kinds import (
     Toleration,
     WorkloadSpec,
 )
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
+from remit.observation.node_columns import Left
 from tests.unit.law.scalar import OneNode, PlainPeers
 
 
@@ -38,7 +38,7 @@ def ask_for(
 ) -> fit.Ask:
     template = Template(command=("run",), resources=Amount(resources), devices=devices)
     spec = WorkloadSpec(type="service", template=template, placement=placement)
-    return asks.make_ask("risk", "api", {"app": "api"}, spec, policies)
+    return requirements.make_ask("risk", "api", {"app": "api"}, spec, policies)
 
 
 def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint, ...] = (), **labels: str) -> Left:
@@ -73,8 +73,8 @@ def test_overlapping_models_are_charged_once() -> None:
 
 def test_every_replica_carries_the_name_of_its_workload__whatever_its_labels_say() -> None:
     spec = WorkloadSpec(type="job", template=Template(command=("run",)))
-    ask = asks.make_ask("risk", "api", {asks.WORKLOAD_LABEL: "forged"}, spec, ())
-    assert ask.labels[asks.WORKLOAD_LABEL] == "api"
+    ask = requirements.make_ask("risk", "api", {requirements.WORKLOAD_LABEL: "forged"}, spec, ())
+    assert ask.labels[requirements.WORKLOAD_LABEL] == "api"
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ Operator = Literal["Equal", "Exists"]
 )
 def test_a_toleration_covers_by_key_and_value(toleration: Toleration, covers: bool, effect: TaintEffect) -> None:
     taint = Taint(key="a", value="x", effect=effect)
-    assert asks.tolerated(taint, [toleration]) == (covers or effect == "PreferNoSchedule")
+    assert requirements.tolerated(taint, [toleration]) == (covers or effect == "PreferNoSchedule")
 
 
 @pytest.mark.parametrize(("taint", "toleration"), list(product(EFFECTS, ("", *EFFECTS))))
 def test_a_toleration_with_an_effect_covers_that_effect_alone(taint: TaintEffect, toleration: Any) -> None:
     covers = toleration in ("", taint) or taint == "PreferNoSchedule"
     asked = [Toleration(key="a", operator="Exists", effect=toleration)]
-    assert asks.tolerated(Taint(key="a", effect=taint), asked) == covers
+    assert requirements.tolerated(Taint(key="a", effect=taint), asked) == covers
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(("a", "b", "c"), 2)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remit.law.labels import admits, match_columns, selects
+from remit.law.selectors import admits, match_columns, selects
 from remit.model.kinds import NodeExpression
 
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from remit.law import lifecycle, tempo
+from remit.law import lifecycle, timing
 from remit.law.lifecycle import GUARDS, HOLDS, NODE_EDGES, ON_NODE, OWNER, PLACED_BY, TABLE, WAITS, Row, edge
 from remit.model.claims import Role
 from remit.model.kinds import NodeHealth
@@ -246,6 +246,6 @@ def test_a_node_that_was_given_up_joins_again_before_it_takes_work() -> None:
 
 @pytest.mark.parametrize("fence_ms", [0, 1, 99, 100, 30_000, 299_999, 300_000, 10**12])
 def test_the_loss_of_a_node_waits_for_fence_and_kill_grace_with_room_for_drift__to_the_millisecond(fence_ms: int) -> None:
-    ran_at_most = (fence_ms + tempo.Tempo().kill_grace_ms) * (100 + tempo.DRIFT_MAX_PERCENT)
-    waited = tempo.lost_after_ms(fence_ms)
+    ran_at_most = (fence_ms + timing.Tempo().kill_grace_ms) * (100 + timing.DRIFT_MAX_PERCENT)
+    waited = timing.lost_after_ms(fence_ms)
     assert waited * 100 >= ran_at_most > (waited - 1) * 100

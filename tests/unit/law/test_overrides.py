@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from remit.law.overrides import Effects, in_force
-from remit.model.fields import Deadline, Metadata
 from remit.model.kinds import PRIORITY_MAX, Override, OverrideScope, OverrideSpec, OverrideStatus
+from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
 
 BOOT = "boot-1"

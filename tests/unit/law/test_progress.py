@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.law.progress import LIMITS, progress
+from remit.law.workload_rules import LIMITS, progress
 from remit.model.records import Phase
 
 PHASES = st.lists(st.sampled_from(list(Phase)), max_size=12)

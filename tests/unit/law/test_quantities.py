@@ -8,16 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.model.quantity import (
+from remit.model.resources import (
     DURATION_MS_MAX,
     QUANTITY_MAX,
+    Amount,
+    Duration,
+    Hard,
+    Reclaimable,
+    Soft,
     format_duration,
     format_quantity,
     parse_duration,
     parse_quantity,
     scale,
 )
-from remit.model.resources import Amount, Duration, Hard, Reclaimable, Soft
 
 RESOURCES = ("cpu", "memory", "storage", "ephemeral-storage", "devices/gpu", "licences")
 SUFFIXES = {

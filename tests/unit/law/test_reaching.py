@@ -6,12 +6,11 @@ from ipaddress import ip_address
 
 import pytest
 
-from remit.law.permitting import Permitted, permitted, unpermitted
-from remit.law.reaching import why_no_address, why_no_host
+from remit.law.admission import Permitted, permitted, unpermitted
+from remit.law.fetch_policy import why_no_address, why_no_host
+from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Rootfs, Unreadable, Volume, read_source
 from remit.model.kinds import PolicySpec, Template
 from remit.model.policies import PolicyMatch, PolicyRule
-from remit.model.software import Artifact, HostPath, PolicyPermit, Rootfs, Volume
-from remit.model.sources import Unreadable, read_source
 
 DIGEST = "0" * 64
 OWN = [

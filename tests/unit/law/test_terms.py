@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.law.succession import as_good
-from remit.law.tempo import DRIFT_MAX_PERCENT, Tempo, lost_after_ms
+from remit.law.timing import DRIFT_MAX_PERCENT, Tempo, lost_after_ms
+from remit.law.workload_rules import as_good
 from remit.model.kinds import Disruption, Rollout
 from remit.model.records import GenerationSpec
 from remit.model.resources import Duration

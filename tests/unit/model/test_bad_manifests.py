@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remit.model.manifests import read
+from remit.model.manifests.reader import read
 
 BAD = Path(__file__).parents[2] / "bad"
 EXPECTED: dict[str, Any] = tomllib.loads((BAD / "expected.toml").read_text())
@@ -20,8 +20,8 @@ FILES = sorted(path.name for path in BAD.iterdir() if path.suffix != ".toml")
 TIMED = """
 import json, sys, time
 from pathlib import Path
-import remit.model.documents_json, remit.model.documents_yaml
-from remit.model.manifests import read
+import remit.model.manifests.json_reader, remit.model.manifests.yaml_reader
+from remit.model.manifests.reader import read
 times = {}
 for name in sys.argv[1:]:
     data = Path(name).read_bytes()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remit.model.documents import Node, read_documents
+from remit.model.manifests.documents import Node, read_documents
 from remit.model.problems import Problems
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from remit.model import kinds, objects, records
-from remit.model.manifests import read
+from remit.model.manifests.reader import read
 from remit.model.resources import Amount, Duration
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.model import fields, objects
-from remit.model.manifests import Manifests, read
+from remit.model import metadata, objects
+from remit.model.manifests.reader import Manifests, read
 from remit.model.problems import PROBLEMS_MAX
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.*"))
@@ -70,7 +70,7 @@ def test_a_value_changed_for_any_other_is_refused_here_whenever_the_types_refuse
     """The gap that this looks for: the shapes let a value pass and the decoder would not, or the reader raises."""
     things = read(good, "f.yaml" if not good.startswith(b"[") else "f.json").objects
     written = msgspec.json.decode(objects.encode(data.draw(st.sampled_from(things))))
-    written["apiVersion"] = fields.API_VERSION
+    written["apiVersion"] = metadata.API_VERSION
     here = written
     while True:
         key = data.draw(st.sampled_from(sorted(here))) if isinstance(here, dict) else data.draw(st.integers(0, len(here) - 1))

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 
 from remit.model import kinds, objects
-from remit.model.judging import judge
-from remit.model.manifests import read
-from remit.model.rules import _EFFECTS
+from remit.model.manifests.field_rules import _EFFECTS
+from remit.model.manifests.reader import read
+from remit.model.manifests.validation import judge
 from tests.unit.model.test_manifests import HEAD
 
 GOOD = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.model.quantity import (
+from remit.model.resources import (
     DURATION_MS_MAX,
     QUANTITY_MAX,
     format_duration,

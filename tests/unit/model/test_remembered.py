@@ -10,12 +10,12 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.commitment.batching import _surely_readable
+from remit.commitment.batch import _surely_readable
 from remit.model import objects
 from remit.model.claims import Apply
-from remit.model.fields import Stamp
-from remit.model.judging import judge
 from remit.model.kinds import Workload, WorkloadStatus
+from remit.model.manifests.validation import judge
+from remit.model.metadata import Stamp
 from remit.model.objects import AnyObject, decode, decoded, encode, remember
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from tests.properties.declared import manifests

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from remit.model import objects
-from remit.model.schema import SUMMARIES, schema, schema_of_all
+from remit.model.manifests.json_schema import SUMMARIES, schema, schema_of_all
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BAD = Path(__file__).parents[2] / "bad"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.model.sessions import (
+from remit.model.wire.exec_frames import (
     ARGV_BYTES_MAX,
     PART_BYTES_MAX,
     Begin,

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.model.fields import Metadata, Stamp
 from remit.model.kinds import Node, NodeHealth, NodeStatus, PolicySpec, Tenant, TenantSpec, Workload
+from remit.model.metadata import Metadata, Stamp
 from remit.model.objects import AnyObject, encode, key
 from remit.model.policies import PolicyRule
 from remit.model.records import (
@@ -21,8 +21,8 @@ from remit.model.records import (
     ReplicaSpec,
     ReplicaStatus,
 )
-from remit.observation.checking import recount
-from remit.observation.view import View
+from remit.observation.frozen_view import recount
+from remit.observation.scheduler_view import View
 from remit.store.protocol import Change, Event, Head, Row
 from tests.properties.machines import FakeClock, amounts, node, workload
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from remit.model.kinds import NodeHealth
 from remit.model.objects import encode, key
 from remit.model.records import Phase, Replica
-from remit.observation.board import Board
+from remit.observation.watch_cache import Board
 from remit.store.protocol import HEAD, Change, Event, Head, Row
 from tests.properties.machines import FakeClock
 from tests.unit.correction.table import Table, ready, replica, work

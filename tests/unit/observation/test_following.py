@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from remit.client.client import Client
+from remit.client.authority_client import Client
 from remit.commitment.authority import Authority
 from remit.model.claims import Actor, Apply, Role
-from remit.model.fields import Metadata
 from remit.model.kinds import Region
-from remit.observation.board import Board
-from remit.observation.following import Follower
+from remit.model.metadata import Metadata
+from remit.observation.reflector import Follower
+from remit.observation.watch_cache import Board
 from remit.store.memory import MemoryStore
 from remit.store.protocol import HEAD, Event, Page, Row, Watch
-from remit.world.promises import World
+from remit.world.interfaces import World
 from tests.unit.world.virtual import run_virtually, virtual_world
 
 BEAT_MS = 1_000

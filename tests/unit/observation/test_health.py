@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remit.model.beats import Heard, NodeHeard
+from remit.model.wire.agent_messages import Heard, NodeHeard
 from remit.observation.health import Hearing, is_mass
 from tests.unit.correction.table import ready
 

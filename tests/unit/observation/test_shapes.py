@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from remit.model.fields import Deadline
 from remit.model.kinds import Affinity, Placement, Spread
+from remit.model.metadata import Deadline
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from tests.unit.observation.rows import Told, policy, ready, tenant, work
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from remit.law.asks import WORKLOAD_LABEL
-from remit.model.fields import Stamp
+from remit.law.requirements import WORKLOAD_LABEL
 from remit.model.kinds import Affinity, Placement, Spread, Template, WorkloadSpec
+from remit.model.metadata import Stamp
 from remit.model.objects import encode
 from remit.model.records import Generation, GenerationSpec
 from remit.model.resources import Amount

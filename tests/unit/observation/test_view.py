@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from remit.law.fit import Index
-from remit.model.fields import Stamp
 from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, NodeStatus, Placement
+from remit.model.metadata import Stamp
 from remit.model.objects import key
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
-from remit.observation.checking import differences
-from remit.observation.view import ASSUMED_MS_MAX, View
+from remit.observation.frozen_view import differences
+from remit.observation.scheduler_view import ASSUMED_MS_MAX, View
 from remit.store.protocol import Change, Corrupt, Head
 from tests.properties.machines import amounts
 from tests.unit.observation.rows import HEAD_1, Told, ready, replica, tenant, work

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from remit.law.overrides import Instant
 from remit.model.claims import Bind, Explain, Ganged, Reserve
-from remit.model.fields import Deadline, Metadata, Stamp
 from remit.model.kinds import (
     Device,
     DeviceAsk,
@@ -25,6 +24,7 @@ from remit.model.kinds import (
     Toleration,
     Workload,
 )
+from remit.model.metadata import Deadline, Metadata, Stamp
 from remit.model.objects import AnyObject, encode, key
 from remit.model.records import (
     Generation,
@@ -39,11 +39,11 @@ from remit.model.records import (
     ReplicaStatus,
 )
 from remit.model.resources import DEVICES, Amount
-from remit.observation.still import still
-from remit.observation.view import View
+from remit.observation.frozen_view import still
+from remit.observation.scheduler_view import View
 from remit.proposal.cycle import Cycle
-from remit.proposal.explained import Change, Unblock, Waits
-from remit.proposal.explaining import Rules, explain_waiting
+from remit.proposal.explain.pending import Rules, explain_waiting
+from remit.proposal.explain.result_types import Change, Unblock, Waits
 from remit.store.protocol import Head, Page, Row
 from tests.properties.machines import FakeClock, amounts
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from remit.law.overrides import Instant
 from remit.model.claims import Accepted, AnyClaim, Apply, Bind, Explain, Ganged, Mark, Refused, Reserve, Spawn, Verdict
-from remit.model.fields import Metadata
 from remit.model.kinds import Node, NodeHealth, PriorityClass, PriorityClassSpec, Tenant, TenantSpec
+from remit.model.metadata import Metadata
 from remit.model.records import DecisionSpec
-from remit.observation.checking import recount
-from remit.observation.view import View
-from remit.proposal.asking import Proposal
+from remit.observation.frozen_view import recount
+from remit.observation.scheduler_view import View
 from remit.proposal.cycle import Cycle
-from remit.proposal.lines import Wait
+from remit.proposal.proposals import Proposal
+from remit.proposal.queue.class_queues import Wait
 from tests.properties.machines import OPERATOR, USER, Scope, amounts, furnished, run, workload
 from tests.properties.test_views import listed, told
 

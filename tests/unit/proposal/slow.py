@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import floor
 
-from remit.law.columns import Left
 from remit.law.fit import Ask, Devices
 from remit.model.kinds import Device, NodeHealth
 from remit.model.resources import WHOLE
-from remit.proposal.demand import Popular, Shape
+from remit.observation.node_columns import Left
+from remit.proposal.placement.fragmentation_model import Popular, Shape
 
 WHOLE_ONLY = [0.0] * WHOLE + [1.0]
 

@@ -13,8 +13,8 @@ from remit.model.kinds import Affinity, Placement, Spread
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from remit.proposal.attempts import words
-from remit.proposal.plugins import Filter, PluginError, Score
-from remit.proposal.scores import DEFAULT
+from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.placement.plugins import Filter, PluginError, Score
 from tests.properties.machines import amounts, furnished, node, run
 from tests.unit.commitment.desk import incarnation, meets, move
 from tests.unit.proposal.mind import Mind, binds, nodes, quota, rank, want

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from remit.proposal.backlog import BACKOFF_MS_MAX, RETRY_MS_MAX, RETRY_MS_MIN, Backlog
-from remit.proposal.cures import Past
-from remit.proposal.fairness import Shares, Vector
-from remit.proposal.lines import Cure, Line, Member
-from remit.proposal.turns import Ageing
+from remit.proposal.queue.backlog import BACKOFF_MS_MAX, RETRY_MS_MAX, RETRY_MS_MIN, Backlog
+from remit.proposal.queue.class_queues import Ageing, Cure, Line, Member
+from remit.proposal.queue.fair_share import Shares, Vector
+from remit.proposal.queue.wakeups import Past
 
 ROOM: Cure = ("room",)
 CPU: Vector = (("cpu", 1),)

@@ -9,10 +9,10 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, Disruption, NodeHealth, NodePool, NodePoolSpec, Placement, Spread, Workload
+from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica
-from remit.proposal.capacity import Capacity, room_for
+from remit.proposal.explain.capacity import Capacity, room_for
 from tests.properties.machines import TAINTED, amounts, workload
 from tests.properties.test_explaining import clusters
 from tests.unit.observation.rows import ready

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from remit.model.claims import Apply, Bind, Code, Delete, Forget, Ganged, Move, Refused, Report, Spawn
-from remit.model.fields import Metadata
 from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, OverrideSpec, Placement
+from remit.model.metadata import Metadata
 from remit.model.records import SummarySpec
 from remit.model.resources import Duration
 from tests.properties.machines import OPERATOR, Scope, amounts, furnished, node, run, workload

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from remit.proposal.decisions import FRESH_MS, MEMBERS_MAX, Decisions, Verdict, near
-from remit.proposal.kernel import Kernel
-from remit.proposal.purses import purse
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.proposals import FRESH_MS, MEMBERS_MAX, Decisions, Verdict, near
+from remit.proposal.quota import purse
 from tests.unit.observation.rows import Told, ready, replica, tenant, work
 
 BYTES_MAX = 64 << 10

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from remit.law.asks import make_ask
 from remit.law.fit import Ask
+from remit.law.requirements import make_ask
 from remit.model.kinds import DeviceAsk, Placement, Template, WorkloadSpec
 from remit.model.resources import WHOLE, Amount
-from remit.proposal.demand import FADES_AT, SHAPES_MAX, Demand, Shape
+from remit.proposal.placement.fragmentation_model import FADES_AT, SHAPES_MAX, Demand, Shape
 
 
 def ask(*devices: DeviceAsk, cpu: int = 1_000, memory: int = 1 << 30, where: Placement = Placement()) -> Ask:

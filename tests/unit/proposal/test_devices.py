@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remit.law.asks import make_ask
 from remit.law.fit import Ask
+from remit.law.requirements import make_ask
 from remit.model.kinds import Device, DeviceAsk
-from remit.proposal.devices import choose_among, fits_devices
+from remit.proposal.placement.devices import choose_among, fits_devices
 from tests.properties.machines import workload
 from tests.unit.law.oracle import devices_found
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code
-from remit.model.fields import Deadline, Metadata, Stamp
 from remit.model.kinds import (
     Affinity,
     DeviceAsk,
@@ -28,13 +27,14 @@ from remit.model.kinds import (
     Tenant,
     TenantSpec,
 )
+from remit.model.metadata import Deadline, Metadata, Stamp
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import Grant, GrantSpec, GrantStatus, PolicyRevision, PolicyRevisionSpec
 from remit.model.resources import Duration
-from remit.proposal.capacity import room_for
-from remit.proposal.explained import Passage, Waits
-from remit.proposal.explaining import answer_for, explain_waiting, work_of
-from remit.proposal.plugins import Filter
+from remit.proposal.explain.capacity import room_for
+from remit.proposal.explain.pending import answer_for, explain_waiting, work_of
+from remit.proposal.explain.result_types import Passage, Waits
+from remit.proposal.placement.plugins import Filter
 from tests.properties.machines import TAINTED, amounts, workload
 from tests.unit.observation.rows import ready
 from tests.unit.proposal.clusters import A_GPU, NOW, RULES, Cluster, ranked, rich, smaller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.proposal.fairness import FREE, Shares, Vector, faded
+from remit.proposal.queue.fair_share import FREE, Shares, Vector, faded
 
 CPU: Vector = (("cpu", 1),)
 HOUR_MS = 3_600_000

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from remit.law.columns import Columns, Left, Rows
 from remit.law.fit import Ask
-from remit.law.peers import ColumnPeers
-from remit.model.fields import Metadata
 from remit.model.kinds import Device, DeviceAsk, Node, NodeHealth, NodeSpec, NodeStatus, Placement, Spread, Taint
+from remit.model.metadata import Metadata
 from remit.model.resources import WHOLE, Amount
-from remit.proposal.fragmentation import CELLS_MAX, RANGE, TARGETS_MAX, WEIGHED_EVERY, Fragmentation
-from remit.proposal.kernel import Kernel
-from remit.proposal.scores import DEFAULT
-from remit.proposal.stock import Stock
+from remit.observation.node_columns import Columns, Left, Rows
+from remit.observation.topology_counts import ColumnPeers
+from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.placement.devices import Stock
+from remit.proposal.placement.fragmentation import CELLS_MAX, RANGE, TARGETS_MAX, WEIGHED_EVERY, Fragmentation
+from remit.proposal.placement.kernel import Kernel
 from tests.unit.proposal.slow import Slow
 from tests.unit.proposal.test_demand import ask, gpus, share
 

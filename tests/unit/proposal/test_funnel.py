@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from remit.law.fit import Ask
 from remit.model.claims import Code
 from remit.model.kinds import DeviceAsk, NodeHealth, NodeStatus, Placement
-from remit.proposal.classes import Class
-from remit.proposal.funnel import ever, funnel, nearest
-from remit.proposal.kernel import Kernel
-from remit.proposal.plugins import Cure, Filter
+from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.funnel import ever, funnel, nearest
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.plugins import Cure, Filter
 from tests.properties.test_fit import ask_of
 from tests.properties.test_kernel import kernel_of, orders
 from tests.unit.law.oracle import broken

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.law import fit
-from remit.law.columns import over
 from remit.model.kinds import Affinity, Placement, Spread
-from remit.proposal.gates import GROUPS_MAX, Gates, keys_of, sort
+from remit.observation.node_columns import over
+from remit.proposal.placement.topology_gates import GROUPS_MAX, Gates, keys_of, sort
 from tests.unit.observation.rows import Told, ready, replica, tenant, work
 
 TERMS = [

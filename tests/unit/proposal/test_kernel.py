@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from remit.law.asks import make_ask
-from remit.law.columns import Columns, Left
 from remit.law.fit import Ask
-from remit.law.peers import ColumnPeers
-from remit.model.fields import Metadata
+from remit.law.requirements import make_ask
 from remit.model.kinds import (
     Affinity,
     Node,
@@ -25,9 +22,12 @@ from remit.model.kinds import (
     Template,
     WorkloadSpec,
 )
+from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from remit.proposal.kernel import Kernel
-from remit.proposal.orders import leading
+from remit.observation.node_columns import Columns, Left
+from remit.observation.topology_counts import ColumnPeers
+from remit.proposal.placement.class_scores import leading
+from remit.proposal.placement.kernel import Kernel
 
 NODES = 3_000
 """So many that a run takes samples."""

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remit.law.columns import Columns
 from remit.model.claims import Code
 from remit.observation.hints import Hints
-from remit.proposal import scores as built_in
-from remit.proposal.demand import Demand
-from remit.proposal.fragmentation import Fragmentation
-from remit.proposal.kernel import Kernel
-from remit.proposal.plugins import (
+from remit.observation.node_columns import Columns
+from remit.proposal.placement import builtin_plugins as built_in
+from remit.proposal.placement.builtin_plugins import DEFAULT, LEAST, locality
+from remit.proposal.placement.fragmentation import Fragmentation
+from remit.proposal.placement.fragmentation_model import Demand
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.plugins import (
     FILTERS,
     LAW,
     SCORE_NAMES,
@@ -30,7 +31,6 @@ from remit.proposal.plugins import (
     installed_filters,
     installed_scores,
 )
-from remit.proposal.scores import DEFAULT, LEAST, locality
 from tests.unit.proposal.test_kernel import ask, full, kernel, node
 
 THEIRS = "theirs_for_tests"
@@ -87,11 +87,13 @@ def test_what_is_loaded_is_marked_as_foreign__in_the_order_of_names(theirs: Modu
 
 
 def test_no_entry_points_are_none__and_not_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.proposal.plugins.entry_points", lambda group: pytest.fail("nobody asked for the installed ones"))
+    monkeypatch.setattr(
+        "remit.proposal.placement.plugins.entry_points", lambda group: pytest.fail("nobody asked for the installed ones")
+    )
     assert installed_filters([]) == () and installed_scores([]) == ()
 
 
-@pytest.mark.parametrize("value", ["nowhere.to_be_found:IT", f"{THEIRS}:missing", "remit.proposal.plugins:LAW.99"])
+@pytest.mark.parametrize("value", ["nowhere.to_be_found:IT", f"{THEIRS}:missing", "remit.proposal.placement.plugins:LAW.99"])
 def test_what_does_not_load_is_named_with_why(theirs: ModuleType, value: str) -> None:
     with pytest.raises(
         PluginError, match=r"plug-in 'bad': .* does not load \(.*\); mend it, or uninstall its package"

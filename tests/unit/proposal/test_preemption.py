@@ -6,7 +6,7 @@ from typing import Any
 
 from remit.model.claims import Code
 from remit.model.kinds import Affinity, DeviceAsk, Disruption, NodeHealth, Placement, Spread
-from remit.proposal.victims import Pace
+from remit.proposal.placement.preemption_candidates import Pace
 from tests.properties.machines import furnished, node, run
 from tests.unit.commitment.desk import move
 from tests.unit.proposal.mind import Mind, mark, minds, nodes, quota, rank, refused, reserves, want

@@ -10,7 +10,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from remit.proposal.prices import LEVELS, SIZES_MAX, best_fill, dual_prices, worth
+from remit.proposal.placement.fragmentation_model import LEVELS, SIZES_MAX, best_fill, dual_prices, worth
 
 
 def patterns(sizes: Sequence[int], room: int = LEVELS) -> Iterator[tuple[int, ...]]:

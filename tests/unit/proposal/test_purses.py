@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from remit.model.claims import Code
-from remit.model.fields import Deadline, Stamp
+from remit.model.metadata import Deadline, Stamp
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
-from remit.proposal.purses import purse
+from remit.proposal.quota import purse
 from tests.properties.machines import amounts
 from tests.unit.observation.rows import Told, ready, replica, tenant, work
 

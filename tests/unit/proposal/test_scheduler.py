@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from remit.client.client import Client, NoAnswer
+from remit.client.authority_client import Client, NoAnswer
 from remit.client.endpoint import Silence, Status, Turned
 from remit.commitment.authority import Authority
 from remit.model.claims import Acquire, Actor, Apply, Bind, Mark, Operation, Role, Spawn, Verdict
@@ -15,7 +15,7 @@ from remit.model.kinds import NodeHealth
 from remit.model.objects import AnyObject
 from remit.proposal.scheduler import Rhythm, Scheduler
 from remit.store.memory import MemoryStore
-from remit.world.promises import World
+from remit.world.interfaces import World
 from tests.properties.machines import HOUR, OPERATOR, USER, node, tenant, workload
 from tests.unit.client.fakes import Passing
 from tests.unit.world.virtual import run_virtually, virtual_world

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from remit.law.columns import Columns, Left, Rows
 from remit.law.fit import NOBODY
 from remit.law.overrides import in_force
-from remit.model.fields import Deadline, Metadata
 from remit.model.kinds import Override, OverrideScope, OverrideSpec, OverrideStatus
+from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
-from remit.proposal.steering import Steering
+from remit.observation.node_columns import Columns, Left, Rows
+from remit.proposal.placement.builtin_plugins import Steering
 from tests.unit.observation.rows import Told, ready, work
 
 NOW = ("boot-1", 1_000)

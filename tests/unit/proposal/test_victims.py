@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from remit.model.kinds import Disruption
 from remit.model.objects import AnyObject
-from remit.proposal.classes import Class
-from remit.proposal.kernel import Kernel
-from remit.proposal.preemption import Eviction
-from remit.proposal.victims import Pace, Victims
+from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.preemption import Eviction
+from remit.proposal.placement.preemption_candidates import Pace, Victims
 from tests.unit.observation.rows import Told, ready, replica, tenant, work
 
 

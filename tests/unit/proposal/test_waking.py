@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from remit.model.claims import Apply, Bind, Delete
-from remit.model.fields import Metadata
 from remit.model.kinds import (
     Node,
     NodeHealth,
@@ -19,6 +18,7 @@ from remit.model.kinds import (
     Spread,
     Taint,
 )
+from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.resources import Duration
 from tests.properties.machines import OPERATOR, Scope

@@ -12,18 +12,18 @@ from typing import Any
 from urllib.parse import quote
 
 from remit.assembly import Serving, serving
-from remit.law.tempo import Tempo
+from remit.law.timing import Tempo
 from remit.model.identity import TokenRole
-from remit.serve.app import Application
-from remit.serve.desk import Desk
-from remit.serve.providing import provide
-from remit.serve.routes import Route
-from remit.serve.table import ROUTES
+from remit.serve.auth.enrollment import provide
+from remit.serve.http.app import Application
+from remit.serve.http.route_table import ROUTES
+from remit.serve.http.routes import Route
+from remit.serve.server_context import Desk
 from remit.store.memory import MemoryStore
 from remit.store.protocol import Store
-from remit.world.offload import ThreadOffload
+from remit.world.concurrency import ThreadOffload
+from remit.world.interfaces import World
 from remit.world.production import production
-from remit.world.promises import World
 
 TOKEN = "a-token-of-a-test"
 TOKENS: dict[TokenRole, str] = {

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from remit.model.objects import AnyObject, encode, key
-from remit.observation.board import Board
-from remit.proposal.explaining import Rules
-from remit.serve.looking import Look, Looking, Seen, view_of
+from remit.observation.watch_cache import Board
+from remit.proposal.explain.pending import Rules
+from remit.serve.diagnostics.view_snapshots import Look, Looking, Seen, view_of
 from remit.store.memory import MemoryStore
 from remit.store.protocol import Change, Commit, Event, Head, Row
 from tests.properties.machines import FakeClock

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from remit.commitment.outcomes import Entry
-from remit.serve.access import Access, AccessLine, decisions_told
-from remit.world.chronicle import Chronicle, Level
+from remit.serve.http.request_telemetry import Access, AccessLine, decisions_told
+from remit.world.structured_log import Chronicle, Level
 
 
 class Log:

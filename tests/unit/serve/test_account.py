@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from remit.commitment.outcomes import Batch, Entry, batch_key, encode_batch
-from remit.model.answers import AccountItem
-from remit.model.fields import Stamp
+from remit.model.metadata import Stamp
 from remit.model.objects import encode, key
 from remit.model.records import Decision, DecisionSpec, Event, EventSpec
-from remit.serve.account import accounted, watched
+from remit.model.wire.api_types import AccountItem
+from remit.serve.diagnostics.history import accounted, watched
 from remit.store.chain import encode_head
 from remit.store.protocol import HEAD, Commit, Head
 from tests.unit.serve.boards import Told

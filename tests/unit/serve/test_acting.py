@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from remit.correction.crew import CONTROLLERS
+from remit.correction.controller_set import CONTROLLERS
 from remit.model.claims import Accepted, Acquire, Actor, Role, Vacate
 from remit.model.resources import Duration
-from remit.serve.acting import PARTS
+from remit.serve.diagnostics.status_routes import PARTS
 from tests.unit.serve.asking import BEAT_MS, Api, node, story, tenant, workload
 
 TERM_S = 12 * BEAT_MS / 1_000

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from remit.model.identity import digest_of
-from remit.model.sessions import MEDIA, Begin, Part, spoken
-from remit.serve import flowing
-from remit.serve.turns import Rate
+from remit.model.wire.exec_frames import MEDIA, Begin, Part, spoken
+from remit.serve.http import fair_queue
+from remit.serve.http.fair_queue import Rate
 from tests.unit.serve.asking import Api, story, tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
@@ -158,8 +158,8 @@ async def test_a_limit_is_told_with_its_figure_and_its_cure(api: Api) -> None:
 
 def test_a_flood_is_refused_before_its_body_is_judged__and_the_connection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A35, F41: with which header and which words; the whole of it is in tests/integration/serve/test_flood.py."""
-    monkeypatch.setattr(flowing, "flow_of", lambda *_: ("tenant acme", "acme"))
-    monkeypatch.setattr(flowing, "rate_of", lambda *_: Rate(1, 3))
+    monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
+    monkeypatch.setattr(fair_queue, "rate_of", lambda *_: Rate(1, 3))
 
     @story
     async def told(api: Api) -> None:
@@ -183,8 +183,8 @@ def test_whatever_opens_a_connection_to_an_agent_draws_on_the_rate(
     method: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A35: else a viewer's loop over logs would have the server, its audit and the agents to itself."""
-    monkeypatch.setattr(flowing, "flow_of", lambda *_: ("tenant acme", "acme"))
-    monkeypatch.setattr(flowing, "rate_of", lambda *_: Rate(1, 10))
+    monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
+    monkeypatch.setattr(fair_queue, "rate_of", lambda *_: Rate(1, 10))
 
     @story
     async def told(api: Api) -> None:
@@ -200,8 +200,8 @@ def test_whatever_opens_a_connection_to_an_agent_draws_on_the_rate(
 
 def test_a_body_that_is_not_announced_costs_as_much_as_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A35: else whoever floods would leave the length out."""
-    monkeypatch.setattr(flowing, "flow_of", lambda *_: ("tenant acme", "acme"))
-    monkeypatch.setattr(flowing, "rate_of", lambda *_: Rate(1, 20))
+    monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
+    monkeypatch.setattr(fair_queue, "rate_of", lambda *_: Rate(1, 20))
 
     @story
     async def told(api: Api) -> None:

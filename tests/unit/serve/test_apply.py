@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from remit.model.claims import Observe, Role
-from remit.model.fields import Condition
-from remit.model.manifests import read
-from remit.serve.applying import in_order
-from remit.serve.bodies import PROBLEMS_MAX, judged_all, pieces_of
-from remit.serve.failures import Failure
+from remit.model.manifests.reader import read
+from remit.model.metadata import Condition
+from remit.serve.http.bodies import PROBLEMS_MAX, judged_all, pieces_of
+from remit.serve.http.replies import Failure
+from remit.serve.objects.writes import in_order
 from tests.unit.serve.asking import Api, node, story, tenant, workload
 from tests.unit.serve.test_evidence import acting, must
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 
 from remit.client.endpoint import Overloaded
-from remit.serve import app as module
-from remit.serve import desk as at_desk
-from remit.serve import turns
-from remit.serve.asked import Asked
-from remit.serve.bodies import depth_of, merged, strict
-from remit.serve.desk import Desk
-from remit.serve.failures import Failure
-from remit.serve.routes import OBJECT_BYTES_MAX, Route
-from remit.serve.table import ROUTES
+from remit.serve import server_context as at_desk
+from remit.serve.http import app as module
+from remit.serve.http import fair_queue
+from remit.serve.http.bodies import depth_of, merged, strict
+from remit.serve.http.replies import Failure
+from remit.serve.http.request_context import Asked
+from remit.serve.http.route_table import ROUTES
+from remit.serve.http.routes import OBJECT_BYTES_MAX, Route
+from remit.serve.server_context import Desk
 from tests.unit.serve.asking import Api, api, story, tenant, workload
 
 
@@ -212,8 +212,8 @@ def test_our_own_bug_is_told_in_one_line_and_ends_one_request() -> None:
 
 
 def test_a_flood_waits_in_turn_and_what_keeps_a_scope_alive_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "AT_ONCE", 2)
-    monkeypatch.setattr(turns, "FLOW_WAITING_MAX", 3)
+    monkeypatch.setattr(fair_queue, "AT_ONCE", 2)
+    monkeypatch.setattr(fair_queue, "FLOW_WAITING_MAX", 3)
     go_on = asyncio.Event()
     under_way: list[int] = []
 

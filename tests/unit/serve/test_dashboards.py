@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from remit.serve.meters import METERS
-from remit.serve.table import ROUTES
+from remit.serve.http.route_table import ROUTES
+from remit.serve.metrics.exposition import METERS
 from tests.tidy.tree import ROOT
 
 PLACE = ROOT / "deploy" / "prometheus"

@@ -15,11 +15,10 @@ import jsonschema
 import pytest
 
 from remit.model import objects
-from remit.model.manifests import read
-from remit.serve.docs import page
-from remit.serve.openapi import described
-from remit.serve.samples import MANIFESTS
-from remit.serve.table import ROUTES
+from remit.model.manifests.reader import read
+from remit.serve.http.api_docs import page
+from remit.serve.http.openapi import MANIFESTS, described
+from remit.serve.http.route_table import ROUTES
 from tests.unit.serve.asking import Api, api, node, story, tenant, workload
 
 REFERENCE: dict[str, Any] = {

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from remit.model.answers import EndpointItem
 from remit.model.kinds import Node
 from remit.model.objects import encode, key
-from remit.observation.board import Board
-from remit.serve import endpoints
-from remit.serve.endpoints import Endpoints
+from remit.model.wire.api_types import EndpointItem
+from remit.observation.watch_cache import Board
+from remit.serve.objects import endpoints
+from remit.serve.objects.endpoints import Endpoints
 from remit.store.protocol import Row
 from tests.unit.observation.rows import ready, replica, tenant, work
 from tests.unit.serve.boards import HEAD_1, Told

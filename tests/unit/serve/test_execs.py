@@ -14,13 +14,25 @@ from msgspec.structs import replace
 from remit.model.identity import digest_of
 from remit.model.kinds import Node
 from remit.model.objects import encode, key
-from remit.model.orders import ExecOf, FeedOf
 from remit.model.policies import PolicyMatch, PolicyRule
-from remit.model.sessions import MEDIA, PART_BYTES_MAX, Begin, Begun, Ear, Over, Part, Spoken, Unbegun, Window, spoken
-from remit.observation.board import Kept
-from remit.serve import logs
-from remit.serve.logs import Agents
-from remit.world.link import SocketLink
+from remit.model.wire.agent_messages import ExecOf, FeedOf
+from remit.model.wire.exec_frames import (
+    MEDIA,
+    PART_BYTES_MAX,
+    Begin,
+    Begun,
+    Ear,
+    Over,
+    Part,
+    Spoken,
+    Unbegun,
+    Window,
+    spoken,
+)
+from remit.observation.watch_cache import Kept
+from remit.serve.components import replica_logs
+from remit.serve.components.replica_logs import Agents
+from remit.world.net.rpc_client import SocketLink
 from tests.unit.observation.rows import policy, ready, replica, tenant, work
 from tests.unit.serve.asking import Api, Reply, _Gathered, _scope, api
 from tests.unit.serve.boards import Told
@@ -217,7 +229,7 @@ def test_a_whole_command_in_quotes_is_written_down_nowhere() -> None:
 
 
 def test_a_tenant_has_only_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "TENANT_SESSIONS_MAX", 1)
+    monkeypatch.setattr(replica_logs, "TENANT_SESSIONS_MAX", 1)
     agent = Agent(BEGUN, echoes=True)
 
     async def test(asked: Api) -> None:

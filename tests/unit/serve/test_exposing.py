@@ -8,11 +8,10 @@ import urllib.request
 
 import pytest
 
-from remit.model.tallies import Buckets, Counts
-from remit.serve.exposing import exposed
-from remit.serve.metrics import Metrics, Sample
-from remit.world.binding import Listen
-from remit.world.promises import NotServed
+from remit.model.counters import Buckets, Counts
+from remit.serve.metrics.exposition import Metrics, Sample, exposed
+from remit.world.interfaces import NotServed
+from remit.world.net.connections import Listen
 
 
 def told() -> list[Sample]:

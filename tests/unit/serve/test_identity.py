@@ -9,16 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.remote import Call
-from remit.client.rows import RangeOf, RowsFrom
-from remit.model.beats import Beat, NodeState
+from remit.client.remote_store import RangeOf, RowsFrom
+from remit.client.rpc import Call
 from remit.model.claims import Acquire, Actor, Operation, OperationID, Role
 from remit.model.identity import digest_of
 from remit.model.objects import enc_hook
-from remit.model.orders import OrdersOf
 from remit.model.resources import Duration
-from remit.serve.auditing import Audit
-from remit.world.promises import NoRoom
+from remit.model.wire.agent_messages import Beat, NodeState, OrdersOf
+from remit.serve.diagnostics.audit_log import Audit
+from remit.world.interfaces import NoRoom
 from tests.unit.serve.asking import TOKENS, Api, node, secret, story, tenant, workload
 
 ANN, BOB, LOU, EVE = "a-token-of-ann-of-acme", "a-token-of-bob-of-bolt", "a-token-of-lou-of-acme", "a-token-that-sees-all"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from remit.client.client import Client, NoAnswer
+from remit.client.authority_client import Client, NoAnswer
 from remit.model.claims import AnyClaim
 from remit.model.identity import digest_of
-from remit.serve.providing import BOOTSTRAP
+from remit.serve.auth.enrollment import BOOTSTRAP
 from tests.unit.serve.asking import Api, story
 from tests.unit.serve.test_identity import token
 
@@ -81,7 +81,7 @@ async def test_two_tokens_for_one_node_at_two_servers_at_once__one_wins_and_the_
     await invited(api)
     await invited(api, OTHER)
     with pytest.MonkeyPatch.context() as blind:
-        blind.setattr("remit.serve.joining._check_free", sees_nobody)
+        blind.setattr("remit.serve.auth.enrollment._check_free", sees_nobody)
         said = await asyncio.gather(join(api, MINE), join(api, THEIRS, OTHER))
     assert sorted(status for status, _ in said) == [200, 409], said
     (lost,) = [one for status, one in said if status == 409]

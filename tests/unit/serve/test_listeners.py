@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
-from remit.serve.failures import Failure
-from remit.serve.listeners import Listeners
+from remit.serve.http.connection_limits import Listeners
+from remit.serve.http.replies import Failure
 from tests.unit.serve.asking import TOKENS, api
 from tests.unit.serve.test_identity import ANN, BOB, people
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from remit.model.objects import KINDS
-from remit.model.routes import PLURALS
-from remit.serve import app, reading, streams
-from remit.serve.failures import Failure
-from remit.serve.selecting import BYTES_MAX, TERMS_MAX, selector
+from remit.model.objects import KINDS, PLURALS
+from remit.serve.http import app, streams
+from remit.serve.http.replies import Failure
+from remit.serve.objects import reads
+from remit.serve.objects.reads import BYTES_MAX, TERMS_MAX, selector
 from remit.store.memory import MemoryStore
 from tests.unit.serve.asking import TOKEN, Api, api, node, story, tenant, workload
 
@@ -166,8 +166,8 @@ def test_a_misspelt_field_is_guessed() -> None:
 
 def test_a_full_list_is_bounded_by_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """A selector that picks nothing of very many gets an empty page, and goes on."""
-    monkeypatch.setattr("remit.serve.reading.SCAN_ROWS_MAX", 3)
-    monkeypatch.setattr("remit.serve.reading._SCAN_ROWS", 3)
+    monkeypatch.setattr("remit.serve.objects.reads.SCAN_ROWS_MAX", 3)
+    monkeypatch.setattr("remit.serve.objects.reads._SCAN_ROWS", 3)
 
     async def main() -> None:
         async with api(MemoryStore()) as asked:
@@ -184,8 +184,8 @@ def test_a_full_list_is_bounded_by_what_is_looked_at(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("selector", ["", "&labelSelector=!none"])
 def test_a_page_ends_when_it_has_many_bytes__and_the_rest_follows(selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAGE_BYTES_MAX", 5_000)
-    monkeypatch.setattr(reading, "_FIRST_ROWS", 3)
+    monkeypatch.setattr(reads, "PAGE_BYTES_MAX", 5_000)
+    monkeypatch.setattr(reads, "_FIRST_ROWS", 3)
 
     async def main() -> None:
         async with api() as asked:

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from remit.model.identity import Principal
 from remit.model.kinds import Node
-from remit.model.orders import LogsOf
-from remit.serve import logs
-from remit.serve.failures import Failure
-from remit.serve.logs import Agents, Wanted
-from remit.world.link import SocketLink
+from remit.model.wire.agent_messages import LogsOf
+from remit.serve.components import replica_logs
+from remit.serve.components.replica_logs import Agents, Wanted
+from remit.serve.http.replies import Failure
+from remit.world.net.rpc_client import SocketLink
 from tests.unit.observation.rows import ready, replica, tenant, work
 from tests.unit.serve.boards import Told
 
@@ -142,7 +142,7 @@ def test_an_agent_elsewhere__is_not_reached_for() -> None:
 
 
 def test_an_agent_that_says_nothing__is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "ANSWER_MS", 50)
+    monkeypatch.setattr(replica_logs, "ANSWER_MS", 50)
     assert failed(Agent(ends=False)).status == 502
     (first, last) = asyncio.run(read(Agent(b"one\n", ends=False)))
     assert first == b"one\n" and b"broke off: it said nothing more" in last
@@ -155,7 +155,7 @@ def test_an_agent_that_breaks_off__is_told_in_the_last_line_or_with_a_502() -> N
 
 
 def test_whoever_follows_and_leaves__leaves_no_connection_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "QUIET_MS", 20)
+    monkeypatch.setattr(replica_logs, "QUIET_MS", 20)
 
     async def leave(agent: Agent, *, at_once: bool) -> None:
         port = free_port()
@@ -177,5 +177,5 @@ def test_whoever_follows_and_leaves__leaves_no_connection_behind(monkeypatch: py
 
 
 def test_more_than_may_read_at_once__are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "CONNECTIONS_MAX", 0)
+    monkeypatch.setattr(replica_logs, "CONNECTIONS_MAX", 0)
     assert failed(Agent(b"x")).status == 429

@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 from remit.commitment.outcomes import Batch, Entry, batch_key, encode_batch
-from remit.model.fields import Stamp
+from remit.model.metadata import Stamp
 from remit.model.objects import dec_hook, encode
 from remit.model.records import Decision, DecisionSpec
-from remit.proposal.capacity import Capacity
-from remit.proposal.explained import ReplicaTold, WorkloadTold
-from remit.serve import looking, recorded
-from remit.serve.explanations import capacity_for, explain_replica, explain_workload
-from remit.serve.failures import Failure
-from remit.serve.looking import Look, Looking
-from remit.serve.recorded import batches_of, members_of
+from remit.proposal.explain.capacity import Capacity
+from remit.proposal.explain.result_types import ReplicaTold, WorkloadTold
+from remit.serve.diagnostics import history, view_snapshots
+from remit.serve.diagnostics.explanations import capacity_for, explain_replica, explain_workload
+from remit.serve.diagnostics.history import batches_of, members_of
+from remit.serve.diagnostics.view_snapshots import Look, Looking
+from remit.serve.http.replies import Failure
 from remit.store.chain import encode_head
 from remit.store.protocol import HEAD, Commit, Head
 from tests.properties.machines import workload
@@ -155,7 +155,7 @@ def test_a_board_that_does_not_catch_up__is_said_to_be_behind() -> None:
 
 
 def test_too_many_who_wait__are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "WAITING_MAX", 1)
+    monkeypatch.setattr(view_snapshots, "WAITING_MAX", 1)
     told = scope()
     look = Looking(told.board, told.store, told.clock, Later())
 
@@ -243,7 +243,7 @@ def test_members_are_told_from_those_of_a_longer_name() -> None:
 
 
 def test_of_many_batches_the_newest_are_read__and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "_STRIDE", 4)
+    monkeypatch.setattr(history, "_STRIDE", 4)
     told = Told()
 
     async def read(last: int, most: int) -> list[int]:

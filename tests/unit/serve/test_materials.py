@@ -6,13 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from remit.model.claims import Acquire, Actor, Apply, Role, Spawn
-from remit.model.data import Config, DataSpec, Secret, SecretSpec
-from remit.model.fields import Metadata
 from remit.model.kinds import Mount
-from remit.model.material import Material, MaterialOf, decode_material
-from remit.serve.keyring import Keyring
-from remit.serve.materials import Materials, encode
-from remit.world.disk import FileDisk
+from remit.model.metadata import Metadata
+from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
+from remit.model.wire.agent_messages import Material, MaterialOf, decode_material
+from remit.serve.auth.secrets import Keyring, Materials, encode
+from remit.world.files.disk import FileDisk
 from tests.properties.machines import HOUR, OPERATOR, USER, Scope, story, workload
 from tests.unit.commitment.desk import bind, move
 

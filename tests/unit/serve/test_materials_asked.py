@@ -8,9 +8,9 @@ import msgspec
 
 from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Role
 from remit.model.kinds import NodeHealth
-from remit.model.material import MaterialOf
 from remit.model.resources import Duration
-from remit.serve.providing import provide
+from remit.model.wire.agent_messages import MaterialOf
+from remit.serve.auth.enrollment import provide
 from tests.unit.serve.asking import TOKEN, TOKENS, Api, node, secret, story, tenant, workload
 
 CANARY = "canary-of-"

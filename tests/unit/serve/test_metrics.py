@@ -9,10 +9,10 @@ from urllib.parse import quote
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from remit.model.answers import EndpointItem
-from remit.model.tallies import OTHER, Buckets, Counts, largest
-from remit.serve.counting import Requests
-from remit.serve.meters import METERS
+from remit.model.counters import OTHER, Buckets, Counts, largest
+from remit.model.wire.api_types import EndpointItem
+from remit.serve.http.request_telemetry import Requests
+from remit.serve.metrics.exposition import METERS
 from tests.unit.serve.asking import TOKENS, Api, api, node, story, tenant, workload
 
 

@@ -10,21 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.orders import order_feed
-from remit.client.remote import Reply, Unread
-from remit.client.rows import RangeOf, RowsFrom, RowsPage
-from remit.law.tempo import Tempo
+from remit.client.remote_store import RangeOf, RowsFrom, RowsPage
+from remit.client.rpc import Reply, Unread, order_feed
+from remit.law.timing import Tempo
 from remit.model.kinds import NodeHealth
 from remit.model.objects import AnyObject, encode, key
-from remit.model.orders import Orders, OrdersOf, decode_orders
-from remit.observation.board import Board
-from remit.serve.door import Door
-from remit.serve.keyring import Keyring
-from remit.serve.orders import OrderFeed
+from remit.model.wire.agent_messages import Orders, OrdersOf, decode_orders
+from remit.observation.watch_cache import Board
+from remit.serve.auth.secrets import Keyring
+from remit.serve.components.component_rpc import Door, OrderFeed
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import Change, Commit, Event, Head, Row
-from remit.world.promises import LinkError, Service, Unheard, Unreached, World
+from remit.world.interfaces import LinkError, Service, Unheard, Unreached, World
 from tests.unit.client.fakes import FakeAuthority
 from tests.unit.correction.table import ready, replica, work
 from tests.unit.world.virtual import run_virtually, virtual_world

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from remit.serve.others import nameless
-from remit.serve.shown import shown
+from remit.serve.objects.rendering import nameless, shown
 
 
 def seen(value: Any, tenant: str = "bolt") -> Any:

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from remit.model.fields import Stamp
+from remit.model.metadata import Stamp
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
-from remit.serve.passages import Passages
+from remit.serve.metrics.lifecycle_metrics import Passages
 from tests.unit.world.virtual import VirtualClock, run_virtually
 
 

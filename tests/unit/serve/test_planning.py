@@ -9,10 +9,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from remit.model.answers import PlanAnswer, PlanItem
 from remit.model.claims import Actor, Role
-from remit.model.data import Config, DataSpec, Secret, SecretSpec
-from remit.model.fields import Metadata
 from remit.model.kinds import (
     Affinity,
     Gang,
@@ -27,11 +24,14 @@ from remit.model.kinds import (
     TenantSpec,
     Workload,
 )
+from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject, dec_hook, encode
 from remit.model.policies import PolicyAllow, PolicyRule
-from remit.proposal.explained import Waits
-from remit.serve.planning import plan
-from remit.serve.sealing import Key, Seals
+from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
+from remit.model.wire.api_types import PlanAnswer, PlanItem
+from remit.proposal.explain.result_types import Waits
+from remit.serve.auth.secrets import Key, Seals
+from remit.serve.objects.dry_run import plan
 from tests.properties.machines import amounts, workload
 from tests.unit.observation.rows import generation, ready, replica, tenant
 from tests.unit.proposal.clusters import Cluster
@@ -242,7 +242,7 @@ def test_replicas_that_were_released__are_queued_again_under_their_names() -> No
 
 
 def test_very_many__are_not_all_tried_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.serve.planning.TRIED_MAX", 5)
+    monkeypatch.setattr("remit.serve.objects.dry_run.TRIED_MAX", 5)
     item = only(Told(ready("n1", "64"), tenant("t1", "64")), service(replicas=9))
     assert item.placement is not None and item.placement.capped
     assert (item.placement.wanted, item.placement.placed) == (9, 5)
@@ -281,6 +281,6 @@ def test_as_many_are_placed_as_the_scheduler_then_places(
 
 
 def test_a_plan_that_takes_too_long__tells_no_placement_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.serve.planning.PLACING_MS", 0)
+    monkeypatch.setattr("remit.serve.objects.dry_run.PLACING_MS", 0)
     item = only(Told(ready("n1", "2"), tenant("t1")), service())
     assert (item.action, item.placement) == ("create", None)

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from remit.client.remote import Call, Reply
-from remit.client.rows import RangeOf, RowsFrom, RowsPage
+from remit.client.remote_store import RangeOf, RowsFrom, RowsPage
+from remit.client.rpc import Call, Reply
 from remit.model.claims import Acquire, Actor, AnyClaim, Apply, Operation, OperationID, Role, encode_operation
-from remit.model.fields import Metadata
 from remit.model.kinds import Tenant, TenantSpec
+from remit.model.metadata import Metadata
 from remit.model.objects import dec_hook, enc_hook
 from remit.model.resources import Amount, Duration
 from tests.unit.serve.asking import TOKENS, Api, node, story, tenant

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.model import sealed
-from remit.model.data import Config, DataSpec, Secret, SecretSpec
-from remit.model.fields import Metadata
-from remit.serve.keyring import Keyring
-from remit.serve.sealing import KEYS_MAX, Key, Pasted, Seals, Unopened
-from remit.world.disk import FileDisk
-from remit.world.ids import RandomIds
-from remit.world.promises import DiskError, Forbidden
+from remit.model import secrets
+from remit.model.metadata import Metadata
+from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
+from remit.serve.auth.secrets import KEYS_MAX, Key, Keyring, Pasted, Seals, Unopened
+from remit.world.files.disk import FileDisk
+from remit.world.interfaces import DiskError, Forbidden
+from remit.world.randomness import RandomIds
 
 OLD, NEW = Key.of(bytes(64)), Key.of(bytes(range(64)))
 HERE = "secret/acme/db"
@@ -32,7 +31,7 @@ def test_what_was_sealed_opens_again_and_is_the_same_text_each_time(value: str) 
     text = seals.seal(HERE, "password", value)
     assert text == seals.seal(HERE, "password", value), "a request that is sent again has the same payload"
     assert seals.open(HERE, "password", text) == value
-    assert sealed.is_sealed(text) and sealed.plain_bytes(text) == len(value.encode())
+    assert secrets.is_sealed(text) and secrets.plain_bytes(text) == len(value.encode())
     assert len(value) < 4 or value not in text.rpartition(":")[2], "its head is the same for all"
 
 
@@ -76,7 +75,7 @@ def test_a_whole_secret_is_sealed_and_anything_else_is_left_as_it_is() -> None:
     config = Config(metadata=Metadata(name="c", tenant="acme"), spec=DataSpec(data={"a": "b"}))
     assert seals.sealing(config) is config
     stored = seals.sealing(secret(a="1", b=""))
-    assert all(map(sealed.is_sealed, stored.spec.data.values()))
+    assert all(map(secrets.is_sealed, stored.spec.data.values()))
     assert seals.opening(stored) == secret(a="1", b="")
     assert not seals.is_behind(stored) and Seals([OLD, NEW]).is_behind(stored)
 

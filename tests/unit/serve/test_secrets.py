@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from remit.model.objects import decode
-from remit.model.sealed import is_sealed
-from remit.serve import rotating
+from remit.model.secrets import is_sealed
+from remit.serve import admin_routes
 from remit.store.protocol import Row
 from tests.unit.serve.asking import Api, api, secret, story, tenant, workload
 
@@ -241,7 +241,7 @@ async def test_a_rotation_that_was_ended_anywhere_goes_on_under_the_same_key(api
     names = [f"s{n}" for n in range(5)]
     for name in names:
         await api.must("POST", PATH, secret(name, password=CANARY + name))
-    rows_max, rotating.ROWS_MAX = rotating.ROWS_MAX, 1  # type: ignore[misc]  # a request does one: it is ended after each
+    rows_max, admin_routes.ROWS_MAX = admin_routes.ROWS_MAX, 1  # type: ignore[misc]  # a request does one: it is ended after each
     try:
         for turn in range(5):
             told = await api.must("POST", "/v1/secrets/rotate?newKey=true")
@@ -253,7 +253,7 @@ async def test_a_rotation_that_was_ended_anywhere_goes_on_under_the_same_key(api
         forgotten = await api.must("POST", "/v1/secrets/rotate?forget=true")
         assert len(forgotten["keys"]) == 1
     finally:
-        rotating.ROWS_MAX = rows_max  # type: ignore[misc]
+        admin_routes.ROWS_MAX = rows_max  # type: ignore[misc]
     assert await opened(api, "s4") == {"password": CANARY + "s4"}
 
 
@@ -263,12 +263,12 @@ async def test_keys_are_not_forgotten_while_a_secret_needs_them(api: Api) -> Non
     for name in ("a", "b"):
         await api.must("POST", PATH, secret(name, password=CANARY))
     api.desk.keyring.add()
-    rows_max, rotating.ROWS_MAX = rotating.ROWS_MAX, 1  # type: ignore[misc]
+    rows_max, admin_routes.ROWS_MAX = admin_routes.ROWS_MAX, 1  # type: ignore[misc]
     try:
         told = await api.must("POST", "/v1/secrets/rotate?forget=true")
         assert told["after"] == "secret/acme/a" and len(told["keys"]) == 2
     finally:
-        rotating.ROWS_MAX = rows_max  # type: ignore[misc]
+        admin_routes.ROWS_MAX = rows_max  # type: ignore[misc]
     assert await opened(api, "b") == {"password": CANARY}
 
 
@@ -277,13 +277,13 @@ async def test_keys_are_not_forgotten_while_a_request_may_have_sealed_with_them(
     """It was sealed, and is not stored yet: nobody could ever read it."""
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("a", password=CANARY))
-    settle_ms, rotating.SETTLE_MS = rotating.SETTLE_MS, 100  # type: ignore[misc]
+    settle_ms, admin_routes.SETTLE_MS = admin_routes.SETTLE_MS, 100  # type: ignore[misc]
     try:
         with api.desk.keyring.writing():
             assert len((await api.must("POST", "/v1/secrets/rotate?newKey=true&forget=true"))["keys"]) == 2
         assert len((await api.must("POST", "/v1/secrets/rotate?forget=true"))["keys"]) == 1
     finally:
-        rotating.SETTLE_MS = settle_ms  # type: ignore[misc]
+        admin_routes.SETTLE_MS = settle_ms  # type: ignore[misc]
     assert await opened(api, "a") == {"password": CANARY}
 
 

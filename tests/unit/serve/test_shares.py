@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from remit.model.identity import Principal
-from remit.serve import app as module
-from remit.serve.shares import Shares
+from remit.serve.http import app as module
+from remit.serve.http.connection_limits import Shares
 from tests.unit.serve.asking import TOKENS, api
 from tests.unit.serve.test_identity import ANN, BOB, people
 

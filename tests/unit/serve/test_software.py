@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.model.beats import NodeState, RunState
 from remit.model.records import Replica
-from remit.proposal.explained import ReplicaTold, WorkloadTold
-from remit.proposal.telling import Records, tell_replica, tell_workload
-from remit.serve.meanwhile import with_words_of_its_node, with_words_of_its_nodes
+from remit.model.wire.agent_messages import NodeState, RunState
+from remit.proposal.explain.result_types import ReplicaTold, WorkloadTold
+from remit.proposal.explain.subjects import Records, tell_replica, tell_workload
+from remit.serve.diagnostics.explanations import with_words_of_its_node, with_words_of_its_nodes
 from tests.unit.proposal.clusters import RULES
 from tests.unit.proposal.test_explaining import CASES
 from tests.unit.serve.asking import Api, api, story, tenant, workload

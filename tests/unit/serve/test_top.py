@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from remit.client.endpoint import Status
-from remit.model.answers import Taken
-from remit.model.beats import Beat, Heard, NodeHeard, NodeState, RunState
 from remit.model.claims import Actor, Operation, Verdict
-from remit.serve.top import top_nodes, top_replicas
+from remit.model.wire.agent_messages import Beat, Heard, NodeHeard, NodeState, RunState
+from remit.model.wire.api_types import Taken
+from remit.serve.diagnostics.resource_usage import top_nodes, top_replicas
 from tests.unit.observation.rows import ready, replica, tenant, work
 from tests.unit.serve.boards import Told
 

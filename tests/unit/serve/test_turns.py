@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from remit.serve import turns as module
-from remit.serve.failures import Failure
-from remit.serve.turns import Flow, Rate, Turns
+from remit.serve.http import fair_queue as module
+from remit.serve.http.fair_queue import Flow, Rate, Turns
+from remit.serve.http.replies import Failure
 
 
 class Still:

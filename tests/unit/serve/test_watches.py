@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from remit.serve import hub, streams, watching
+from remit.serve.http import streams
+from remit.serve.objects import watch_hub, watch_stream
 from tests.unit.serve.asking import TOKEN, Api, api, story, tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
@@ -211,17 +212,17 @@ def test_one_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_who_lags_too_far_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "CHANGES_MAX", 3)
-    listening = hub.Listening()
+    monkeypatch.setattr(watch_hub, "CHANGES_MAX", 3)
+    listening = watch_hub.Listening()
     for i in range(4):
-        listening.tell(news_of(hub.Told(f"tenant/t{i}", b"{}", i + 1, None, None)))
+        listening.tell(news_of(watch_hub.Told(f"tenant/t{i}", b"{}", i + 1, None, None)))
     assert listening.lagging and listening.take() is None
 
 
 def test_changes_of_one_object_are_folded() -> None:
-    listening = hub.Listening()
-    first = hub.Told("tenant/a", b"1", 1, "before", "one")
-    last = hub.Told("tenant/a", b"2", 2, "one", "two")
+    listening = watch_hub.Listening()
+    first = watch_hub.Told("tenant/a", b"1", 1, "before", "one")
+    last = watch_hub.Told("tenant/a", b"2", 2, "one", "two")
     shared = news_of(first)
     listening.tell(shared)
     listening.tell(news_of(last))
@@ -231,16 +232,16 @@ def test_changes_of_one_object_are_folded() -> None:
     assert listening.take() is None
 
 
-def news_of(*all_told: hub.Told) -> hub.News:
-    changes: dict[str, tuple[Any, hub.Told]] = {}
+def news_of(*all_told: watch_hub.Told) -> watch_hub.News:
+    changes: dict[str, tuple[Any, watch_hub.Told]] = {}
     for told in all_told:
-        hub.fold(changes, told)
-    return hub.News(changes)
+        watch_hub.fold(changes, told)
+    return watch_hub.News(changes)
 
 
 @story
 async def test_a_watch_with_a_selector_is_told_of_a_large_batch_whole_while_others_are_answered(api: Api) -> None:
-    count = 5 * watching.PICKED_AT_ONCE + 3
+    count = 5 * watch_stream.PICKED_AT_ONCE + 3
     after = (await api.must("POST", "/v1/tenants", tenant()))["metadata"]["revision"]
     path = f"{WORKLOADS}?watch=true&after={after}&labelSelector=even=1,!odd"
     async with api.watch(path) as one, api.watch(path) as other:

@@ -6,10 +6,10 @@ import os
 import signal
 import time
 
-from remit.simulate.checkers.promise import Violation
+from remit.simulate.checkers.registry import Violation
 from remit.simulate.scenarios import Injection, Scenario
+from remit.simulate.seed_runner import Task
 from remit.simulate.simulation import Run
-from remit.simulate.swarm import Task
 
 PRETENDED = Scenario("pretended", "nothing is run")
 

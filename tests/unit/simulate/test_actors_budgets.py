@@ -9,8 +9,8 @@ import pytest
 
 from remit.model.claims import Accept, Close, Credit, Issue, Recognise, Refused, Renew, Vouch, Yield
 from remit.model.records import Grant, GrantPhase
-from remit.simulate.actors.budgets import Budgets, Lender, read_clock
-from remit.simulate.processes import Process
+from remit.simulate.actors.budget_controllers import Budgets, Lender, read_clock
+from remit.simulate.world.processes import Process
 from tests.unit.simulate.worlds import Scene, furnish_region, furnish_upper
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from remit.simulate.actors.gossip import LOUD, PASSING
-from remit.simulate.checkers.rows import health_of, is_open
+from remit.simulate.actors.agents import LOUD, PASSING
+from remit.simulate.checkers.reference.rows import health_of, is_open
 from remit.simulate.scenarios import parse
 from remit.simulate.simulation import Simulation
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from remit.model.claims import Accepted, Code
-from remit.simulate.actors.budgets import Budgets
-from remit.simulate.actors.meddler import MISCHIEF, Meddler
-from remit.simulate.actors.policies import Policies
-from remit.simulate.actors.trespass import TRESPASSES
-from remit.simulate.actors.yard import NAME
-from remit.simulate.processes import Process
+from remit.simulate.actors.adversary import MISCHIEF, Meddler
+from remit.simulate.actors.adversary_limits import TRESPASSES
+from remit.simulate.actors.adversary_tenant import NAME
+from remit.simulate.actors.budget_controllers import Budgets
+from remit.simulate.actors.policy_publishers import Policies
+from remit.simulate.world.processes import Process
 from tests.unit.simulate.worlds import Scene, furnish_region, furnish_upper, furnish_work
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from remit.model.claims import Accepted, Adopt, Apply, Rollback
 from remit.model.records import PolicyRevision
-from remit.simulate.actors.budgets import Budgets
-from remit.simulate.actors.policies import TTL_BEATS, Policies
-from remit.simulate.processes import Process
+from remit.simulate.actors.budget_controllers import Budgets
+from remit.simulate.actors.policy_publishers import TTL_BEATS, Policies
+from remit.simulate.world.processes import Process
 from tests.unit.simulate.worlds import Scene, furnish_region, furnish_upper
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from remit.simulate.disks import Killed, SimDisk
-from remit.world.chance import SeededChance
-from remit.world.promises import Busy, Disk, DiskError, Missing, NoRoom, Unsettled
+from remit.simulate.world.disk import Killed, SimDisk
+from remit.world.interfaces import Busy, Disk, DiskError, Missing, NoRoom, Unsettled
+from remit.world.randomness import SeededChance
 
 HOME = Path("/var/lib/remit")
 JOURNAL = HOME / "journal"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from remit.simulate.durable import CALLS_MAX, DurableService
-from remit.simulate.loop import SimLoop, Unit
-from remit.simulate.network import Network
-from remit.simulate.stores import Sent, StorePort
+from remit.simulate.world.event_loop import SimLoop, Unit
+from remit.simulate.world.network import Network
+from remit.simulate.world.power_loss import CALLS_MAX, DurableService
+from remit.simulate.world.store import Sent, StorePort
 from remit.store import chain
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import HEAD, Commit, Committed, Conflict, StoreError, Unanswered

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from remit.simulate.checkers.rows import phase_of
-from remit.simulate.faults import KINDS
-from remit.simulate.lots import stream
-from remit.simulate.network import Weather
+from remit.simulate.checkers.reference.rows import phase_of
+from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import Injection, parse
 from remit.simulate.simulation import Simulation
-from remit.simulate.stores import Trouble
+from remit.simulate.world.event_loop import stream
+from remit.simulate.world.network import Weather
+from remit.simulate.world.store import Trouble
 
 AT_S, DURATION_S = 12.0, 16.0
 SETTLES_S = 6.0

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from remit.simulate.loop import Deadlock, SimLoop, Spin, Unit
-from remit.simulate.network import Network
-from remit.simulate.processes import Machine, Process
-from remit.simulate.stores import StoreService, at_once
+from remit.simulate.world.event_loop import Deadlock, SimLoop, Spin, Unit
+from remit.simulate.world.network import Network
+from remit.simulate.world.processes import Machine, Process
+from remit.simulate.world.store import StoreService, at_once
 from remit.store.protocol import Commit
-from remit.world.promises import Order, Running
+from remit.world.interfaces import Order, Running
 from tests.unit.simulate.worlds import Listener
 
 ROOT = Path(__file__).parents[3]
@@ -166,7 +166,7 @@ def test_the_digest_tells_when_and_by_whom__and_what_was_noted() -> None:
 
 SCRIPT = """
 import asyncio, gc, sys
-from remit.simulate.loop import SimLoop
+from remit.simulate.world.event_loop import SimLoop
 
 junk = [bytearray(n % 97) for n in range(int(sys.argv[1]))]  # so that addresses differ between runs
 del junk[::3]
@@ -503,7 +503,7 @@ def test_a_callback_that_comes_again_at_once_is_told_too(loop: SimLoop) -> None:
 
 
 def test_many_events_are_no_spin_as_long_as_time_goes_on(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.simulate.loop._SPIN_EVENTS", 50)
+    monkeypatch.setattr("remit.simulate.world.event_loop._SPIN_EVENTS", 50)
 
     async def steps() -> None:
         for _ in range(100):

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from remit.simulate.loop import SimLoop
-from remit.simulate.network import GAP_S, RESET_S, Network, SimLink, Weather
-from remit.world.promises import Unheard, Unreached
+from remit.simulate.world.event_loop import SimLoop
+from remit.simulate.world.network import GAP_S, RESET_S, Network, SimLink, Weather
+from remit.world.interfaces import Unheard, Unreached
 
 EVEN = Weather(delay_s=(0.01, 0.01))
 """Every message takes as long: what is sent first arrives first."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remit.simulate.offloads import SimOffload
+from remit.simulate.world.clock import SimOffload
 from tests.contracts import test_world as promised
 from tests.unit.world.virtual import run_virtually
 

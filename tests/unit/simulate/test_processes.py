@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from remit.simulate.clocks import SimClock
-from remit.simulate.loop import SimLoop
-from remit.simulate.network import Network
-from remit.simulate.processes import Machine, Main, Process
-from remit.simulate.runners import Program, program_of
-from remit.world.promises import Ended, NotStarted, Order, Running
+from remit.simulate.world.clock import SimClock
+from remit.simulate.world.event_loop import SimLoop
+from remit.simulate.world.network import Network
+from remit.simulate.world.processes import Machine, Main, Process
+from remit.simulate.world.runner import Program, program_of
+from remit.world.interfaces import Ended, NotStarted, Order, Running
 
 PATH = Path("/note")
 

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from remit.simulate import scenarios
-from remit.simulate.faults import KINDS
-from remit.simulate.injections import draw, shaped
+from remit.simulate.faults.fault_schedule import draw, shaped
+from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import BadScenario, load, names, parse, problems
 from remit.simulate.simulation import Simulation
 

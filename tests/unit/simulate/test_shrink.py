@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from remit.simulate.checkers.liveness import LOOKS
-from remit.simulate.checkers.promise import PROMISES
-from remit.simulate.checkers.register import BESIDE
-from remit.simulate.injections import draw
+from remit.simulate.checkers.judge import BESIDE
+from remit.simulate.checkers.liveness_checks import LOOKS
+from remit.simulate.checkers.registry import PROMISES
+from remit.simulate.faults.fault_schedule import draw
 from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, load, names
 from remit.simulate.shrink import NotRepeated, read_replay, save, shrink
 from remit.simulate.simulation import CRASHED, Run

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import pytest
 
-from remit.simulate.loop import SimLoop, Unit
-from remit.simulate.network import Network, Weather
-from remit.simulate.stores import ANSWER_S_MAX, Sent, StorePort, StoreService, Trouble, at_once
+from remit.simulate.world.event_loop import SimLoop, Unit
+from remit.simulate.world.network import Network, Weather
+from remit.simulate.world.store import ANSWER_S_MAX, Sent, StorePort, StoreService, Trouble, at_once
 from remit.store import chain
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import (

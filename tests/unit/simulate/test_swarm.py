@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from remit.simulate.scenarios import Scenario
-from remit.simulate.swarm import LOST, Done, Task, Totals, counted_s, swarm
+from remit.simulate.seed_runner import LOST, Done, Task, Totals, counted_s, swarm
 from tests.unit.simulate.pretended import broken, perform, perform_but_die, perform_but_hang, pretended
 
 SCENARIO = Scenario("pretended", "nothing is run")

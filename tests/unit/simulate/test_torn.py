@@ -10,11 +10,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from remit.simulate import torn
-from remit.simulate.torn import SECTOR_BYTES, PowerCut, TornDisk
+from remit.simulate.world import power_loss
+from remit.simulate.world.power_loss import SECTOR_BYTES, PowerCut, TornDisk
 from remit.store.protocol import Commit, Committed, Owned, StoreError
-from remit.store.sqlite import SqliteStore
-from remit.world.chance import SeededChance
+from remit.store.sqlite.store import SqliteStore
+from remit.world.randomness import SeededChance
 from tests.unit.world.virtual import InlineOffload
 
 SEEDS = 60
@@ -118,7 +118,7 @@ def test_a_removal_is_settled_when_the_next_journal_is_forced(disk: TornDisk) ->
 
 def _delete(path: Path) -> None:
     """As SQLite does it: through the layer."""
-    torn._layers[0].xDelete(str(path), False)
+    power_loss._layers[0].xDelete(str(path), False)
 
 
 def test_a_killed_process_leaves_what_it_wrote_and_a_later_cut_may_take_it(disk: TornDisk) -> None:

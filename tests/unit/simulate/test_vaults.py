@@ -9,7 +9,7 @@ import pytest
 
 from remit.simulate.scenarios import load
 from remit.simulate.simulation import simulate
-from remit.simulate.vaults import SimVault
+from remit.simulate.world.disk import SimVault
 
 
 def test_what_services_read_comes_through_the_door_while_agents_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:

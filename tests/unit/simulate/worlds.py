@@ -22,7 +22,6 @@ from remit.model.claims import (
     Spawn,
     Verdict,
 )
-from remit.model.fields import Metadata
 from remit.model.kinds import (
     Device,
     Node,
@@ -36,16 +35,17 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.metadata import Metadata
 from remit.model.objects import decode
 from remit.model.resources import Amount, Duration
-from remit.simulate.actors.seat import Pace, Player, Seat
-from remit.simulate.loop import SimLoop
-from remit.simulate.network import Network, Weather
-from remit.simulate.processes import Machine, Main, Process
-from remit.simulate.stores import Sent, StoreService, at_once
+from remit.simulate.actors.role import Pace, Player, Seat
+from remit.simulate.world.event_loop import SimLoop
+from remit.simulate.world.network import Network, Weather
+from remit.simulate.world.processes import Machine, Main, Process
+from remit.simulate.world.store import Sent, StoreService, at_once
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import Commit
-from remit.world.promises import Order
+from remit.world.interfaces import Order
 
 T = TypeVar("T")
 HOUR = Duration(3_600_000)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from remit.store import chain
-from remit.store.feed import Bounds, Feed, Fold, Transaction
 from remit.store.protocol import HEAD, Change, Head, Resync, Span
+from remit.store.watch_feed import Bounds, Feed, Fold, Transaction
 
 
 def transaction(revision: int, *keys: str, head: Head | None = None) -> Transaction:

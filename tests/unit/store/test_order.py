@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.store.order import KeyOrder
+from remit.store.keys import KeyOrder
 
 KEY = st.text("ab/\0\U0010ffff", min_size=1, max_size=4)
 

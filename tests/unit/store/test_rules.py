@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remit.store.keys import check_revision, prefix_end, range_start
 from remit.store.protocol import Compacted, Invalid
-from remit.store.rules import check_revision, prefix_end, range_start
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.text("a\ud7ff\ue000\U0010ffff", max_size=4)
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from remit.store.protocol import Corrupt, NewerSchema
-from remit.store.travelling import LABEL, STORE, Label, closing, digest_of, opening, unpack
+from remit.store.sqlite.backup import LABEL, STORE, Label, closing, digest_of, opening, unpack
 
 DATA = b"SQLite format 3\0" + bytes(range(256)) * 700
 

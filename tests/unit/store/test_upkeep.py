@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from remit.store import upkeep
-from remit.store.file import File, create, first_id
 from remit.store.protocol import Commit, Row
-from remit.store.upkeep import Upkeep, set_compacted, sweep
+from remit.store.sqlite import maintenance
+from remit.store.sqlite.database_file import File, create, first_id
+from remit.store.sqlite.maintenance import Upkeep, set_compacted, sweep
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in {"INDEX_SLICE_KEYS": 7, "SWEEP_SLICE_ROWS": 5, "SWEEP_READ_ROWS": 11, "SWEEP_KEYS_MAX": 13}.items():
-        monkeypatch.setattr(upkeep, name, value)
+        monkeypatch.setattr(maintenance, name, value)
     create(tmp_path / "store.sqlite")
     return tmp_path / "store.sqlite"
 
@@ -96,7 +96,7 @@ def test_space_is_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_indexing_catches_up_with_writing_and_stays_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "RECENT_VERSIONS_MAX", 50)
+    monkeypatch.setattr(maintenance, "RECENT_VERSIONS_MAX", 50)
     file = File(path)
     care = Upkeep(file)
     counts = []
@@ -114,7 +114,7 @@ def test_a_key_rewritten_while_a_pass_is_under_way_is_read_as_it_is_now(path: Pa
     """The pass indexes the version it began with; the newer one must stay in memory, and in its order."""
     file = File(path)
     file.write([Commit(puts=[(f"k{n}", b"old") for n in range(6)])])
-    walk = upkeep.IndexPass(file)
+    walk = maintenance.IndexPass(file)
     assert not walk.step(2)
     file.write([Commit(puts=[("k1", b"new"), ("k4", b"new"), ("k9", b"new")], deletes=["k5"])])
     expected = {"k0": b"old", "k1": b"new", "k2": b"old", "k3": b"old", "k4": b"new", "k9": b"new"}

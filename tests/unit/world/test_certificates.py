@@ -13,8 +13,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from remit.law.bearers import SERVER, Bearer, agent_of, bearer_of
-from remit.world.certificates import (
+from remit.law.certificate_identity import SERVER, Bearer, agent_of, bearer_of
+from remit.world.files.disk import FileDisk
+from remit.world.interfaces import NotServed
+from remit.world.net.certificates import (
     CertificateAuthority,
     KeyPair,
     Lifespans,
@@ -30,10 +32,8 @@ from remit.world.certificates import (
     request_for,
     requested_digest,
 )
-from remit.world.disk import FileDisk
-from remit.world.promises import NotServed
-from remit.world.tls import Trust, Unusable, answering, calling, calling_agents, mistrust
-from remit.world.tls_keys import OwnCertificate, Secured, TlsKeys, hosts_here
+from remit.world.net.server_keys import OwnCertificate, Secured, TlsKeys, hosts_here
+from remit.world.net.tls import Trust, Unusable, answering, calling, calling_agents, mistrust
 
 
 def made(lifespans: Lifespans = Lifespans()) -> CertificateAuthority:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from remit.world import spawning
-from remit.world.cgroups import V1, V2, Cgroups, GroupMark, Hierarchy, mark_of, shares, weight
-from remit.world.cgroups_found import Mounted, find, mounted
-from remit.world.promises import Limits, NotStarted, Order, Usage
+from remit.world.interfaces import Limits, NotStarted, Order, Usage
+from remit.world.process import spawn
+from remit.world.process.cgroup_discovery import Mounted, find, mounted
+from remit.world.process.cgroups import V1, V2, Cgroups, GroupMark, Hierarchy, mark_of, shares, weight
 
 HYBRID = """
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -143,6 +143,6 @@ def test_what_was_written_down_is_read_again_or_is_nothing(text: str, mark: Grou
 def test_whoever_is_not_root_is_told_that_it_cannot_run_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1)
     with pytest.raises(NotStarted) as caught:
-        spawning.spawn(Order(("/bin/true",), user="nobody"))
+        spawn.spawn(Order(("/bin/true",), user="nobody"))
     assert "may not run anything as 'nobody'" in caught.value.cause
     assert "run the agent as root" in caught.value.cure

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from remit.world.chronicle import FIELDS_MAX, HIDDEN, KINDS_MAX, QUIET_MS, VALUE_MAX, Chronicle, Form, Level
+from remit.world.structured_log import FIELDS_MAX, HIDDEN, KINDS_MAX, QUIET_MS, VALUE_MAX, Chronicle, Form, Level
 
 HOSTILE = (
     "\x1b[2J\x1b[31mroot@host# ",

@@ -14,7 +14,7 @@ import pytest
 
 from remit.world import clock
 from remit.world.clock import BootClock
-from remit.world.promises import NoBoot
+from remit.world.interfaces import NoBoot
 
 
 def test_instants_are_comparable_between_processes_of_one_boot() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.world.crowding import FEW, Crowd, origin
+from remit.world.net.connections import FEW, Crowd, origin
 
 
 def taken(crowd: Crowd, address: str) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from remit.world.disk import FileDisk, keep_apart
-from remit.world.promises import Busy, DiskError, Forbidden, NoRoom, Unsettled
+from remit.world.files.disk import FileDisk, keep_apart
+from remit.world.interfaces import Busy, DiskError, Forbidden, NoRoom, Unsettled
 
 
 def refuse(code: int) -> Callable[..., Any]:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from remit.world.carriage import FetchBounds, NotFetched, Reach
-from remit.world.carrier import FileCarrier
+from remit.world.files.artifacts import FetchBounds, FileCarrier, NotFetched, Reach
 
 HERE = "127.0.0.1"
 LOOPBACK = Reach(hosts=("127.0.0.0/8",))

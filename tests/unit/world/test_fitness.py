@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from remit.world import fitness
-from remit.world.fitness import Finding, examined
-from remit.world.promises import Confinement, NoBoot, NoPorts
-from remit.world.runner import ProcessRunner
+from remit.world import host_checks
+from remit.world.host_checks import Finding, examined
+from remit.world.interfaces import Confinement, NoBoot, NoPorts
+from remit.world.process.runner import ProcessRunner
 
 
 def named(name: str, data: Path, port: int = 0) -> Finding:
@@ -29,15 +29,15 @@ def test_a_whole_machine_lacks_nothing_without_which_nothing_runs(tmp_path: Path
 
 
 def test_no_bubblewrap__says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.world.fitness.shutil.which", lambda _: None)
+    monkeypatch.setattr("remit.world.host_checks.shutil.which", lambda _: None)
     found = named("bubblewrap", tmp_path)
     assert (found.state, found.found) == ("warn", "not installed")
     assert "apt-get install bubblewrap" in found.cure
 
 
 def test_a_bubblewrap_that_makes_no_sandbox_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitness, "said_by", lambda _words, wait_s: "")
-    monkeypatch.setattr("remit.world.fitness.shutil.which", lambda _: "/usr/bin/bwrap")
+    monkeypatch.setattr(host_checks, "said_by", lambda _words, wait_s: "")
+    monkeypatch.setattr("remit.world.host_checks.shutil.which", lambda _: "/usr/bin/bwrap")
     found = named("bubblewrap", tmp_path)
     assert found.state == "warn"
     assert "user namespaces" in found.cure
@@ -52,7 +52,7 @@ def test_a_bubblewrap_that_makes_sandboxes_for_root_alone_is_told(tmp_path: Path
     for place in (tmp_path, *tmp_path.parents):
         if place.owner() == tmp_path.owner() and not place.stat().st_mode & 0o001:
             place.chmod(0o755)  # that user must get there
-    monkeypatch.setattr("remit.world.fitness.shutil.which", lambda _: str(program))
+    monkeypatch.setattr("remit.world.host_checks.shutil.which", lambda _: str(program))
     found = named("bubblewrap", tmp_path)
     assert found.state == "warn" and "for users without rights" in found.found
     assert "--work-user root" in found.cure and "userns" in found.cure
@@ -81,7 +81,7 @@ def test_no_port_left_for_work__nothing_runs(tmp_path: Path, monkeypatch: pytest
     async def none(_self: object, count: int, /) -> list[int]:
         raise NoPorts(f"{count} ports cannot be had", "end what listens")
 
-    monkeypatch.setattr("remit.world.fitness.KernelPorts.free", none)
+    monkeypatch.setattr("remit.world.host_checks.KernelPorts.free", none)
     found = named("ports for work", tmp_path)
     assert (found.state, found.cure) == ("fail", "end what listens")
 
@@ -90,8 +90,8 @@ def test_a_machine_without_a_boot_has_no_clock(monkeypatch: pytest.MonkeyPatch) 
     def none() -> None:
         raise NoBoot("there is no boot id", "mount /proc")
 
-    monkeypatch.setattr(fitness, "BootClock", none)
-    found = fitness._clock()
+    monkeypatch.setattr(host_checks, "BootClock", none)
+    found = host_checks._clock()
     assert (found.state, found.found, found.cure) == ("fail", "there is no boot id", "mount /proc")
 
 
@@ -103,15 +103,15 @@ def test_a_wall_clock_that_nothing_keeps_right_is_a_warning(monkeypatch: pytest.
         def adjtimex(self, _: object) -> int:
             return state
 
-    monkeypatch.setattr("remit.world.fitness.ctypes.CDLL", Library)
-    assert fitness._wall_clock().state == told
+    monkeypatch.setattr("remit.world.host_checks.ctypes.CDLL", Library)
+    assert host_checks._wall_clock().state == told
 
 
 def test_a_directory_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(**_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("remit.world.fitness.tempfile.NamedTemporaryFile", refuses)
+    monkeypatch.setattr("remit.world.host_checks.tempfile.NamedTemporaryFile", refuses)
     found = named("data directory", tmp_path / "not" / "yet")
     assert found.state == "fail"
     assert "read-only file system" in found.found
@@ -119,7 +119,7 @@ def test_a_directory_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: p
 
 
 def test_few_open_files_are_a_warning_that_says_how_to_have_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.world.fitness.resource.getrlimit", lambda _: (256, 1 << 20))
+    monkeypatch.setattr("remit.world.host_checks.resource.getrlimit", lambda _: (256, 1 << 20))
     found = named("open files", tmp_path)
     assert (found.state, found.found) == ("warn", "256 at most")
     assert "ulimit" in found.cure

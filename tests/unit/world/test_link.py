@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from remit.world import listening
-from remit.world.frames import BODY_BYTES_MAX, WINDOW_BYTES, Address, Kind, address, framed
-from remit.world.link import SocketLink
-from remit.world.promises import NotServed, Unheard, Unreached
+from remit.world.interfaces import NotServed, Unheard, Unreached
+from remit.world.net import rpc_server
+from remit.world.net.frames import BODY_BYTES_MAX, WINDOW_BYTES, Address, Kind, address, framed
+from remit.world.net.rpc_client import SocketLink
 
 
 class Shop:
@@ -120,7 +120,7 @@ def test_a_slow_reader_holds_the_sender_up(tmp_path: Path, size: int) -> None:
 
 
 def test_calls_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "CALLS_MAX", 5)
+    monkeypatch.setattr(rpc_server, "CALLS_MAX", 5)
 
     async def scene() -> None:
         shop, asker = Shop(), link_in(tmp_path)
@@ -139,7 +139,7 @@ def test_calls_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monk
 
 
 def test_bytes_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "CALLS_BYTES_MAX", 10)
+    monkeypatch.setattr(rpc_server, "CALLS_BYTES_MAX", 10)
 
     async def scene() -> None:
         asker = link_in(tmp_path)
@@ -203,7 +203,7 @@ def test_an_answerer_that_does_not_speak_this_is_no_answer(tmp_path: Path) -> No
 
 SERVER = """
 import asyncio, sys
-from remit.world.link import SocketLink
+from remit.world.net.rpc_client import SocketLink
 
 class Shop:
     async def request(self, body):

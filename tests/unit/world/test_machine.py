@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from remit.world import machine
-from remit.world.cgroups_found import Mounted
+from remit.world import host
 from remit.world.clock import BootClock
-from remit.world.machine import KernelPorts, ThisHost, device_gpus, listed_gpus, port_is_free, said_by
-from remit.world.promises import Gpu, NoPorts
+from remit.world.host import KernelPorts, ThisHost, device_gpus, listed_gpus, port_is_free, said_by
+from remit.world.interfaces import Gpu, NoPorts
+from remit.world.process.cgroup_discovery import Mounted
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
-    monkeypatch.setattr(machine, "own_groups", lambda: [(Mounted(2, places[0], ()), list(places))])
+    monkeypatch.setattr(host, "own_groups", lambda: [(Mounted(2, places[0], ()), list(places))])
 
 
 def test_no_more_processors_than_affinity_and_every_quota_above_us_allow(
@@ -74,7 +74,7 @@ def test_a_port_is_given_again_only_after_a_while(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(NoPorts) as caught:
         asyncio.run(ports.free(1))
     assert caught.value.cure
-    now_ms[0] += machine.PORTS_KEPT_MS
+    now_ms[0] += host.PORTS_KEPT_MS
     assert asyncio.run(ports.free(1)) == [40_000]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from remit.world.offload import ThreadOffload
-from remit.world.promises import OffloadClosed
+from remit.world.concurrency import ThreadOffload
+from remit.world.interfaces import OffloadClosed
 
 
 def test_the_loop_goes_on_while_work_blocks() -> None:

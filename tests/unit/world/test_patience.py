@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remit.world.clock import BootClock
-from remit.world.patience import TICK_S, Patience, Within
+from remit.world.clock import TICK_S, BootClock, Patience, Within
 from tests.unit.world.virtual import VirtualLoop
 
 

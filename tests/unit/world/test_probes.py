@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.probes import HEAD_BYTES_MAX, SocketProber
-from remit.world.promises import Probed
+from remit.world.host import HEAD_BYTES_MAX, SocketProber
+from remit.world.interfaces import Probed
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

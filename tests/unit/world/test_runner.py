@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from remit.world import runner as module
 from remit.world.clock import BootClock
-from remit.world.promises import Ended, NotStarted, Order, Running
-from remit.world.runner import ProcessRunner
+from remit.world.interfaces import Ended, NotStarted, Order, Running
+from remit.world.process import runner as module
+from remit.world.process.runner import ProcessRunner
 
 ENV = {"PATH": os.defpath}
 
@@ -151,7 +151,7 @@ def test_one_that_is_killed_from_outside_tells_the_signal() -> None:
 STARTER = """
 import asyncio, sys
 from remit.world.production import production
-from remit.world.promises import Order
+from remit.world.interfaces import Order
 
 async def main():
     script = "trap 'sleep 0.2; exit' TERM; while :; do sleep 0.05; done"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remit.world.promises import Mounted, Order
-from remit.world.sandbox import sandboxed
+from remit.world.interfaces import Mounted, Order
+from remit.world.process.isolation import sandboxed
 
 ALWAYS = (
     *("/usr/bin/bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.promises import Missing, Piece
-from remit.world.spool import FileSpool
+from remit.world.files.log_files import FileSpool
+from remit.world.interfaces import Missing, Piece
 
 SPOOL = FileSpool()
 
@@ -110,7 +110,7 @@ def test_no_room_for_a_copy_costs_the_words_and_not_the_disk(tmp_path: Path, mon
     def full(*_: object) -> int:
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr("remit.world.spool.os.write", full)
+    monkeypatch.setattr("remit.world.files.log_files.os.write", full)
     assert SPOOL.rotate(tmp_path, "a.out", bytes_max=10, older=1)
     assert names(tmp_path) == ["a.out"]
     assert (tmp_path / "a.out").read_bytes() == b""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.promises import DiskError
-from remit.world.trail import FileTrail
+from remit.world.files.log_files import FileTrail
+from remit.world.interfaces import DiskError
 
 
 def test_lines_are_read_newest_first_over_all_pieces__and_the_oldest_piece_goes(tmp_path: Path) -> None:

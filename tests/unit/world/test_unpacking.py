@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.carriage import NotUnpacked, UnpackBounds, Unpacked
-from remit.world.stopping import Stop, Stopped
-from remit.world.unpacking import Unpacking
+from remit.world.concurrency import Stop, Stopped
+from remit.world.files.archives import Unpacking
+from remit.world.files.artifacts import NotUnpacked, UnpackBounds, Unpacked
 
 Part = tuple[str, bytes] | tarfile.TarInfo
 

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.directory import Directory
-from remit.world import users
-from remit.world.promises import Forbidden, NotStarted
-from remit.world.spawning import Identity, identity_of
-from remit.world.users import COUNT, EACH, FIRST, closed_above, open_rooms, user_of_tenant, work_user
+from remit.agent.setup import Directory
+from remit.world.interfaces import Forbidden, NotStarted
+from remit.world.process import isolation
+from remit.world.process.isolation import COUNT, EACH, FIRST, closed_above, open_rooms, user_of_tenant, work_user
+from remit.world.process.spawn import Identity, identity_of
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs work as others")
 
 
 @pytest.fixture
 def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(users, "ROOMS", tmp_path / "rooms")
+    monkeypatch.setattr(isolation, "ROOMS", tmp_path / "rooms")
     return tmp_path / "rooms"
 
 
 def test_an_agent_that_is_root_makes_nobody_root_who_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(users, "_is_mapped", lambda _: True)
+    monkeypatch.setattr(isolation, "_is_mapped", lambda _: True)
     assert work_user("") == work_user(EACH) == EACH
     assert work_user("daemon") == "daemon"
     assert work_user("root") == "", "whoever runs the agent may say so"
@@ -35,7 +35,7 @@ def test_an_agent_that_is_root_makes_nobody_root_who_does_not_say_so(monkeypatch
 
 def test_root_of_a_namespace_that_has_nobody_else_runs_work_as_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(users, "_UID_MAP", tmp_path / "uid_map")
+    monkeypatch.setattr(isolation, "_UID_MAP", tmp_path / "uid_map")
     (tmp_path / "uid_map").write_text("         0       1000          1\n")
     assert work_user("") == ""
     (tmp_path / "uid_map").write_text("         0       1000          1\n         1     100000      65536\n")
@@ -110,7 +110,7 @@ def test_no_rooms_are_made_where_somebody_else_may_change_them(tmp_path: Path, r
 
 
 def test_where_all_may_pass_rooms_stay_in_their_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(users, "closed_above", lambda _: None)
+    monkeypatch.setattr(isolation, "closed_above", lambda _: None)
     directory = Directory(tmp_path / "agent")
     directory.make()
     assert directory.work == tmp_path / "agent" / "work"

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from remit.world.promises import DiskError
-from remit.world.vault import MEMORY, FileVault
+from remit.world.files.secret_files import MEMORY, FileVault
+from remit.world.interfaces import DiskError
 
 X, Y = PurePosixPath("a/x"), PurePosixPath("a/b/y")
 

@@ -11,10 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
-from remit.world.carrier import FileCarrier
-from remit.world.chance import SeededChance
-from remit.world.disk import FileDisk
-from remit.world.promises import (
+from remit.world.files.artifacts import FileCarrier
+from remit.world.files.disk import FileDisk
+from remit.world.interfaces import (
     Confinement,
     Ended,
     Equipment,
@@ -28,7 +27,8 @@ from remit.world.promises import (
     Usage,
     World,
 )
-from remit.world.sessions import Session, Window
+from remit.world.process.exec_session import Session, Window
+from remit.world.randomness import SeededChance
 
 T = TypeVar("T")
 

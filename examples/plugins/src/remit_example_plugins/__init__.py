@@ -12,7 +12,7 @@ from typing import Any, Final
 from remit.law.fit import Ask, Peers, Site
 from remit.model.claims import Code
 from remit.model.kinds import NodeExpression
-from remit.proposal.plugins import Cure, Filter, Score
+from remit.proposal.placement.plugins import Cure, Filter, Score
 
 HOT: Final = 4_000
 """Work that asks for so many thousandths of a processor runs hot; lesser work needs no power that anybody counts."""

@@ -1,1 +1,1 @@
-"""Who plays the roles whose components do not exist yet? Randomised actors, each retired when its component arrives."""
+"""Randomised actors for roles without a product component yet."""

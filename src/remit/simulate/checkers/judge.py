@@ -1,6 +1,10 @@
-"""Did the run keep its promises? One judge a run: it is told what happened, and writes down what was broken.
+"""Runs all checks of a run and collects violations.
+
+One judge a run: it is told what happened, and writes down what was broken.
 
 Nothing that it finds is raised into whoever tells it; only its own miscounting is, since that would be a bug of these pages.
+
+Names alone; what is not judged yet has its reason here.
 """
 
 from __future__ import annotations
@@ -9,28 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from remit.simulate.checkers import (
-    admitting,
-    answers,
-    births,
-    claiming,
-    conduct,
-    evidence,
-    leading,
-    preempting,
-    reasons,
-    room,
-    sparing,
+    capacity_checks,
+    client_checks,
+    disruption_checks,
+    quota_checks,
+    scheduler_checks,
+    transition_checks,
 )
-from remit.simulate.checkers.history import History, Step
-from remit.simulate.checkers.letters import Letters
-from remit.simulate.checkers.liveness import Bounds, Core, Liveness, Waiting
-from remit.simulate.checkers.observers import Observers, behind_since_ms
-from remit.simulate.checkers.past import Stand
-from remit.simulate.checkers.promise import PROMISES, UNDECIDED, Found, Violation
-from remit.simulate.checkers.rows import owner_of, phase_of
-from remit.simulate.checkers.runs import Process, Runs
-from remit.simulate.checkers.sights import Sights
-from remit.simulate.checkers.tries import Tries, decisions
+from remit.simulate.checkers.client_checks import Observers, behind_since_ms
+from remit.simulate.checkers.liveness_checks import LOOKS, Bounds, Core, Liveness, Waiting
+from remit.simulate.checkers.process_checks import Process, Runs
+from remit.simulate.checkers.progress_checks import Tries, decisions
+from remit.simulate.checkers.quota_checks import Letters
+from remit.simulate.checkers.rare_events import Sights
+from remit.simulate.checkers.reference.history import History, Step
+from remit.simulate.checkers.reference.past_states import Stand
+from remit.simulate.checkers.reference.rows import owner_of, phase_of
+from remit.simulate.checkers.registry import PROMISES, UNDECIDED, Found, Violation
 
 __all__ = ["Bounds", "Core", "Judge", "Stand", "Violation"]
 
@@ -38,8 +37,8 @@ RECOUNT_EVERY: Final = 200
 """Commits of a scope between two countings from scratch."""
 
 VIOLATIONS_MAX: Final = 100
-CHECKED_BY: Final = (admitting, births, conduct, room, reasons, preempting, leading, sparing)
-"""The pages that say what is asked of every commit; they put themselves into the register."""
+COMMIT_CHECKS: Final = (quota_checks, transition_checks, capacity_checks, scheduler_checks, disruption_checks)
+"""Modules whose checks run after every commit. Importing them registers the checks."""
 
 
 class Judge:
@@ -160,21 +159,24 @@ class Judge:
         """
         history = self.history(scope)
         said = operation, code, number, revision
-        self._note("acknowledged_is_in_history", "S2", scope, answers.acknowledged_is_in_history(history, *said))
-        self._note("one_answer_per_operation", "S2", scope, answers.one_answer_per_operation(history, *said))
+        self._note("acknowledged_is_in_history", "S2", scope, client_checks.acknowledged_is_in_history(history, *said))
+        self._note("one_answer_per_operation", "S2", scope, client_checks.one_answer_per_operation(history, *said))
         self._note(
-            "an_id_stands_for_one_payload", "S2", scope, answers.an_id_stands_for_one_payload(history, operation, code, taken)
+            "an_id_stands_for_one_payload",
+            "S2",
+            scope,
+            client_checks.an_id_stands_for_one_payload(history, operation, code, taken),
         )
         self._note(
-            "what_was_seen_is_on_record", "S22", scope, answers.what_was_seen_is_on_record(history, operation, code, seen)
+            "what_was_seen_is_on_record", "S22", scope, client_checks.what_was_seen_is_on_record(history, operation, code, seen)
         )
-        found = evidence.cited_evidence_was_true(history, operation, code, number, payload)
+        found = client_checks.cited_evidence_was_true(history, operation, code, number, payload)
         self._note("cited_evidence_was_true", "S16", scope, found)
         self._late(scope, operation)
 
     def claimed(self, scope: str, lease: str, seen: int, payload: bytes) -> None:
         """The holder of a scheduler's lease asked this, on what it had seen at a revision; whatever came of it."""
-        found = claiming.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
+        found = scheduler_checks.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
         self._note("claims_fit_what_was_seen", "S26", scope, found)
 
     def gave_up(self, scope: str, operation: str) -> None:
@@ -297,3 +299,47 @@ class Judge:
     def _undecided(self, why: str) -> None:
         if why not in self.unknown:
             self.unknown.append(why)
+
+
+BESIDE: Final[dict[str, str]] = {
+    "acknowledged_is_in_history": "S2",
+    "one_answer_per_operation": "S2",
+    "an_id_stands_for_one_payload": "S2",
+    "grants_are_in_one_hand": "S4",
+    "tenants_use_no_more_than_their_quota": "S4",
+    "one_copy_at_a_time": "S8",
+    "ended_work_runs_no_more": "S8",
+    "intervals_are_disjoint": "S8",
+    "observers_never_go_back": "S10",
+    "runs_only_what_was_ordered": "S14",
+    "cited_evidence_was_true": "S16",
+    "what_is_ordered_is_not_stopped": "S20",
+    "what_was_seen_is_on_record": "S22",
+    "views_show_what_stands": "S23",
+    "claims_fit_what_was_seen": "S26",
+    "work_is_bound_soon": "L1",
+    "writes_cease": "L10",
+    "refusals_back_off": "L10",
+    "calls_are_answered": "L14",
+}
+"""What is asked neither of every commit nor at every look: of answers, of processes, of views, and as a run ends."""
+
+NOT_YET: Final[dict[str, str]] = {
+    "S11": "schedules",
+    "S19": "two versions of the format side by side",
+    "S21": "identities",
+    "L9": "schedules",
+    "L11": "the API server",
+    "L12": "the API server",
+}
+"""What a promise needs before it can be judged."""
+
+
+def judged() -> dict[str, list[str]]:
+    """By promise, the names of its checks in order."""
+    found: dict[str, list[str]] = {}
+    named = [(one.property, name) for name, one in PROMISES.items()]
+    named += [(property_, name) for name, (property_, _) in LOOKS.items()]
+    for property_, name in sorted([*named, *((property_, name) for name, property_ in BESIDE.items())]):
+        found.setdefault(property_, []).append(name)
+    return found

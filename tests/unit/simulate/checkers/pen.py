@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from remit.simulate.checkers.judge import Judge, Stand
-from remit.simulate.checkers.lifecycle import ON_NODE
-from remit.simulate.checkers.rows import copy_of
+from remit.simulate.checkers.reference.lifecycle import ON_NODE
+from remit.simulate.checkers.reference.rows import copy_of
 
 Json = Any
 ROLES = (

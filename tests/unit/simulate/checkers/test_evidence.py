@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remit.simulate.checkers.evidence import cited_by
+from remit.simulate.checkers.client_checks import cited_by
 from tests.unit.simulate.checkers.pen import Json, Pen
 
 CHECK = "cited_evidence_was_true"

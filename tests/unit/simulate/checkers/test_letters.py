@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.simulate.checkers.letters import across
+from remit.simulate.checkers.quota_checks import across
 from tests.unit.simulate.checkers.pen import Pen, World, tenant
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remit.simulate.checkers.judge import Bounds, Core, Judge
-from remit.simulate.checkers.liveness import LOOKS
+from remit.simulate.checkers.liveness_checks import LOOKS
 from tests.unit.simulate.checkers.pen import ROLES, Pen, World, node
 from tests.unit.simulate.checkers.said import decide
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from remit.simulate.checkers import judge, liveness
-from remit.simulate.checkers.register import BESIDE, NOT_YET, judged
+from remit.simulate.checkers import judge, liveness_checks
+from remit.simulate.checkers.judge import BESIDE, NOT_YET, judged
 
 PROMISED = {*(f"S{n}" for n in range(1, 31)), *(f"L{n}" for n in range(1, 15))}
-NAMED = re.compile(r'"([a-z_]+)",\s+"([SL]\d+)"')
+NAMED = re.compile(r'"([a-z]+(?:_[a-z]+)+)",\s+"([SL]\d+)"')
 
 
 def test_every_promise_is_judged_or_has_a_reason() -> None:
@@ -32,6 +32,6 @@ def test_no_check_has_two_promises() -> None:
 
 def test_what_the_judge_asks_by_itself_is_registered_as_it_is_named_there() -> None:
     """Such checks are named where they are made; a violation must never carry a name that the page does not know."""
-    texts = [Path(str(page.__file__)).read_text() for page in (judge, liveness)]
+    texts = [Path(str(page.__file__)).read_text() for page in (judge, liveness_checks)]
     named = dict(pair for text in texts for pair in NAMED.findall(text))
     assert named == BESIDE

@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 
 from remit.simulate.checkers.judge import Stand
-from remit.simulate.checkers.promise import PROMISES
+from remit.simulate.checkers.registry import PROMISES
 from tests.unit.simulate.checkers.pen import Json, Pen, World, generation_key, node, replica, tenant
 from tests.unit.simulate.checkers.said import SAID, Breach
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.simulate.checkers.judge import Judge
-from remit.simulate.checkers.lifecycle import lost_after_ms
-from remit.simulate.checkers.rows import amount, milliseconds, quantity
-from remit.simulate.checkers.sums import Miscounted
+from remit.simulate.checkers.reference.ledger_sums import Miscounted
+from remit.simulate.checkers.reference.lifecycle import lost_after_ms
+from remit.simulate.checkers.reference.rows import amount, milliseconds, quantity
 from tests.unit.simulate.checkers.pen import Pen, generation_key, node, replica, tenant
 
 PHASES = ("pending", "reserved", "bound", "running", "draining", "unknown", "failed", "released", "gone")

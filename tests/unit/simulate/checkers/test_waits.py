@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remit.simulate.checkers.judge import Core
-from remit.simulate.checkers.waits import WAITS_MIN, Wait, Waits
+from remit.simulate.checkers.progress_checks import WAITS_MIN, Wait, Waits
 from tests.unit.simulate.checkers.pen import ROLES, Pen
 
 CHECK = "work_is_bound_soon"

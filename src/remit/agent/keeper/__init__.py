@@ -1,0 +1,1 @@
+"""Keeper: supervisor process that owns child processes and fencing deadlines and outlives its agent."""

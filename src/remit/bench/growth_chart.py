@@ -1,0 +1,147 @@
+"""SVG log-log chart.
+
+Lines over two logarithmic axes, as SVG for light and dark pages. It measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import pairwise
+from math import ceil, floor, log10
+from typing import Final, NamedTuple
+
+WIDTH: Final = 960
+HEIGHT: Final = 520
+LEFT, RIGHT, TOP, BOTTOM = 84, 700, 64, 456
+LABEL_GAP: Final = 20
+COLOURS: Final = (
+    ("#57606a", "#9aa4af"), ("#8c6d1f", "#d9b44a"), ("#8250df", "#bc8cff"), ("#0969da", "#58a6ff"), ("#0a7a76", "#39c5bb"),
+    ("#bc4c00", "#f0883e"), ("#cf222e", "#ff7b72"), ("#1a7f37", "#3fb950"), ("#bf3989", "#f778ba"), ("#1f2328", "#e6edf3"),
+)  # fmt: skip
+"""For light pages and for dark ones; told apart by their dashes too."""
+DASHES: Final = ("", "7 4", "2 4")
+
+
+class Line(NamedTuple):
+    name: str
+    points: Sequence[tuple[float, float]]
+    """All above zero."""
+
+
+class Axis(NamedTuple):
+    """From a value to a place: `low` and `high` are powers of ten, `start` and `end` where they stand."""
+
+    low: int
+    high: int
+    start: float
+    end: float
+
+    def place(self, value: float) -> float:
+        return self.start + (log10(value) - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    @property
+    def ticks(self) -> list[int]:
+        return list(range(self.low, self.high + 1))
+
+
+def axis(values: Sequence[float], start: float, end: float) -> Axis:
+    low, high = floor(log10(min(values))), ceil(log10(max(values)))
+    return Axis(low, max(high, low + 1), start, end)
+
+
+def draw(title: str, across: str, upwards: str, lines: Sequence[Line]) -> str:
+    """Every line ends at its name, so that no colour has to be looked up."""
+    if not any(line.points for line in lines):
+        raise ValueError("nothing to draw: no line has a point")
+    x = axis([point[0] for line in lines for point in line.points], LEFT, RIGHT)
+    y = axis([point[1] for line in lines for point in line.points], BOTTOM, TOP)
+    said = f"{upwards} over {across}, both logarithmic: " + "; ".join(_said(line) for line in lines)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="title desc"'
+        " font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\">",
+        f'  <title id="title">{escape(title)}</title>',
+        f'  <desc id="desc">{escape(said)}</desc>',
+        *_style(len(lines)),
+        f'  <rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>',
+        f'  <text class="name" x="{LEFT}" y="36">{escape(title)}</text>',
+        *_grid(x, y),
+        f'  <text class="say" x="{(LEFT + RIGHT) / 2:g}" y="{HEIGHT - 16}" text-anchor="middle">{escape(across)}</text>',
+        f'  <text class="say" transform="translate(22 {(TOP + BOTTOM) / 2:g}) rotate(-90)" text-anchor="middle">'
+        f"{escape(upwards)}</text>",
+        *_curves(lines, x, y),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _said(line: Line) -> str:
+    return f"{line.name}: " + ", ".join(f"{value:.3g} at {at:,.0f}" for at, value in line.points)
+
+
+def _style(lines: int) -> list[str]:
+    light, dark = ([_coloured(at, shade) for at in range(lines)] for shade in (0, 1))
+    return [
+        "  <style>",
+        "    /* A ground of its own: a viewer that ignores colour schemes shows the light picture, readable on any page. */",
+        "    .ground { fill: #fbfbf9 } .grid { stroke: #d0d7de; stroke-width: 1 }",
+        "    .name { fill: #1f2328; font-size: 19px; font-weight: 600 } .say { fill: #57606a; font-size: 14px }",
+        "    .line { fill: none; stroke-width: 2.5; stroke-linejoin: round } .text { font-size: 14px }",
+        *light,
+        "    @media (prefers-color-scheme: dark) {",
+        "    .ground { fill: #0d1117 } .grid { stroke: #30363d } .name { fill: #e6edf3 } .say { fill: #9aa4af }",
+        *dark,
+        "    }",
+        "  </style>",
+    ]
+
+
+def _coloured(at: int, shade: int) -> str:
+    colour = COLOURS[at % len(COLOURS)][shade]
+    return f"    .line-{at} {{ stroke: {colour} }} .text-{at} {{ fill: {colour} }}"
+
+
+def _grid(x: Axis, y: Axis) -> list[str]:
+    across = [
+        f'  <path class="grid" d="M{x.place(10**tick):.1f} {TOP}V{BOTTOM}"/>'
+        f'<text class="say" x="{x.place(10**tick):.1f}" y="{BOTTOM + 22}" text-anchor="middle">{_number(tick)}</text>'
+        for tick in x.ticks
+    ]
+    up = [
+        f'  <path class="grid" d="M{LEFT} {y.place(10**tick):.1f}H{RIGHT}"/>'
+        f'<text class="say" x="{LEFT - 8}" y="{y.place(10**tick) + 5:.1f}" text-anchor="end">{_number(tick)}</text>'
+        for tick in y.ticks
+    ]
+    return across + up
+
+
+def _number(tick: int) -> str:
+    return f"{10**tick:,}" if tick >= 0 else f"{10.0**tick:.{-tick}f}"
+
+
+def _curves(lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
+    parts = []
+    for at, (line, label) in enumerate(zip(lines, _apart([y.place(line.points[-1][1]) for line in lines]), strict=True)):
+        places = [(x.place(across), y.place(value)) for across, value in line.points]
+        path = "M" + "L".join(f"{across:.1f} {value:.1f}" for across, value in places)
+        end_x, end_y = places[-1]
+        parts += [
+            f'  <path class="line line-{at}" stroke-dasharray="{DASHES[at % len(DASHES)]}" d="{path}"/>',
+            *(f'  <circle class="text-{at}" cx="{across:.1f}" cy="{value:.1f}" r="3.5"/>' for across, value in places),
+            f'  <path class="line line-{at}" style="stroke-width: 1" d="M{end_x:.1f} {end_y:.1f}L{RIGHT + 22} {label:.1f}"/>',
+            f'  <text class="text text-{at}" x="{RIGHT + 28}" y="{label + 5:.1f}">{escape(line.name)}</text>',
+        ]
+    return parts
+
+
+def _apart(wanted: Sequence[float]) -> list[float]:
+    """As near as may be to where each would be, in the same order, and none upon another."""
+    found = list(wanted)
+    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
+    for before, at in pairwise(order):
+        found[at] = max(found[at], found[before] + LABEL_GAP)
+    below: float = BOTTOM
+    for at in reversed(order):
+        found[at] = min(found[at], below)
+        below = found[at] - LABEL_GAP
+    return found

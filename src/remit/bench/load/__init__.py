@@ -1,0 +1,1 @@
+"""Load generators and processes of the benchmarks."""

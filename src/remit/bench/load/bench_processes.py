@@ -1,0 +1,223 @@
+"""Child processes of a benchmark and their CPU time.
+
+Children by their handles, CPU time from /proc. No aims.
+
+Those of a scope, as people start them; nothing is decided here.
+
+Each is a process of its own in one directory, so what is measured is what is run in earnest. What they do is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process  # noqa: TID251 - children on pipes, which must not outlive us: no work  # noqa: TID251 - children that are started and ended as a person would
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from remit.agent.setup import Directory
+from remit.cli.session.token_files import issued_in
+from remit.client.api import Api
+from remit.model.identity import TokenRole
+from remit.model.kinds import Node, NodeHealth
+from remit.world.clock import BootClock
+from remit.world.interfaces import Clock
+from remit.world.process import procfs
+from remit.world.process.procfs import member
+from remit.world.randomness import RandomIds
+
+START_MS_MAX: Final = 60_000
+END_MS_MAX: Final = 20_000
+
+CLOCK: Final = BootClock()
+
+
+class PartFailed(Exception):
+    """A process of the benchmark ended, or did not say what was awaited."""
+
+
+class Part:
+    """One process. It is told to end by SIGTERM or the end of its stdin, and is killed if it does not."""
+
+    def __init__(self, name: str, process: Process, log: Path) -> None:
+        self.name, self._process, self._log = name, process, log
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        """What it has taken since it began, all its threads, and children that have ended."""
+        found = member(self.pid)
+        if found is None:
+            raise self._failed("is gone")
+        return found.cpu_ms / 1000
+
+    async def line(self, within_ms: int = START_MS_MAX) -> str:
+        """The next line that it writes on stdout."""
+        if self._process.stdout is None:
+            raise self._failed("has no stdout")
+        try:
+            async with CLOCK.timeout_ms(within_ms):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise self._failed(f"said nothing for {within_ms // 1000} s") from None
+        if not line:
+            raise self._failed("ended")
+        return line.decode().rstrip("\n")
+
+    def tell(self, line: str) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.write(line.encode() + b"\n")
+
+    async def end(self) -> None:
+        process = self._process
+        if process.returncode is None:
+            process.terminate()
+            try:
+                async with CLOCK.timeout_ms(END_MS_MAX):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+    def _failed(self, what: str) -> PartFailed:
+        said = self._log.read_text(errors="replace").splitlines()[-5:] if self._log.exists() else []
+        return PartFailed(f"{self.name} (process {self.pid}) {what}: {' / '.join(said) or 'it wrote nothing'}")
+
+
+class Parts:
+    """All processes of one run; `directory` has what each wrote on stderr."""
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self._directory, self._stack = directory, stack
+        self.by_name: dict[str, Part] = {}
+
+    async def start(self, name: str, *words: str, module: str = "remit.cli") -> Part:
+        log = self._directory / f"{name}.log"
+        with log.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
+                sys.executable, "-m", module, *words, stdin=PIPE, stdout=PIPE, stderr=errors
+            )
+        part = self.by_name[name] = Part(name, process, log)
+        self._stack.push_async_callback(part.end)
+        return part
+
+    def cpu_s(self) -> dict[str, float]:
+        return {name: part.cpu_s() for name, part in self.by_name.items()}
+
+
+@asynccontextmanager
+async def parts(directory: Path) -> AsyncIterator[Parts]:
+    """Whatever happens, none of them is left."""
+    async with AsyncExitStack() as stack:
+        yield Parts(directory, stack)
+
+
+def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """CPU seconds between two looks; of one that began meanwhile, all."""
+    return {name: after[name] - before.get(name, 0.0) for name in after}
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def micros(cpu: Mapping[str, float], count: int, prefix: str = "") -> dict[str, Any]:
+    """CPU microseconds of each process for each of `count` things."""
+    return {f"{prefix}{name}_us": seconds * 1e6 / max(1, count) for name, seconds in cpu.items()}
+
+
+BEAT: Final = "2s"
+
+LAST_LINES: Final = 5
+NAME: Final = "bench"
+
+
+class NotUp(Exception):
+    """A part does not come up; the last that it said is in the words."""
+
+
+class Cluster:
+    """All parts in `root`. `start` returns once every node is ready; whoever called it calls `end`."""
+
+    def __init__(self, root: Path, nodes: int, clock: Clock) -> None:
+        self._root, self._nodes, self._clock = root, nodes, clock
+        self._parts: dict[str, Process] = {}
+        self.store, self.agent = root / "server", root / "agent"
+        self.token_file = self.store / "token"
+        self.url = ""
+
+    def api(self) -> Api:
+        return Api(self.url, self.token_file.read_text().strip())
+
+    async def start(self) -> None:
+        await self._start("server", "--data", str(self.store), "--listen", "127.0.0.1:0")
+        self.url = (await self._said("server", " at http")).partition(" at ")[2].partition(",")[0]
+        nodes = [f"{NAME}-{number}" for number in range(1, self._nodes + 1)]
+        played = ("--name", NAME, "--nodes", str(self._nodes), "--cpu", "64", "--memory", "256Gi", "--data", str(self.agent))
+        async with self.api() as api:
+            await self._start("scheduler", *await self._asks(api, "scheduler"))
+            await self._start("controllers", *await self._asks(api, "controllers"))
+            await self._start("agent", *await self._asks(api, "agent", nodes), *played, "--end-work")
+            await self._until_ready(api)
+
+    async def _asks(self, api: Api, role: TokenRole, nodes: Sequence[str] = ()) -> tuple[str, ...]:
+        """Whom a part asks, and as whom: each has a token of its own."""
+        file = self._root / f"{role}.token"
+        await issued_in(file, api, RandomIds(), role, nodes=nodes)
+        return "--server", self.url, "--token-file", str(file)
+
+    async def end(self) -> None:
+        """The agent first: it takes its keeper, and all that this has started, with it."""
+        for name in ("agent", "controllers", "scheduler", "server"):
+            process = self._parts.get(name)
+            if process is not None and process.returncode is None:
+                process.terminate()
+                await process.wait()
+
+    def cpu_ms(self) -> dict[str, int]:
+        """What each part has taken so far. The keeper's is with all that it has started: helpers, and the work itself."""
+        taken = {name: _cpu_ms([procfs.member(process.pid)]) for name, process in self._parts.items()}
+        keeper = Directory(self.agent).keeper_pid
+        if keeper.exists():
+            taken["keeper"] = _cpu_ms(procfs.tree(int(keeper.read_text())))
+        return taken
+
+    async def _start(self, name: str, *words: str) -> None:
+        with (self._root / f"{name}.log").open("ab") as log:
+            self._parts[name] = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
+                sys.executable, "-m", "remit.cli", name, *words, "--beat", BEAT, stdin=DEVNULL, stdout=log, stderr=log
+            )
+
+    async def _said(self, name: str, words: str) -> str:
+        until_ms = self._clock.now_ms() + START_MS_MAX
+        while True:
+            lines = self._lines(name)
+            for line in lines:
+                if words in line:
+                    return line
+            if self._parts[name].returncode is not None or self._clock.now_ms() > until_ms:
+                raise NotUp(f"`remit {name}` does not come up: {' / '.join(lines[-LAST_LINES:]) or 'it said nothing'}")
+            await self._clock.sleep_ms(20)
+
+    async def _until_ready(self, api: Api) -> None:
+        until_ms = self._clock.now_ms() + START_MS_MAX
+        while True:
+            found: Sequence[Node] = (await api.list(Node)).items
+            if sum(node.status.health is NodeHealth.READY for node in found) >= self._nodes:
+                return
+            if self._clock.now_ms() > until_ms or self._parts["agent"].returncode is not None:
+                said = " / ".join(self._lines("agent")[-LAST_LINES:])
+                raise NotUp(f"{self._nodes} nodes are not ready after {START_MS_MAX // 1000} s: {said or 'nothing was said'}")
+            await self._clock.sleep_ms(50)
+
+    def _lines(self, name: str) -> list[str]:
+        return (self._root / f"{name}.log").read_text(errors="replace").splitlines()
+
+
+def _cpu_ms(members: Sequence[procfs.Member | None]) -> int:
+    return sum(one.cpu_ms for one in members if one is not None)

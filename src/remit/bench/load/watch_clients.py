@@ -1,0 +1,60 @@
+"""Many watch connections (`-m`).
+
+Many watches on raw streams, which count what they are told and look at nothing else.
+
+    python -m remit.bench.load.watch_clients HOST PORT TOKEN PATH COUNT
+
+It says `ready` once all of them have been answered, and for every line of its stdin how many changes came in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Final
+
+import uvloop
+
+CHANGED: Final = b'{"type":"changed"'
+
+
+class Listener(asyncio.Protocol):
+    """One watch. A word that is cut in two by the stream is counted once its rest has come."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request, self._rest = request, b""
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.changes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(self._request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        if not self.begun.done():
+            self.begun.set_result(None)
+        self.changes += (self._rest + data).count(CHANGED)
+        self._rest = data[1 - len(CHANGED) :]
+
+
+async def main(host: str, port: int, token: str, path: str, count: int) -> None:
+    stdin = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
+    request = f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {token}\r\n\r\n".encode()
+    listeners = [(await loop.create_connection(lambda: Listener(request), host, port))[1] for _ in range(count)]
+    for one in listeners:
+        await one.begun
+    _say("ready")
+    while await stdin.readline():
+        _say(str(sum(one.changes for one in listeners)))
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    host, port, token, path, count = sys.argv[1:]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(host, int(port), token, path, int(count)))

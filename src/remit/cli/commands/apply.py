@@ -1,0 +1,394 @@
+"""`apply`, `plan`, `diff`, `delete`.
+
+Asks the server, which writes nothing, and prints.
+
+Sends them all at once, says what became of each, and can wait until it is so.
+
+Asks the server to delete it, and can wait until it is gone.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from remit.cli.main import examples
+from remit.cli.session.kind_names import ENDPOINTS, Meant, complete_kind, is_owned, things_meant
+from remit.cli.session.server_call import FAILED, MISUSE, NOT_PLACED, OK, Asked, ask, asks_server, refusal, tell_problem
+from remit.model.problems import escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from remit.client.api import Api
+    from remit.model.objects import AnyObject
+    from remit.model.wire.api_types import ApplyAnswer, Difference, PlanAnswer, PlanItem, PlannedPlacement
+
+SIGNS: Final = {"create": ("+", "green"), "replace": ("~", "yellow"), "refused": ("!", "red"), "unchanged": ("=", "dim")}
+NODES_SHOWN: Final = 8
+VALUE_MAX: Final = 200
+DIFFERS: Final = 1
+
+FILES = click.option(
+    "-f", "--file", "files", multiple=True, required=True, metavar="FILE", type=click.Path(allow_dash=True),
+    help="A manifest, a directory of them, or - for a pipe; may be given again.",
+)  # fmt: skip
+OUTPUT = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+
+
+@click.command(
+    epilog=examples(
+        "remit plan -f risk-api.yaml       what would change, and where its replicas would go",
+        "remit plan -f cluster/ -o json    for programs",
+    )
+)
+@FILES
+@OUTPUT
+@asks_server()
+def plan(asked: Asked, files: tuple[str, ...], output: str) -> None:
+    """Show what an apply would change, and try where new replicas would be placed. Nothing is written.
+
+    The placement is tried with the scheduler's own rules on a copy of what is there. Exits with 0, with 1 if something would
+    be refused, and with 3 if something would not be placed.
+    """
+    answer = _ask(asked, files)
+    placed = all(one.placement is None or one.placement.placed >= one.placement.wanted for one in answer.items)
+    if output == "json":
+        _print_json(answer)
+    else:
+        _print(answer, asked, placement=True)
+        _print_end(answer, asked, files)
+    sys.exit(FAILED if any(one.action == "refused" for one in answer.items) else OK if placed else NOT_PLACED)
+
+
+@click.command(
+    epilog=examples(
+        "remit diff -f risk-api.yaml                   how what is there differs from the file",
+        "remit diff -f cluster/ || echo it differs     for scripts",
+    )
+)
+@FILES
+@OUTPUT
+@asks_server()
+def diff(asked: Asked, files: tuple[str, ...], output: str) -> None:
+    """Show how manifests differ from what is there. Nothing is written.
+
+    Exits as diff(1) does: with 0 if nothing differs, 1 if something does, and 2 if that could not be found out or would be
+    refused.
+    """
+    try:
+        answer = _ask(asked, files)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(MISUSE)
+    except SystemExit:
+        sys.exit(MISUSE)
+    if output == "json":
+        _print_json(answer)
+    else:
+        _print(answer, asked, placement=False)
+    actions = {one.action for one in answer.items}
+    sys.exit(MISUSE if "refused" in actions else DIFFERS if actions - {"unchanged"} else OK)
+
+
+def _ask(asked: Asked, files: tuple[str, ...]) -> PlanAnswer:
+    from remit.cli.local.validate import declared
+
+    things = declared(files, asked.reach.tenant if asked.tenant_said else "")
+    return ask(asked, lambda api: api.plan(things))
+
+
+def _print_json(answer: PlanAnswer) -> None:
+    from remit.cli.output.console import until_nobody_reads
+    from remit.cli.output.serialization import json_text
+
+    with until_nobody_reads():
+        sys.stdout.write(json_text(answer))
+
+
+# -- what it looks like --------------------------------------------------------------------------------------------------------
+
+
+def _print(answer: PlanAnswer, asked: Asked, *, placement: bool) -> None:
+    from remit.cli.output.console import console, until_nobody_reads
+    from remit.cli.session.object_lookup import said_path
+
+    with until_nobody_reads():
+        for one in answer.items:
+            if placement or one.action != "unchanged":
+                show_item(console(), one, said_path(asked, one.kind, one.name, one.tenant), placement=placement)
+
+
+def show_item(console: Console, one: PlanItem, path: str, *, placement: bool) -> None:
+    from rich.text import Text
+
+    sign, style = SIGNS[one.action]
+    console.print(Text.assemble((escaped(f"{sign} {path}"), f"bold {style}"), f"  {one.action}"), soft_wrap=True)
+    for change in one.diff if one.action != "create" else ():
+        show_change(console, change)
+    if one.action == "create" and not placement:
+        for change in one.diff:
+            show_change(console, change)
+    if one.problem is not None:
+        for text in (
+            one.problem.detail,
+            *(f"{p.field}: {p.message}; {p.cure}" for p in one.problem.problems),
+            one.problem.cure,
+        ):
+            if text:
+                console.print(Text(f"    {escaped(text)}", style="red"), soft_wrap=True)
+    if placement and one.placement is not None:
+        show_placement(console, one.placement)
+
+
+def show_change(console: Console, change: Difference) -> None:
+    from rich.text import Text
+
+    before, after = change.before, change.after
+    path = escaped(change.path)
+    if before is msgspec.UNSET:
+        console.print(Text(f"    + {path}: {value_words(after)}", style="green"), soft_wrap=True)
+    elif after is msgspec.UNSET:
+        console.print(Text(f"    - {path}: {value_words(before)}", style="red"), soft_wrap=True)
+    else:
+        line = Text.assemble((f"    ~ {path}: ", "yellow"), (value_words(before), "red"), " -> ", (value_words(after), "green"))
+        console.print(line, soft_wrap=True)
+
+
+def value_words(value: Any) -> str:
+    text = value if isinstance(value, str) and value else msgspec.json.encode(value).decode()
+    return escaped(text if len(text) <= VALUE_MAX else text[: VALUE_MAX - 1] + "…")
+
+
+def show_placement(console: Console, found: PlannedPlacement) -> None:
+    from rich.text import Text
+
+    from remit.cli.output.explanations import many
+
+    if not found.wanted:
+        return
+    style = "green" if found.placed >= found.wanted else "yellow"
+    nodes = list(found.nodes.items())
+    more = f" and {len(nodes) - NODES_SHOWN} more nodes" if len(nodes) > NODES_SHOWN else ""
+    where = f": {', '.join(f'{name} {count}' for name, count in nodes[:NODES_SHOWN])}{more}" if nodes else ""
+    told = f"    placement: {found.placed:,} of {many(found.wanted, 'new replica')} would be placed"
+    console.print(Text.assemble((told, style), escaped(where)), soft_wrap=True)
+    waits = found.waits if found.waits is not None else found.stops
+    if found.placed < found.wanted and waits is not None:
+        _show_waits(console, waits)
+
+
+def _show_waits(console: Console, waits: Any) -> None:
+    """`waits` are as an explanation has them; of the stop of a trial, fewer fields are there."""
+    from rich.text import Text
+
+    from remit.cli.output.explanations import funnel_line, nearest_words, unblock_words
+    from remit.model.objects import dec_hook
+    from remit.proposal.explain.result_types import Nearest, Passage, Unblock
+
+    verdict = f" ({waits['verdict']})" if waits.get("verdict") else ""
+    why = f"{waits.get('meaning', '')}; {waits.get('detail', '')}".strip("; ")
+    console.print(
+        Text.assemble("    the rest waits: ", (f"{waits.get('reason')}{verdict}", "yellow"), f"  {escaped(why)}"),
+        soft_wrap=True,
+    )
+    if waits.get("passage"):
+        passage = msgspec.convert(waits["passage"], Passage, dec_hook=dec_hook)
+        console.print(Text(f"      {escaped(funnel_line(passage))}"), soft_wrap=True)
+    if waits.get("nearest"):
+        nearest = msgspec.convert(waits["nearest"], Nearest, dec_hook=dec_hook)
+        console.print(Text(f"      nearest fit: {escaped(nearest_words(nearest))}"), soft_wrap=True)
+    for one in waits.get("unblocks") or ():
+        unblock = msgspec.convert(one, Unblock, dec_hook=dec_hook)
+        console.print(Text(f"      unblocks if {escaped(unblock_words(unblock))}"), soft_wrap=True)
+
+
+def _print_end(answer: PlanAnswer, asked: Asked, files: tuple[str, ...]) -> None:
+    counts = {word: sum(one.action == word for one in answer.items) for word in SIGNS}
+    told = {"create": "to create", "replace": "to replace", "unchanged": "unchanged", "refused": "refused"}
+    click.echo(", ".join(f"{counts[word]} {said}" for word, said in told.items() if counts[word]) or "nothing to do")
+    if counts["refused"] or not (counts["create"] or counts["replace"]):
+        return
+    words = ["remit", "apply", *(word for name in files for word in ("-f", name)), "--if-unchanged", str(answer.revision)]
+    params = click.get_current_context().params
+    words += [
+        word
+        for name in ("context", "server", "token_file", "tenant")
+        if params.get(name)
+        for word in (f"--{name.replace('_', '-')}", params[name])
+    ]
+    click.echo(f"to apply exactly this: {escaped(shlex.join(words))}")
+
+
+STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
+
+
+@click.command(
+    epilog=examples(
+        "remit apply -f risk-api.yaml                        create it, or replace what is there",
+        "remit apply -f cluster/ -f risk-api.yaml --wait     a directory and a file; until all of it stands",
+        "helm template chart | remit apply -f -              what comes through a pipe",
+        "remit apply -f web.yaml --if-unchanged 812          only if all is as `remit plan` has seen it",
+    )
+)
+@click.option(
+    "-f", "--file", "files", multiple=True, required=True, metavar="FILE", type=click.Path(allow_dash=True),
+    help="A manifest, a directory of them, or - for a pipe; may be given again.",
+)  # fmt: skip
+@click.option(
+    "--if-unchanged", type=click.IntRange(min=1), metavar="REVISION", help="Apply nothing if any of it changed since."
+)
+@click.option("--wait", is_flag=True, help="Wait until services are ready and jobs run, and show how far each is.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
+@click.option("-o", "--output", type=click.Choice(["text", "json", "name"]), default="text", show_default=True)
+@asks_server()
+def apply(asked: Asked, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str) -> None:
+    """Create or replace what manifests declare.
+
+    Everything is judged first: if anything is wrong with any of them, nothing is sent. What others depend on comes first.
+    Exits with 0 if all of it was done, 1 if not, 2 if a file cannot be read, and 3 if --wait ended with work that has no place.
+    """
+    from remit.cli.local.validate import declared
+    from remit.cli.session.wait_conditions import timeout_of
+
+    timeout_ms = timeout_of(timeout)
+    things = declared(files, asked.reach.tenant if asked.tenant_said else "")
+    sys.exit(ask(asked, lambda api: _apply(api, asked, things, if_unchanged, timeout_ms if wait else 0, output)))
+
+
+async def _apply(
+    api: Api, asked: Asked, things: Sequence[AnyObject], if_unchanged: int | None, wait_ms: int, output: str
+) -> int:
+    answer = await api.apply(things, if_unchanged=if_unchanged)
+    show(answer, asked, output)
+    refused = any(one.action == "refused" for one in answer.results)
+    workloads = [one for one in answer.results if one.kind == "Workload" and one.action != "refused"]
+    if wait_ms and workloads:
+        from remit.cli.session.object_lookup import said_path
+        from remit.cli.session.wait_conditions import Arrived, until
+
+        sys.stdout.flush()
+        await until(
+            api,
+            [Arrived(one.name, one.tenant, shown=said_path(asked, one.kind, one.name, one.tenant)) for one in workloads],
+            wait_ms,
+        )
+    return FAILED if refused else OK
+
+
+def show(answer: ApplyAnswer, asked: Asked, output: str) -> None:
+    from remit.cli.output.serialization import json_text
+    from remit.cli.session.object_lookup import said_path
+
+    if output == "json":
+        sys.stdout.write(json_text(answer))
+        return
+    for one in answer.results:
+        path = escaped(said_path(asked, one.kind, one.name, one.tenant))
+        if one.action == "refused":
+            tell_problem(path, one.problem)
+        elif output == "name":
+            click.echo(path)
+        else:
+            click.echo(f"{path} {click.style(one.action, fg=STYLES.get(one.action))}")
+
+
+@click.command(
+    epilog=examples(
+        "remit delete workload web                   its replicas drain and stop first",
+        "remit delete workload web --wait            until it is gone",
+        "remit delete -f web.yaml                    everything that the file declares",
+        "remit delete workloads -l app=web           all with this label",
+    )
+)
+@click.argument("what", nargs=-1, metavar="[KIND NAME...]", shell_complete=complete_kind)
+@click.option(
+    "-f", "--file", "files", multiple=True, metavar="FILE", type=click.Path(allow_dash=True), help="What these declare."
+)
+@click.option("-l", "--selector", default="", metavar="LABELS", help="All of the KIND with these labels.")
+@click.option("--wait", is_flag=True, help="Wait until it is gone.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
+@click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
+@asks_server()
+def delete(
+    asked: Asked,
+    what: tuple[str, ...],
+    files: tuple[str, ...],
+    selector: str,
+    wait: bool,
+    timeout: str,
+    ignore_not_found: bool,
+) -> None:
+    """Delete objects by KIND and NAME, as files declare them, or by labels.
+
+    A workload goes once its replicas have drained and stopped. Exits with 1 if anything could not be deleted.
+    """
+    from remit.cli.session.wait_conditions import timeout_of
+
+    if bool(what) == bool(files):
+        raise click.UsageError("name KIND and NAME, or files with -f, and not both")
+    timeout_ms = timeout_of(timeout) if wait else 0
+    kinds, things = ([], _of_files(files, asked)) if files else things_meant(what)
+    if kinds and not selector:
+        raise click.UsageError(f"say which {what[0]}: write their NAMEs, or select them with -l")
+    if things and selector:
+        raise click.UsageError("name objects, or select them with -l, and not both")
+    sys.exit(ask(asked, lambda api: _delete(api, asked, kinds, things, selector, timeout_ms, ignore_not_found)))
+
+
+def _of_files(files: tuple[str, ...], asked: Asked) -> list[Meant]:
+    """The last declared goes first: what others depend on comes last."""
+    from remit.cli.local.validate import declared
+
+    things = declared(files, asked.reach.tenant if asked.tenant_said else "")
+    return [Meant(type(thing).__name__, thing.metadata.name, thing.metadata.tenant) for thing in reversed(things)]
+
+
+async def _delete(
+    api: Api,
+    asked: Asked,
+    kinds: Sequence[str],
+    things: Sequence[Meant],
+    selector: str,
+    timeout_ms: int,
+    lenient: bool,
+) -> int:
+    from remit.cli.session.object_lookup import NOT_FOUND, class_of, missing, path_of, tenant_of
+    from remit.cli.session.wait_conditions import Gone
+    from remit.client.api_caller import ApiError
+
+    for kind in kinds:
+        listed = await api.list(class_of(kind), tenant=asked.tenant if is_owned(kind) else "", labels=selector)
+        things = [*things, *(Meant(kind, one.metadata.name, one.metadata.tenant) for one in listed.items)]
+    if not things:
+        click.echo("nothing matches", err=True)
+    failed, going = 0, []
+    for thing in things:
+        if thing.kind == ENDPOINTS:
+            raise click.UsageError("endpoints come and go with what serves; delete or scale the workload")
+        tenant = tenant_of(asked, thing)
+        try:
+            done = await api.delete(class_of(thing.kind), thing.name, tenant=tenant)
+        except ApiError as error:
+            if error.status == NOT_FOUND and lenient:
+                continue
+            told = await missing(api, asked, thing) if error.status == NOT_FOUND else refusal(error, path_of(asked, thing))
+            click.echo(f"Error: {told.format_message()}", err=True)
+            failed += 1
+            continue
+        going.append(Gone(thing, tenant, path_of(asked, thing)))
+        said = "deleted" if done.action == "deleted" else "is going: deleted once what is left of it has ended"
+        click.echo(f"{escaped(path_of(asked, thing))} {said}")
+    if timeout_ms and going:
+        from remit.cli.session.wait_conditions import until
+
+        sys.stdout.flush()
+        await until(api, going, timeout_ms)
+        for one in going:
+            click.echo(f"{escaped(one.name)} is gone")
+    return FAILED if failed else OK

@@ -1,0 +1,261 @@
+"""`capacity`.
+
+Asks a server, or looks into a scope's data or a file. Counted is in proposal/explain/capacity.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from remit.cli.main import examples
+from remit.cli.session.contexts import Flags
+from remit.model.problems import escaped, one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from remit.model.kinds import NodePool, Workload
+    from remit.model.objects import AnyObject
+    from remit.observation.scheduler_view import View
+    from remit.proposal.explain.capacity import Capacity, Where
+    from remit.world.interfaces import Clock
+
+OK, SHORT, MISUSE = 0, 1, 2
+COUNT_MAX = 100_000
+NODES_SHOWN = 5
+QUOTA = ("over_quota", "grant_expired", "grant_void")
+NEEDS_NOTHING_ELSE = "Node, Tenant, Policy, PriorityClass or NodePool"
+
+
+@click.command(
+    epilog=examples(
+        "remit capacity -f risk-api.yaml                               how many more fit, and what stops the next one",
+        "remit capacity -f risk-api.yaml --count 12                    exits with 1 if fewer than 12 fit now, within quota",
+        "remit capacity -f risk-api.yaml --data /var/lib/remit         without a server, from its data",
+        "remit capacity -f job.yaml --cluster cluster.yaml -o json     of a cluster that is only written down",
+    )
+)
+@click.option(
+    "-f",
+    "--file",
+    "manifest",
+    required=True,
+    metavar="MANIFEST",
+    type=click.Path(allow_dash=True),
+    help="The workload; - is a pipe.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="The data directory of a scope, in place of a server. It is only read, also while its owner runs.",
+)
+@click.option(
+    "--cluster",
+    metavar="FILE",
+    type=click.Path(),
+    help="In place of a server: Node, Tenant and Policy manifests; nodes count as ready.",
+)
+@click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
+@click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
+@click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
+@click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's.")
+@click.option("--count", type=click.IntRange(1, COUNT_MAX), help="Look for no more than so many, and exit with 1 if fewer fit.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="For people, or for programs.",
+)
+def capacity(
+    manifest: str,
+    data: Path | None,
+    cluster: str | None,
+    context: str,
+    server: str,
+    token_file: str,
+    ca_file: str,
+    count: int | None,
+    output: str,
+) -> None:
+    """How many more replicas of a manifest fit, where, and what stops the next one?
+
+    They are placed one after another on a copy of what is there, as the scheduler would. Told apart, because they do not add:
+    hard (free now), reclaimable (lower work would have to go) and soft (on nodes that take no work now, or are not there yet).
+    """
+    if data is not None and cluster is not None:
+        raise click.UsageError("name a scope with --data DIR, or a file with --cluster FILE, and not both")
+    if data is None and cluster is None:
+        found = _ask(Flags(context, server, token_file, ca_file=ca_file), _workload(manifest), count)
+    elif context or server:
+        raise click.UsageError("ask a server, or look into --data or --cluster, and not both")
+    else:
+        found = _look(manifest, data, cluster, count)
+    _print(found, output)
+    sys.exit(SHORT if count is not None and found.hard.replicas < count else OK)
+
+
+def _ask(flags: Flags, workload: Workload, count: int | None) -> Capacity:
+    """The server's answer is the same as would be found here."""
+    import msgspec
+
+    from remit.cli.session.server_call import Asked, ask
+    from remit.model.objects import dec_hook
+    from remit.proposal.explain.capacity import Capacity
+
+    found = ask(Asked(flags.reach()), lambda api: api.capacity(workload, count))
+    return msgspec.convert(found, Capacity, dec_hook=dec_hook)
+
+
+def _look(manifest: str, data: Path | None, cluster: str | None, count: int | None) -> Capacity:
+    from remit.cli.session.offline_store import Unreadable, rules_of
+    from remit.proposal.explain.capacity import room_for
+    from remit.proposal.placement.plugins import PluginError
+
+    workload = _workload(manifest)
+    with _place(data, cluster) as (view, pools, clock):
+        try:
+            return room_for(view, workload, rules_of(clock), most=count or COUNT_MAX, pools=pools)
+        except PluginError as error:
+            raise Unreadable(escaped(str(error))) from error
+        except ValueError as error:
+            raise Unreadable(f"{escaped(manifest)}: {escaped(str(error))}") from error
+
+
+def _read(name: str) -> tuple[AnyObject, ...]:
+    """The objects of a manifest; its problems are told as `remit validate` tells them."""
+    from remit.cli.local.validate import read_bytes, tell
+    from remit.model.manifests.reader import read
+
+    data = read_bytes(name)
+    if data is None:
+        sys.exit(MISUSE)
+    found = read(data, "<stdin>" if name == "-" else name)
+    for problem in found.problems:
+        tell(problem)
+    if found.problems:
+        sys.exit(MISUSE)
+    return found.objects
+
+
+def _workload(name: str) -> Workload:
+    from remit.cli.session.offline_store import Unreadable
+    from remit.model.kinds import Workload
+
+    found = [thing for thing in _read(name) if isinstance(thing, Workload)]
+    if len(found) != 1:
+        names = f": {one_of(thing.metadata.name for thing in found)}" if found else ""
+        raise Unreadable(f"{escaped(name)} declares {len(found)} workloads{names}; name a file with one")
+    return found[0]
+
+
+@contextmanager
+def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[View, list[NodePool], Clock]]:
+    from remit.cli.session.offline_store import Unreadable, opened
+    from remit.model.kinds import Node, NodePool
+    from remit.observation.frozen_view import declared
+    from remit.world.clock import BootClock
+
+    if data is not None:
+        with opened(data) as scope:
+            yield scope.view, scope.pools(), scope.clock
+        return
+    things = _read(cluster or "")
+    if not any(isinstance(thing, Node) for thing in things):
+        raise Unreadable(f"{escaped(cluster or '')} declares no Node; a cluster is made of {NEEDS_NOTHING_ELSE} manifests")
+    clock = BootClock()
+    yield declared(clock, things), [thing for thing in things if isinstance(thing, NodePool)], clock
+
+
+# -- what it looks like --------------------------------------------------------------------------------------------------------
+
+
+def _print(found: Capacity, output: str) -> None:
+    from remit.cli.output.console import console, until_nobody_reads
+    from remit.cli.output.serialization import spelt
+    from remit.model.objects import encode
+
+    with until_nobody_reads():
+        if output == "json":
+            sys.stdout.write(spelt(encode(found).decode()) + "\n")
+        else:
+            _show(console(), found)
+
+
+def _show(console: Console, found: Capacity) -> None:
+    from rich.text import Text
+
+    from remit.cli.output.explanations import STANDS_IN, funnel_line, line, many, nearest_words, unblock_words
+
+    least = "at least " if found.capped else ""
+    console.print(
+        Text.assemble(
+            ("workload ", ""),
+            (f"{found.tenant}/{found.workload}", "bold"),
+            f"  each takes {found.charge}, priority {found.priority}",
+        ),
+        soft_wrap=True,
+    )
+    hard = found.hard
+    style = "bold green" if hard.replicas else "bold yellow"
+    quota = f"at least {hard.quota:,}" if hard.quota >= found.most else f"{hard.quota:,}"
+    told = Text.assemble(
+        (f"{least if hard.replicas == found.most else ''}{hard.replicas:,}", style),
+        f" fit now: room for {least}{hard.room:,}, quota for {quota}",
+    )
+    line(console, "hard", told)
+    _show_where(console, hard.where)
+    again, soft = found.reclaimable, found.soft
+    if again.room:
+        line(
+            console,
+            "reclaimable",
+            f"{again.replicas:,} more within quota, room for {again.room:,}, if {many(again.victims, 'lower replica')} went",
+        )
+        _show_where(console, again.where)
+    else:
+        line(console, "reclaimable", f"0: {STANDS_IN.get(again.why, again.why)}")
+    if soft.room:
+        causes = ", ".join(f"{count:,} {_cause_words(cause)}" for cause, count in soft.causes.items())
+        line(console, "soft", f"{soft.replicas:,} more within quota, room for {soft.room:,}: {causes}")
+        _show_where(console, soft.where)
+    else:
+        line(console, "soft", f"0: {STANDS_IN['soft' if soft.why == 'place' else soft.why]}")
+    stop = found.stop
+    if stop is None:
+        line(console, "next one", f"no more than {found.most:,} were looked for")
+    else:
+        line(
+            console, "next one", Text.assemble("stopped by ", (stop.reason, "bold yellow"), f": {stop.meaning}; {stop.detail}")
+        )
+        line(console, "nodes", funnel_line(stop.passage) + (" -> quota 0" if stop.reason in QUOTA else ""))
+        if stop.nearest is not None:
+            line(console, "nearest fit", nearest_words(stop.nearest))
+        for number, unblock in enumerate(stop.unblocks):
+            line(console, "" if number else "unblocks", f"{'or ' if number else ''}if {unblock_words(unblock)}")
+    line(console, "evidence", f"revision {found.revision}, {many(found.nodes, 'node')}")
+
+
+def _cause_words(cause: str) -> str:
+    return f"as {cause}" if cause.startswith("pool ") else f"on {cause} nodes"
+
+
+def _show_where(console: Console, where: Where) -> None:
+    from remit.cli.output.explanations import line
+
+    if not where.nodes:
+        return
+    nodes = list(where.nodes.items())
+    more = f" and {len(nodes) - NODES_SHOWN:,} more nodes" if len(nodes) > NODES_SHOWN else ""
+    sorts = [("zones", where.zones), ("pools", where.pools)]
+    told = [f"{name} {', '.join(f'{one} {count:,}' for one, count in list(of.items())[:NODES_SHOWN])}" for name, of in sorts]
+    told.append(f"nodes {', '.join(f'{one} {count:,}' for one, count in nodes[:NODES_SHOWN])}{more}")
+    line(console, "", f"room: {'; '.join(told)}")

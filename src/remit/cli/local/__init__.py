@@ -1,0 +1,1 @@
+"""Commands that run or inspect something on this machine."""

@@ -1,0 +1,80 @@
+"""Minimal entry point of the keeper process.
+
+Runs a keeper: the process that outlives its agent. As little as possible is loaded, since one runs on every machine.
+
+    python -m remit.cli.local.keeper_main DIRECTORY [BOUNDS]
+
+It ends when it is told to (`remit keeper --end`), or killed. An interrupt at the terminal, and the end of that, are not meant
+for it. Exits with 3 if another keeper has the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal  # noqa: TID251 - its own end: nobody's terminal ends it
+import sys
+from pathlib import Path
+
+for _unneeded in ("ssl", "typing_extensions"):  # loaded by others where they are there: a third of its memory
+    sys.modules.setdefault(_unneeded, None)  # type: ignore[arg-type]
+
+import asyncio  # noqa: E402
+import gc  # noqa: E402
+
+import msgspec  # noqa: E402
+
+from remit.agent.keeper.log_retention import LogBounds, log_bounds  # noqa: E402
+from remit.agent.setup import KEEPER, Directory, keeper  # noqa: E402
+from remit.model.problems import escaped  # noqa: E402
+from remit.world.clock import BootClock  # noqa: E402
+from remit.world.interfaces import Busy, WorldError  # noqa: E402
+from remit.world.process.spawn import need_many_files  # noqa: E402
+from remit.world.production import production  # noqa: E402
+
+BUSY = 3
+GARBAGE = 20_000
+"""What it makes for a start is let go without a collector, but for the odd exception: that looks through all of it rarely."""
+
+
+async def keep(directory: Directory, bounds: LogBounds) -> None:
+    world = production(directory.addresses)
+    try:
+        with world.disk.lock(directory.keeper_lock):
+            directory.tell_pid(world.disk, directory.keeper_pid, os.getpid())
+            one = keeper(world, directory, bounds, tell)
+            async with world.link.serve(KEEPER, one):
+                await one.run()
+            world.disk.remove(directory.keeper_pid)
+    finally:
+        await world.offload.close()
+
+
+def tell(words: str) -> None:
+    """As the other parts log, but without loading what they log with: a keeper is small, and there are many."""
+    line = {"time": BootClock().wall(), "level": "warning", "part": "keeper", "event": escaped(words)}
+    print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    directory = Directory(Path(sys.argv[1]).absolute())
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o077)
+    need_many_files()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE, 20, 50)
+    try:
+        directory.make()
+        asyncio.run(keep(directory, log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))
+    except Busy as error:
+        print(f"keeper: another one runs on {directory.root} ({error.cause})", file=sys.stderr)
+        return BUSY
+    except (WorldError, OSError, ValueError) as error:
+        print(f"keeper: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

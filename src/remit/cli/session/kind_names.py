@@ -1,0 +1,150 @@
+"""Names and aliases of kinds; `KIND/NAME` parsing; completion. Imports nothing heavy.
+
+Names only: it loads nothing, so that a shell may ask it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from remit.model.problems import an, did_you_mean, escaped, meant, one_of, shown
+
+
+class Word(NamedTuple):
+    """How a kind is called: by one, by many, and in short. `owned`: its name is unique only within a tenant."""
+
+    kind: str
+    many: str
+    short: tuple[str, ...] = ()
+    owned: bool = False
+
+
+WORDS: Final = (
+    Word("Region", "regions", ("rg",)),
+    Word("Node", "nodes", ("no",)),
+    Word("NodePool", "nodepools", ("np", "pools")),
+    Word("Tenant", "tenants", ("ten", "tn")),
+    Word("PriorityClass", "priorityclasses", ("pc",)),
+    Word("Policy", "policies", ("pol",)),
+    Word("Workload", "workloads", ("wl", "w"), owned=True),
+    Word("Secret", "secrets", ("sec",), owned=True),
+    Word("Config", "configs", ("cfg",), owned=True),
+    Word("Allotment", "allotments", ("al",), owned=True),
+    Word("Override", "overrides", ("ov",)),
+    Word("Token", "tokens", ("tok",)),
+    Word("Replica", "replicas", ("rp", "r"), owned=True),
+    Word("Generation", "generations", ("gen",), owned=True),
+    Word("PolicyRevision", "policyrevisions", ("pr",)),
+    Word("Grant", "grants", ("gr",)),
+    Word("Peer", "peers"),
+    Word("Lease", "leases", ("ls",)),
+    Word("Decision", "decisions", ("dec",), owned=True),
+    Word("Event", "events", ("ev",)),
+    Word("Summary", "summaries", ("sum",)),
+)
+ENDPOINTS: Final = "Endpoint"
+"""No object of its own, but listed like one."""
+
+KINDS: Final = {word.kind: word for word in WORDS}
+_BY_WORD: Final = {
+    **{name: word.kind for word in WORDS for name in (word.kind.lower(), word.many, *word.short)},
+    **dict.fromkeys(("endpoint", "endpoints", "ep"), ENDPOINTS),
+}
+_ELSEWHERE: Final = {
+    **dict.fromkeys(("pod", "pods", "po", "alloc", "allocs", "allocation", "allocations", "task", "tasks"), "replicas"),
+    **dict.fromkeys(("deployment", "deployments", "deploy", "job", "jobs", "service", "services", "svc"), "workloads"),
+    **dict.fromkeys(("daemonset", "daemonsets", "ds", "statefulset", "statefulsets", "sts", "cronjob", "cj"), "workloads"),
+    **dict.fromkeys(("namespace", "namespaces", "ns", "project", "projects", "queue", "queues"), "tenants"),
+    **dict.fromkeys(("configmap", "configmaps", "cm"), "configs"),
+    **dict.fromkeys(("quota", "resourcequota"), "tenants"),
+}
+"""What others call it."""
+_SLASHED: Final = ("Generation", "Decision")
+"""Kinds whose names have a / in them."""
+
+
+class Meant(NamedTuple):
+    """One object; `tenant` is empty if it was not said, or if the kind has none."""
+
+    kind: str
+    name: str
+    tenant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.lower()}/{self.name}"
+
+
+def kind_of(word: str) -> str:
+    """The kind that is called so. One, many and short names, in whatever case."""
+    found = _BY_WORD.get(word.lower())
+    if found is not None:
+        return found
+    here = _ELSEWHERE.get(word.lower())
+    known = [name for one in WORDS for name in (one.kind.lower(), one.many)]
+    cure = f"here they are {here}" if here else did_you_mean(meant(word, known[:64])) or "`remit schema` lists the kinds"
+    raise click.UsageError(f"there is no kind {shown(word)}; {cure}")
+
+
+def is_owned(kind: str) -> bool:
+    return kind == ENDPOINTS or KINDS[kind].owned
+
+
+def many_word(kind: str) -> str:
+    return "endpoints" if kind == ENDPOINTS else KINDS[kind].many
+
+
+def things_meant(words: Sequence[str]) -> tuple[list[str], list[Meant]]:
+    """`KIND`, `KIND,KIND`, `KIND NAME...` or `KIND/NAME...`: the kinds of which all are meant, or the objects."""
+    first, rest = words[0], words[1:]
+    if "/" in first:
+        return [], [thing_meant(word) for word in words]
+    kinds = [kind_of(word) for word in first.split(",") if word] or [kind_of("")]
+    if not rest:
+        return kinds, []
+    if len(kinds) > 1:
+        raise click.UsageError(f"{shown(first)} are several kinds, and so have no names in common; write KIND/NAME for each")
+    mixed = next((word for word in rest if "/" in word and kinds[0] not in _SLASHED), None)
+    if mixed is not None:
+        raise click.UsageError(f"{shown(mixed)} names a kind of its own; write {escaped(first)}/NAME for all, or NAME for all")
+    return [], [Meant(kinds[0], _name(word, kinds[0])) for word in rest]
+
+
+def thing_meant(word: str, default: str = "") -> Meant:
+    """`KIND/NAME` or `KIND/TENANT/NAME`; a bare name is of the kind `default`, if there is one."""
+    head, slash, rest = word.partition("/")
+    if not slash:
+        if default:
+            return Meant(default, _name(word, default))
+        raise click.UsageError(f"{shown(word)} names no kind; write KIND/NAME, such as workload/{escaped(word) or 'web'}")
+    kind = kind_of(head)
+    tenant, slash, name = rest.partition("/")
+    if slash and kind not in _SLASHED:
+        if not is_owned(kind):
+            raise click.UsageError(f"{shown(word)}: {an(kind.lower())} belongs to no tenant; write {kind.lower()}/NAME")
+        return Meant(kind, _name(name, kind), tenant)
+    return Meant(kind, _name(rest, kind))
+
+
+def _name(word: str, kind: str) -> str:
+    if not word:
+        raise click.UsageError(f"a name is empty; write {kind.lower()}/NAME, such as {kind.lower()}/web")
+    return word
+
+
+def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For the shell: the kinds that begin like this. Names would need a server, which may be slow or gone."""
+    words = [*(word.many for word in WORDS), "endpoints", "all"]
+    if "/" in incomplete or "," in incomplete:
+        return []
+    begun = incomplete.lower()
+    exact = [word.kind.lower() for word in WORDS if word.kind.lower().startswith(begun)] if begun else []
+    return [CompletionItem(word) for word in dict.fromkeys([*(w for w in words if w.startswith(begun)), *exact])]
+
+
+def kinds_help() -> str:
+    """The kinds in one sentence, for a command's help."""
+    return one_of(f"{word.many} ({word.short[0]})" if word.short else word.many for word in WORDS)

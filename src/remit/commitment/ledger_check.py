@@ -1,0 +1,158 @@
+"""Recomputes all ledgers from rows and reports differences.
+
+Recomputes every ledger from the rows alone, and compares. It corrects nothing.
+
+This is the check that an operator runs and the demo prints. It shares no arithmetic with draft.py: the sums are made again from
+the replicas and grants as they stand, so a posting that was forgotten or made twice shows as a difference.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from remit.commitment.books import Books, generation_of
+from remit.law.charges import copy_of
+from remit.law.ledgers import DEVICE
+from remit.law.lifecycle import HOLDS
+from remit.model.kinds import Tenant
+from remit.model.objects import key_of
+from remit.model.records import Grant, GrantPhase, Phase, Replica
+from remit.model.resources import WHOLE, Amount
+
+Sums = dict[str, dict[str, int]]
+
+
+def replicas(books: Books) -> Iterator[tuple[str, Replica]]:
+    for name in books.replicas:
+        found = books.replica(name)
+        if found is not None:
+            yield name, found[0]
+
+
+def _holding(books: Books) -> dict[str, tuple[Replica, dict[str, int], dict[str, int]]]:
+    """Every replica that holds room, with what it needs of its node and what it is charged with."""
+    found = {}
+    for name, replica in replicas(books):
+        ask = books.ask(generation_of(replica))
+        if replica.status.phase in HOLDS and ask is not None:
+            needs = {**dict(ask.resources), **{DEVICE + d: share for d, share in replica.status.devices.items()}}
+            found[name] = (replica, needs, dict(ask.charge.pairs))
+    return found
+
+
+def _sums(books: Books) -> tuple[Sums, Sums]:
+    """By node and by grant: what the rows say is held. A reservation holds what its victims' going will not free."""
+    nodes: Sums = defaultdict(lambda: defaultdict(int))
+    grants: Sums = defaultdict(lambda: defaultdict(int))
+    holding = _holding(books)
+    for replica, needs, charge in holding.values():
+        victims = replica.status.victims if replica.status.phase is Phase.RESERVED else {}
+        theirs = [holding[v] for v, copy in victims.items() if v in holding and copy_of(holding[v][0]) == copy]
+        for name, count in needs.items():
+            freed = sum(one[1].get(name, 0) for one in theirs)
+            nodes[replica.status.node][name] += max(0, count - freed)
+        for grant in replica.status.grants:
+            for name, count in charge.items():
+                freed = sum(one[2].get(name, 0) for one in theirs if grant in one[0].status.grants)
+                grants[grant][name] += max(0, count - freed)
+    return nodes, grants
+
+
+def one_owner_per_device(books: Books) -> Iterator[str]:
+    """No two replicas that hold room name the same whole device of a node."""
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, (replica, _, _) in _holding(books).items():
+        if replica.status.phase is not Phase.RESERVED:
+            for device, share in replica.status.devices.items():
+                if share == WHOLE:
+                    owners[replica.status.node, device].append(name)
+    for (node, device), names in sorted(owners.items()):
+        if len(names) > 1:
+            yield f"device {device} of {node} is owned by {', '.join(names)}"
+
+
+def node_ledgers_balance(books: Books) -> Iterator[str]:
+    """What each node's ledger says is left is its capacity less what its replicas' rows hold."""
+    nodes, _ = _sums(books)
+    for name, ledger in sorted(books.nodes.items()):
+        spec = ledger.node.spec
+        capacity = {**dict(spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in spec.devices}}
+        for resource in sorted({*capacity, *nodes[name], *ledger.free}):
+            left = capacity.get(resource, 0) - nodes[name][resource]
+            if ledger.free.get(resource, 0) != left:
+                yield f"node {name}: {resource}: the ledger has {ledger.free.get(resource, 0)} left, the rows say {left}"
+
+
+def one_binding(books: Books) -> Iterator[str]:
+    """A replica names a node and grants exactly while it holds room, and that node exists."""
+    for name, replica in replicas(books):
+        bound = replica.status.phase in HOLDS
+        if bound != bool(replica.status.grants) or (bound and replica.status.node not in books.nodes):
+            yield f"{name} is {replica.status.phase} on {replica.status.node or 'no node'}, charged to {replica.status.grants}"
+
+
+def grants_cover(books: Books) -> Iterator[str]:
+    """What each grant's ledger says is drawn and granted on is what the rows of replicas and grants say."""
+    _, drawn = _sums(books)
+    lent: Sums = defaultdict(lambda: defaultdict(int))
+    for grant in _issued(books):
+        burden = dict(grant.spec.amount - grant.status.returned)
+        for resource, count in burden.items():
+            lent[grant.spec.parent][resource] += count
+        if grant.status.phase is not GrantPhase.CLOSED or burden:
+            for tenant, share in grant.spec.shares.items():
+                for resource, count in share:
+                    lent[f"tenant/{tenant}/emergency"][resource] += count
+    for name, ledger in sorted(books.grants.items()):
+        for resource in sorted({*ledger.left, *drawn[name], *lent[name]}):
+            used, on = ledger.used.get(resource, 0), ledger.lent.get(resource, 0)
+            if (used, on) != (drawn[name][resource], lent[name][resource]):
+                rows = f"{drawn[name][resource]} and {lent[name][resource]}"
+                yield f"{name}: {resource}: used {used} and granted on {on}; the rows say {rows}"
+
+
+def quota_covers(books: Books) -> Iterator[str]:
+    """Draws are checked against the quota and emergency quota that each tenant's row declares, and every slice is of quota."""
+    for name in books.keys("tenant/"):
+        tenant: Tenant = books.things[name][0]
+        limits = {"": tenant.spec.quota, "/emergency": tenant.spec.emergency_quota}
+        for suffix, declared in limits.items():
+            ledger = books.grants.get(f"tenant/{tenant.metadata.name}{suffix}")
+            if ledger is None or Amount(ledger.amount) != declared:
+                there = "no ledger" if ledger is None else str(Amount(ledger.amount))
+                yield f"{name}{suffix}: declared {declared}, checked against {there}"
+    for grant in _issued(books):
+        above = books.things.get(key_of("Grant", grant.spec.parent))
+        slice_ = above is not None and (above[0].spec.purpose, above[0].spec.tenant) == ("quota", grant.spec.tenant)
+        if grant.spec.purpose == "quota" and grant.spec.parent != f"tenant/{grant.spec.tenant}" and not slice_:
+            yield f"grant/{grant.metadata.name}: a slice of quota that was carved out of {grant.spec.parent or 'nothing'}"
+
+
+def _issued(books: Books) -> Iterator[Grant]:
+    """Grants that this scope has made; copies of those that it holds burden nothing here."""
+    for name in books.keys("grant/"):
+        grant: Grant = books.things[name][0]
+        if not grant.spec.issuer:
+            yield grant
+
+
+CHECKS: Final[dict[str, Callable[[Books], Iterator[str]]]] = {
+    "one-owner-per-device": one_owner_per_device,
+    "node-ledgers-balance": node_ledgers_balance,
+    "one-binding": one_binding,
+    "grants-cover": grants_cover,
+    "quota-covers": quota_covers,
+}
+"""By the invariant that each speaks of. What stands above its limit since a lawful reduction is listed by `Books.excess`."""
+
+
+def violations(books: Books) -> dict[str, list[str]]:
+    """By invariant, everything that is wrong; all lists are empty if the books balance."""
+    return {name: list(check(books)) for name, check in CHECKS.items()}
+
+
+def statement(name: str) -> str:
+    """What a check shows, in one sentence."""
+    return (CHECKS[name].__doc__ or "").splitlines()[0]

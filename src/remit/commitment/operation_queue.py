@@ -1,0 +1,253 @@
+"""Fair queue of submitted operations: one lane per tenant, one for components.
+
+Tenants in turn, and the scope's own components between them. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from remit.client.endpoint import NoVerdict, Silence
+from remit.model.claims import Actor, Operation, Role, Verdict
+
+
+class BatchMax(NamedTuple):
+    """How much goes into one batch: operations, and replicas that may be changed before it ends."""
+
+    operations: int = 512
+    replicas: int = 2_000
+
+
+BATCH_MAX: Final = BatchMax()
+
+PEOPLE: Final = frozenset({Role.USER, Role.OPERATOR})
+
+Future = asyncio.Future[list[Verdict]]
+
+
+class Waiting:
+    """One ask: how much of it was taken, and how much of it has been answered."""
+
+    __slots__ = ("answer", "lane", "operations", "queued", "taken", "verdicts")
+
+    def __init__(self, operations: Sequence[Operation], answer: Future, lane: str = "") -> None:
+        self.operations, self.answer, self.lane = operations, answer, lane
+        self.taken = 0
+        self.verdicts: list[Verdict] = []
+        self.queued = True
+
+    def fail(self, error: NoVerdict) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(Silence("part of it is done; ask the same ids again") if self.verdicts else error)
+
+
+class Piece(NamedTuple):
+    """Some operations of an ask, in a batch."""
+
+    waiting: Waiting
+    start: int
+    end: int
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        return self.waiting.operations[self.start : self.end]
+
+
+OWN: Final = "/own"
+"""The lane of those who keep the scope going: schedulers, agents, controllers. No tenant is called so."""
+
+
+def lane_of(operations: Sequence[Operation]) -> str:
+    """In whose turn an ask is decided: the components' of the scope, or that of the tenant whose people ask."""
+    actor = getattr(operations[0], "actor", None) if operations else None  # in one process anybody may hand over anything
+    return OWN if not isinstance(actor, Actor) or actor.role not in PEOPLE else actor.tenant
+
+
+class Queue:
+    """Asks that wait, in lanes. One that fits into a batch is never split; a larger one goes to the back with its rest.
+
+    Lanes take turns, and every second turn is the components' own: however many manifests a tenant has sent, a bind, a start or
+    a lease waits for one turn of somebody else's, and so does another tenant's deed. A turn is at most a batch. Each lane has
+    its own bound, so nobody is turned away because others have filled the queue.
+    """
+
+    def __init__(self, batch_max: int = BATCH_MAX.operations) -> None:
+        self.batch_max = batch_max
+        self._again: deque[Waiting] = deque()
+        """What was given back is decided before everything else, in its order."""
+        self._lanes: dict[str, deque[Waiting]] = {}
+        self._turns: deque[str] = deque()
+        """Lanes of people in which somebody waits, in the order of their turns."""
+        self._own_was_last = False
+        self._counts: dict[str, int] = {}
+        self.count = 0
+        """Operations that wait."""
+
+    def __bool__(self) -> bool:
+        return bool(self._again or self._lanes)
+
+    @property
+    def full(self) -> bool:
+        """Is there a whole batch, so that nothing is gained by waiting for more?"""
+        return self.count >= self.batch_max
+
+    def has_room(self, operations: Sequence[Operation], most: int) -> bool:
+        """One ask is always taken by a lane in which nobody waits."""
+        waiting = self._counts.get(lane_of(operations), 0)
+        return not waiting or waiting + len(operations) <= most
+
+    def put(self, operations: Sequence[Operation]) -> Future:
+        waiting = Waiting(operations, asyncio.get_running_loop().create_future(), lane_of(operations))
+        self._append(waiting)
+        self._count(waiting, len(operations))
+        return waiting.answer
+
+    def take(self, *, one: bool = False) -> list[Piece]:
+        """A batch of operations, or only the very next one."""
+        pieces: list[Piece] = []
+        room = 1 if one else self.batch_max
+        while self:
+            lane = None if self._again else self._next_lane()
+            taken = self._take_from(self._again if lane is None else self._lanes[lane], pieces, room, one=one)
+            if lane is not None:
+                self._turn_over(lane, kept=taken is None)
+            if taken is None:
+                break  # the next that would be taken does not fit in here, and is first in the next batch
+            room -= taken
+            if room <= 0:
+                break
+        return pieces
+
+    def _take_from(self, waiting: deque[Waiting], pieces: list[Piece], room: int, *, one: bool) -> int | None:
+        """As many as there is room for; None if not even the first fits in here whole, and would in another batch."""
+        most = room
+        while waiting and (room > 0 or not waiting[0].operations):
+            ask = waiting[0]
+            left = len(ask.operations) - ask.taken
+            if pieces and room < left <= self.batch_max and not ask.answer.done():
+                return most - room or None
+            waiting.popleft()
+            ask.queued = False
+            if ask.answer.done():
+                # Nobody waits for it any more: cancelled before it was begun, or failed in its middle.
+                self._count(ask, -left)
+                continue
+            piece = Piece(ask, ask.taken, ask.taken + min(left, room))
+            self._move(piece, piece.end)
+            pieces.append(piece)
+            room -= piece.end - piece.start
+            if piece.end < len(ask.operations):
+                if one:
+                    self._again.appendleft(ask)
+                else:
+                    self._append(ask)
+                ask.queued = True
+        return most - room
+
+    def _next_lane(self) -> str:
+        own = OWN in self._lanes and not (self._own_was_last and self._turns)
+        return OWN if own else self._turns[0]
+
+    def _turn_over(self, lane: str, *, kept: bool) -> None:
+        """A lane has had its turn; it is the next one still, if it could not make use of it."""
+        self._own_was_last = (lane == OWN) != kept
+        if lane != OWN and not kept:
+            self._turns.popleft()
+        if not self._lanes[lane]:
+            del self._lanes[lane]
+        elif lane != OWN and not kept:
+            self._turns.append(lane)
+
+    def _append(self, waiting: Waiting, *, first: bool = False) -> None:
+        lane = self._lanes.get(waiting.lane)
+        if lane is None:
+            lane = self._lanes[waiting.lane] = deque()
+            if waiting.lane != OWN:
+                self._turns.append(waiting.lane)
+        (lane.appendleft if first else lane.append)(waiting)
+
+    def give_back(self, pieces: Sequence[Piece]) -> None:
+        """What was taken last is to be decided anew, before everything else."""
+        for piece in reversed(pieces):
+            if piece.waiting.queued:
+                self._withdraw(piece.waiting)
+            self._again.appendleft(piece.waiting)
+            piece.waiting.queued = True
+            self._move(piece, piece.start)
+
+    def put_off(self, rest: Sequence[Piece], decided: Sequence[Piece]) -> None:
+        """What did not fit into the batch that it was taken for waits for its lane's next turn; that comes at once for lanes of
+        which nothing was decided. An ask of which a part was goes behind those that wait there. Before everything else it
+        would keep all others waiting for as long as somebody goes on sending what makes much of little.
+        """
+        served, begun = {piece.waiting.lane for piece in decided}, {id(piece.waiting) for piece in decided}
+        for piece in reversed(rest):
+            lane = piece.waiting.lane
+            if piece.waiting.queued:
+                self._withdraw(piece.waiting)
+            self._append(piece.waiting, first=id(piece.waiting) not in begun)
+            piece.waiting.queued = True
+            self._move(piece, piece.start)
+            if lane == OWN:
+                self._own_was_last = lane in served
+            elif lane not in served:
+                self._turns.remove(lane)
+                self._turns.appendleft(lane)
+
+    def _withdraw(self, waiting: Waiting) -> None:
+        if waiting in self._again:
+            self._again.remove(waiting)
+            return
+        lane = self._lanes[waiting.lane]
+        lane.remove(waiting)
+        if not lane:
+            del self._lanes[waiting.lane]
+            if waiting.lane != OWN:
+                self._turns.remove(waiting.lane)
+
+    def answer(self, pieces: Sequence[Piece], verdicts: Sequence[Verdict]) -> None:
+        at = 0
+        for waiting, start, end in pieces:
+            waiting.verdicts += verdicts[at : at + end - start]
+            at += end - start
+            if len(waiting.verdicts) == len(waiting.operations) and not waiting.answer.done():
+                waiting.answer.set_result(waiting.verdicts)
+
+    def fail_all(self, error: NoVerdict) -> None:
+        """Nobody waits for ever for an authority that has stopped."""
+        for lane in (self._again, *self._lanes.values()):
+            for waiting in lane:
+                waiting.fail(error)
+            lane.clear()
+        self._lanes.clear()
+        self._turns.clear()
+        self._counts.clear()
+        self.count = 0
+
+    def _move(self, piece: Piece, to: int) -> None:
+        self._count(piece.waiting, piece.waiting.taken - to)
+        piece.waiting.taken = to
+
+    def _count(self, waiting: Waiting, more: int) -> None:
+        self.count += more
+        now = self._counts.get(waiting.lane, 0) + more
+        if now:
+            self._counts[waiting.lane] = now
+        else:
+            self._counts.pop(waiting.lane, None)
+
+
+def cut(pieces: Sequence[Piece], count: int) -> tuple[list[Piece], list[Piece]]:
+    """The first `count` operations, and the rest."""
+    first, rest = list[Piece](), list[Piece]()
+    for piece in pieces:
+        middle = min(piece.end, piece.start + count)
+        count -= middle - piece.start
+        if middle > piece.start or piece.start == piece.end:
+            first.append(Piece(piece.waiting, piece.start, middle))
+        if middle < piece.end:
+            rest.append(Piece(piece.waiting, middle, piece.end))
+    return first, rest

@@ -1,0 +1,1 @@
+"""Rulings: pure acceptance rules, one module per family of claims."""

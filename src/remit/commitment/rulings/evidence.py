@@ -1,0 +1,107 @@
+"""Mergeable evidence: events, decisions, summaries, conditions.
+
+Events, decisions, summaries, conditions: they merge in any order. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from remit.commitment.books import AWAITED_NODE
+from remit.commitment.draft import Draft
+from remit.commitment.rulings.registry import EVERYONE, Coordination, refuse, ruling
+from remit.model.claims import Code, Explain, Note, Observe, Operation, Refused, Report
+from remit.model.metadata import DNS_LABEL, Condition, Stamp
+from remit.model.objects import key_of
+from remit.model.records import Decision, Event, Summary
+
+CONDITIONS_MAX = 32
+SUMMARIES_MAX = 10_000
+NAME_BYTES_MAX = 240
+"""Two of them and a kind fit into a key."""
+
+
+@ruling(Note, EVERYONE, Coordination.SOFT, "events are a set: the same name is the same event")
+def note(draft: Draft, operation: Operation, claim: Note) -> int | Refused:
+    unnamed = _unnamed(claim.name)
+    if unnamed is not None:
+        return unnamed
+    draft.note(Event(metadata=Stamp(name=claim.name), spec=claim.event))
+    return 0
+
+
+@ruling(Explain, EVERYONE, Coordination.BOUNDED, "decisions are a set; they are evidence of a choice, and bind nobody")
+def explain(draft: Draft, operation: Operation, claim: Explain) -> int | Refused:
+    unnamed = _unnamed(claim.name)
+    if unnamed is not None:
+        return unnamed
+    if re.fullmatch(DNS_LABEL, claim.tenant) is None:
+        return refuse(Code.INVALID, f"tenant: {claim.tenant!r} is not a DNS label")
+    draft.note(Decision(metadata=Stamp(name=claim.name, tenant=claim.tenant), spec=claim.decision))
+    return 0
+
+
+@ruling(Report, EVERYONE, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) stands")
+def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
+    unnamed = _unnamed(claim.name)
+    if unnamed is not None:
+        return unnamed
+    if claim.name.startswith(AWAITED_NODE):
+        return refuse(Code.NOT_OWNER, f"{claim.name}: who is awaited after a restore is the authority's own record")
+    found = draft.thing(key_of("Summary", claim.name))
+    before = None if found is None else found[0]
+    after = Summary(metadata=Stamp(name=claim.name), spec=claim.summary)
+    if before is None and len(draft.keys("summary/")) >= SUMMARIES_MAX:
+        return refuse(Code.LIMIT, f"there are {SUMMARIES_MAX} summaries already")
+    merged = after if before is None else merge_summaries(before, after)
+    if merged is not before:
+        draft.put(merged)
+    return merged.spec.sequence
+
+
+@ruling(Observe, EVERYONE, Coordination.SOFT, "of two conditions of one type the later (generation, transition) stands")
+def observe(draft: Draft, operation: Operation, claim: Observe) -> int | Refused:
+    found = draft.thing(key_of(claim.kind, claim.name, claim.tenant))
+    if found is None or not hasattr(found[0], "status") or not hasattr(found[0].status, "conditions"):
+        return refuse(Code.NOT_FOUND, f"there is no {claim.kind} {claim.name} with conditions")
+    thing = found[0]
+    known = {condition.type for condition in thing.status.conditions}
+    if len(known) >= CONDITIONS_MAX and claim.condition.type not in known:
+        return refuse(Code.LIMIT, f"{claim.kind} {claim.name} has {CONDITIONS_MAX} conditions already")
+    merged = merge_conditions(thing.status.conditions, (claim.condition,))
+    if merged != thing.status.conditions:
+        draft.put(replace(thing, status=replace(thing.status, conditions=merged)))
+    return 0
+
+
+def _unnamed(name: str) -> Refused | None:
+    """A name becomes part of a key, which has its bounds."""
+    size = len(name.encode())
+    return None if 0 < size <= NAME_BYTES_MAX else refuse(Code.INVALID, f"name: has {size} bytes; 1 to {NAME_BYTES_MAX}")
+
+
+def merge_summaries(one: Summary, other: Summary) -> Summary:
+    """Commutative, associative, idempotent: ties (which an honest holder never makes) go to the larger text."""
+
+    def rank(summary: Summary) -> tuple[int, int, str]:
+        spec = summary.spec
+        return spec.epoch, spec.sequence, f"{spec.used} {sorted(spec.counts.items())} {spec.holder}"
+
+    return other if rank(other) > rank(one) else one
+
+
+def merge_conditions(one: tuple[Condition, ...], other: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    """By type, the later stands; of too many, the latest do. In order of type: the order of arrival leaves no trace."""
+
+    def rank(c: Condition) -> tuple[int, str, str, str, str]:
+        return c.observed_generation, c.last_transition, c.status, c.reason, c.message
+
+    merged: dict[str, Condition] = {}
+    for condition in (*one, *other):
+        before = merged.get(condition.type)
+        if before is None or rank(condition) > rank(before):
+            merged[condition.type] = condition
+    kept = sorted(merged, key=lambda type_: (rank(merged[type_]), type_))[-CONDITIONS_MAX:]
+    return tuple(merged[type_] for type_ in sorted(kept))

@@ -1,0 +1,1 @@
+"""Controller framework: loop, work queue, actions and permissions."""

@@ -1,0 +1,299 @@
+"""Work queue by key with backoff, a rate limiter, and detection of repeatedly undone actions.
+
+A queue by key: at most one look at a time, and none before it is due. No clock is read.
+
+A key is due when there is news of it, or when its time has come. It is *held* for two reasons, which both must have passed:
+
+- **a revision**: something was accepted of it. Until the board has come as far, looking would see the world before the deed,
+  and ask for the deed again;
+- **a pause**: something was refused, or not answered. The pause doubles up to a bound, with full jitter; news shortens it to
+  the first pause, and takes nothing from the count. Retries of all keys together come out of one budget.
+
+A key for which nothing was accepted and something refused for long enough is *stuck*: that is told once, and it goes on at the
+slowest rate.
+
+A bucket of permissions that fills with time; no clock is read here.
+
+Deeds by name, and how often each was done. No clock is read, and nobody is asked.
+
+A level-triggered controller does again whatever was undone; two of them with opposite wishes would go on for ever, each doing
+its duty. A deed that was done twice and is wanted a third time has been undone twice. It is told once, and not done again until
+its name changes, which is when the object does, or a long pause has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from remit.client.retry import RetryBudget
+
+_DOUBLINGS_MAX: Final = 20
+
+
+class Pauses(NamedTuple):
+    """How long a key rests after a failure, at first and at most; after how long it is stuck, and how long it rests then."""
+
+    base_ms: int = 100
+    cap_ms: int = 10_000
+    stuck_after_ms: int = 300_000
+    slow_ms: int = 30_000
+
+
+class _Entry(Struct, gc=False):
+    """What is remembered of a key. Most have no entry most of the time."""
+
+    busy: bool = False
+    dirty: bool = False
+    failures: int = 0
+    failing_ms: int = -1
+    told: bool = False
+    due_ms: int = -1
+    paused: bool = False
+    at_revision: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return not (self.busy or self.dirty or self.failures or self.due_ms >= 0 or self.at_revision)
+
+
+class Agenda:
+    """`lot(n)` draws from 0 up to and including `n`."""
+
+    def __init__(self, lot: Callable[[int], int], pauses: Pauses = Pauses(), budget: RetryBudget | None = None) -> None:
+        self._lot, self._pauses = lot, pauses
+        self._budget = RetryBudget() if budget is None else budget
+        self._entries: dict[str, _Entry] = {}
+        self._ready: dict[str, None] = {}
+        self._swept: dict[str, None] = {}
+        """Keys of which there is no news: they are looked at when no other is due."""
+        self._timers: list[tuple[int, int, str]] = []
+        self._waits: list[tuple[int, int, str]] = []
+        self._count = 0
+        self._stuck: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        """How many keys are due, as far as is known."""
+        return len(self._ready)
+
+    # -- news ------------------------------------------------------------------------------------------------------------
+
+    def news(self, key: str, now_ms: int) -> None:
+        """Something changed that it depends on."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self._ready[key] = None
+        elif entry.busy:
+            entry.dirty = True
+        elif entry.paused:
+            self._at(key, entry, now_ms + 1 + self._lot(self._pauses.base_ms))
+        elif not entry.at_revision:
+            self._ready[key] = None
+
+    def sweep(self, keys: Iterable[str]) -> None:
+        """Look at these at some time, after all of which there is news: there may be very many, and nothing wrong with any."""
+        self._swept.update(dict.fromkeys(keys))
+
+    def look_at(self, key: str, at_ms: int) -> None:
+        """Look at that time at the latest."""
+        self._at(key, self._entries.setdefault(key, _Entry()), at_ms)
+
+    # -- looking ---------------------------------------------------------------------------------------------------------
+
+    def take(self, now_ms: int, revision: int) -> str | None:
+        """A key that is due, for a board at this revision; it is busy until something is said of it."""
+        self._wake(now_ms, revision)
+        while (key := self._next(now_ms)) is not None:
+            entry = self._entries.setdefault(key, _Entry())
+            if entry.failures and self._budget.take(now_ms, 0) is None:
+                entry.paused = True
+                self._at(key, entry, now_ms + self._pauses.base_ms + self._lot(self._pauses.cap_ms))
+                continue
+            if not entry.failures:
+                self._budget.first_try(now_ms)
+            entry.busy, entry.dirty = True, False
+            return key
+        return None
+
+    def _next(self, now_ms: int) -> str | None:
+        while not self._ready and self._swept:
+            swept = next(iter(self._swept))
+            del self._swept[swept]
+            self.news(swept, now_ms)
+        key = next(iter(self._ready), None)
+        if key is not None:
+            del self._ready[key]
+            self._swept.pop(key, None)
+        return key
+
+    def waits_for(self, revision: int) -> bool:
+        """Is there a key that was held until the board stands at this revision?"""
+        return bool(self._waits) and self._waits[0][0] <= revision
+
+    def next_ms(self) -> int | None:
+        """When a key comes due by time alone."""
+        while self._timers:
+            at_ms, _, key = self._timers[0]
+            entry = self._entries.get(key)
+            if entry is not None and entry.due_ms == at_ms:
+                return at_ms
+            heappop(self._timers)
+        return None
+
+    # -- what came of it -------------------------------------------------------------------------------------------------
+
+    def settled(self, key: str) -> None:
+        """It was looked at, and nothing is to be done."""
+        entry = self._entries[key]
+        entry.failures, entry.failing_ms, entry.told, entry.paused = 0, -1, False, False
+        self._stuck.pop(key, None)
+        self._free(key, entry)
+
+    def accepted(self, key: str, revision: int, seen: int) -> None:
+        """All that was asked is done, as of this revision; the board stands at `seen`."""
+        entry = self._entries[key]
+        entry.failures, entry.failing_ms, entry.told, entry.paused, entry.dirty = 0, -1, False, False, True
+        self._stuck.pop(key, None)
+        self._hold(key, entry, revision, seen)
+        self._free(key, entry)
+
+    def failed(self, key: str, now_ms: int, revision: int = 0, seen: int = 0, *, progress: bool = False) -> None:
+        """Something was refused, or there was no answer. `progress`: something else of it was accepted."""
+        entry = self._entries[key]
+        entry.failures = 1 if progress else entry.failures + 1
+        if progress or entry.failing_ms < 0:
+            entry.failing_ms = now_ms
+        pauses = self._pauses
+        if now_ms - entry.failing_ms >= pauses.stuck_after_ms:
+            if not entry.told:
+                entry.told = True
+                self._stuck[key] = None
+            pause_ms = pauses.slow_ms // 2 + self._lot(pauses.slow_ms // 2)
+        else:
+            pause_ms = 1 + self._lot(min(pauses.cap_ms, pauses.base_ms << min(entry.failures - 1, _DOUBLINGS_MAX)))
+        entry.paused, entry.due_ms = True, -1
+        self._at(key, entry, now_ms + pause_ms)
+        self._hold(key, entry, revision, seen)
+        entry.dirty = False
+        self._free(key, entry)
+
+    def stuck(self) -> Iterator[str]:
+        """Keys that have come to be stuck since this was last asked."""
+        found, self._stuck = self._stuck, {}
+        yield from found
+
+    # -- holding ---------------------------------------------------------------------------------------------------------
+
+    def _hold(self, key: str, entry: _Entry, revision: int, seen: int) -> None:
+        if revision > max(seen, entry.at_revision):
+            entry.at_revision = revision
+            self._count += 1
+            heappush(self._waits, (revision, self._count, key))
+
+    def _at(self, key: str, entry: _Entry, at_ms: int) -> None:
+        if entry.due_ms < 0 or at_ms < entry.due_ms:
+            entry.due_ms = at_ms
+            self._count += 1
+            heappush(self._timers, (at_ms, self._count, key))
+
+    def _free(self, key: str, entry: _Entry) -> None:
+        entry.busy = False
+        if entry.dirty and not entry.at_revision:
+            entry.dirty = False
+            self._ready[key] = None
+        elif entry.at_revision:
+            entry.dirty = True
+        if entry.idle and key not in self._ready:
+            del self._entries[key]
+
+    def _wake(self, now_ms: int, revision: int) -> None:
+        while self._timers and self._timers[0][0] <= now_ms:
+            at_ms, _, key = heappop(self._timers)
+            entry = self._entries.get(key)
+            if entry is None or entry.due_ms != at_ms:
+                continue  # it was hastened, or is over
+            entry.due_ms, entry.paused = -1, False
+            self._release(key, entry)
+        while self._waits and self._waits[0][0] <= revision:
+            at_revision, _, key = heappop(self._waits)
+            entry = self._entries.get(key)
+            if entry is not None and entry.at_revision == at_revision:
+                entry.at_revision = 0
+                self._release(key, entry)
+
+    def _release(self, key: str, entry: _Entry) -> None:
+        """One of its holds is over."""
+        if entry.busy:
+            entry.dirty = True
+        elif not entry.paused and not entry.at_revision:
+            entry.dirty = False
+            self._ready[key] = None
+
+
+_WHOLE: Final = 1_000_000
+
+
+class Bucket:
+    """`burst` at once, and then as many a second as is asked for at each draw. Kept in millionths, so that it is exact."""
+
+    def __init__(self, burst: int) -> None:
+        self._full = self._level = burst * _WHOLE
+        self._at_ms: int | None = None
+
+    def wait_ms(self, now_ms: int, milli_per_s: int) -> int:
+        """How long until one may be taken; 0: it was taken now. Time since the last draw counts at this draw's rate."""
+        passed_ms = 0 if self._at_ms is None else max(0, now_ms - self._at_ms)
+        self._level, self._at_ms = min(self._full, self._level + passed_ms * milli_per_s), now_ms
+        if self._level >= _WHOLE:
+            self._level -= _WHOLE
+            return 0
+        return -(-(_WHOLE - self._level) // max(1, milli_per_s))
+
+
+UNDONE_MAX: Final = 2
+KEPT_MAX: Final = 50_000
+
+
+class _Done(NamedTuple):
+    times: int
+    last_ms: int
+    told: bool = False
+
+
+class Fights:
+    """`pause_ms`: after so long without it a deed is forgotten."""
+
+    def __init__(self, pause_ms: int) -> None:
+        self._pause_ms = pause_ms
+        self._done: dict[str, _Done] = {}
+
+    def held(self, once: str, now_ms: int) -> bool:
+        """Was it undone too often to be done now?"""
+        known = self._known(once, now_ms)
+        return known is not None and known.times >= UNDONE_MAX
+
+    def untold(self, once: str) -> bool:
+        """Is this the first time that it is held? Asked once: the next answer is no."""
+        known = self._done.get(once)
+        if known is None or known.told:
+            return False
+        self._done[once] = known._replace(told=True)
+        return True
+
+    def done(self, once: str, now_ms: int) -> None:
+        """It was accepted."""
+        known = self._known(once, now_ms)
+        self._done.pop(once, None)  # the last one is the last to be forgotten
+        self._done[once] = _Done(1, now_ms) if known is None else _Done(known.times + 1, now_ms, known.told)
+        while len(self._done) > KEPT_MAX:
+            del self._done[next(iter(self._done))]
+
+    def _known(self, once: str, now_ms: int) -> _Done | None:
+        known = self._done.get(once)
+        if known is not None and now_ms - known.last_ms >= self._pause_ms:
+            del self._done[once]
+            return None
+        return known

@@ -1,0 +1,220 @@
+"""Child processes of the demos.
+
+Those of `remit up` and of an agent on a machine of its own.
+
+One child, by its handle; what it serves is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process  # noqa: TID251 - children that are started and killed as a person would  # noqa: TID251 - a child on two pipes, which must not outlive us: no work
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from remit.agent.setup import Directory
+from remit.cli.local.daemon_options import AGENT, SERVER, TOKEN, URL
+from remit.cli.session.token_files import issued_in
+from remit.client.api import Api
+from remit.demo.authority_process import DemoFailed, Ready
+from remit.world.interfaces import Clock
+from remit.world.process.procfs import ask_to_go
+from remit.world.randomness import RandomIds
+
+BEAT: Final = "250ms"
+START_MS_MAX: Final = 30_000
+LAST_LINES: Final = 5
+
+
+class Parts:
+    """All in one directory. Only what was started here is killed, by its number."""
+
+    def __init__(self, root: Path, nodes: int, machine: str, clock: Clock) -> None:
+        self._root, self._clock, self._machine = root, clock, machine
+        self.data = root / "up"
+        self._machine_data = root / machine
+        self._up: Process | None = None
+        self._agent: Process | None = None
+        self._listen = "127.0.0.1:0"
+        self._nodes = nodes
+
+    # -- what people would type --------------------------------------------------------------------------------------------
+
+    @property
+    def up_words(self) -> str:
+        return f"remit up --nodes {self._nodes} --beat {BEAT}"
+
+    @property
+    def agent_words(self) -> str:
+        return f"remit agent --name {self._machine} --data {shlex.quote(str(self._machine_data))}"
+
+    # -- what runs ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return (self.data / SERVER / URL).read_text().strip()
+
+    @property
+    def token_file(self) -> Path:
+        return self.data / SERVER / TOKEN
+
+    @property
+    def up_pid(self) -> int:
+        return 0 if self._up is None else self._up.pid
+
+    @property
+    def agent_pid(self) -> int:
+        return 0 if self._agent is None else self._agent.pid
+
+    def keeper_pid(self) -> int:
+        return int(Directory(self._machine_data).keeper_pid.read_text())
+
+    def api(self) -> Api:
+        return Api(self.url, self.token_file.read_text().strip())
+
+    async def start_up(self) -> None:
+        """Until its API answers; again at the same address."""
+        (self.data / SERVER / URL).unlink(missing_ok=True)
+        words = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", BEAT, "--context", ""]
+        self._up = await self._start("up", ["--data", str(self.data), *words])
+        until_ms = self._clock.now_ms() + START_MS_MAX
+        while not (self.data / SERVER / URL).exists():
+            if self._up.returncode is not None or self._clock.now_ms() > until_ms:
+                raise DemoFailed(f"`remit up` does not come up: {self._last_words('up')}")
+            await self._clock.sleep_ms(20)
+        self._listen = self.url.removeprefix("http://")
+
+    async def start_agent(self) -> None:
+        file = self._root / f"{self._machine}.token"
+        async with self.api() as api:
+            await issued_in(file, api, RandomIds(), "agent", nodes=[self._machine])
+        asks = ["--server", self.url, "--token-file", str(file)]
+        self._agent = await self._start("agent", [*asks, "--name", self._machine, "--data", str(self._machine_data)])
+
+    async def _start(self, name: str, words: list[str]) -> Process:
+        with (self._root / f"{name}.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
+                sys.executable, "-m", "remit.cli", name, *words, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    # -- what is killed ----------------------------------------------------------------------------------------------------
+
+    def kill_machine(self) -> tuple[int, int]:
+        """The agent and its keeper."""
+        pids = self.agent_pid, self.keeper_pid()
+        for pid in pids:
+            ask_to_go(pid, at_once=True)
+        return pids
+
+    def kill_up(self) -> int:
+        if self._up is not None:
+            self._up.kill()
+        return self.up_pid
+
+    async def end(self) -> None:
+        """All that was started here, and all that these have started."""
+        from remit.cli.local.down import end_agent
+        from remit.world.production import production
+
+        for process in (self._agent, self._up):
+            if process is not None and process.returncode is None:
+                process.terminate()
+                await process.wait()
+        world = production()
+        try:
+            for root in (self._machine_data, self.data / AGENT):
+                await end_agent(root, world)
+        finally:
+            await world.offload.close()
+
+    def _last_words(self, name: str) -> str:
+        lines = (self._root / f"{name}.log").read_text(errors="replace").splitlines()
+        return " / ".join(lines[-LAST_LINES:]) or "it said nothing"
+
+
+STOP_MS_MAX: Final = 10_000
+LOG_LINES: Final = 5
+
+
+class Served:
+    """Made by `start`, which returns once the authority has taken over and listens."""
+
+    def __init__(self, process: Process, ready: Ready) -> None:
+        self._process = process
+        self.ready = ready
+
+    @classmethod
+    async def start(cls, data: Path, socket: Path, clock: Clock) -> Served:
+        log = socket.with_suffix(".log")
+        with log.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
+                sys.executable,
+                "-m",
+                "remit.demo.authority_process",
+                str(data),
+                str(socket),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=errors,
+            )
+        try:
+            ready = await _ready(process, log, clock)
+        except BaseException:
+            await _end(process)
+            raise
+        return cls(process, ready)
+
+    def kill(self) -> None:
+        """SIGKILL: the process gets no chance to finish, flush or say goodbye."""
+        self._process.kill()
+
+    async def gone(self) -> None:
+        await self._process.wait()
+
+    async def stop(self, clock: Clock) -> None:
+        """Let it finish what it has begun and close its store."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with clock.timeout_ms(STOP_MS_MAX):
+                code = await self._process.wait()
+        except TimeoutError:
+            raise DemoFailed(f"process {self._process.pid} did not stop; see what the machine is busy with") from None
+        finally:
+            await _end(self._process)
+        if code:
+            raise DemoFailed(f"process {self._process.pid} stopped with exit code {code}; please report it")
+
+    async def end(self) -> None:
+        """However things went: leave no process behind."""
+        await _end(self._process)
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
+    if process.stdout is None:
+        raise DemoFailed("the authority's process has no stdout; please report it")
+    try:
+        async with clock.timeout_ms(START_MS_MAX):
+            line = await process.stdout.readline()
+    except TimeoutError:
+        raise DemoFailed(f"no authority after {START_MS_MAX // 1000} s; try again on a quieter machine") from None
+    if not line:
+        raise DemoFailed(f"the authority's process ended at once: {_last_words(log)}; mend that, then try again")
+    ready = msgspec.json.decode(line, type=Ready)
+    if ready.failed:
+        raise DemoFailed(f"the authority could not take over: {ready.failed}")
+    return ready
+
+
+def _last_words(log: Path) -> str:
+    return " / ".join(log.read_text(errors="replace").split("\n")[-LOG_LINES:]).strip(" /") or "it said nothing"

@@ -1,0 +1,256 @@
+"""Demo: mixed load on a thousand simulated nodes.
+
+Shown live, and then one that waits is explained. Nothing is decided here.
+
+The nodes are simulated: no machine stands behind them. Everything else is real: the authority, its SQLite store, the scheduler
+that follows it, and every claim between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from remit.assembly import embedded, scheduler
+from remit.client.authority_client import Client
+from remit.client.endpoint import InProcess
+from remit.client.lease_holder import Tenure, acquire
+from remit.commitment.authority import Authority
+from remit.law.refusals import REFUSALS
+from remit.model.claims import Actor, AnyClaim, Apply, Code, Mark, Refused, Role, Spawn
+from remit.model.kinds import (
+    Affinity,
+    Device,
+    DeviceAsk,
+    Gang,
+    Node,
+    NodeHealth,
+    NodeSpec,
+    Placement,
+    PriorityClass,
+    PriorityClassSpec,
+    Spread,
+    Template,
+    Tenant,
+    TenantSpec,
+    Workload,
+    WorkloadSpec,
+)
+from remit.model.metadata import Metadata
+from remit.model.objects import AnyObject
+from remit.model.records import Phase
+from remit.model.resources import WHOLE, Amount, Duration
+from remit.observation.replica_table import NUMBER
+from remit.proposal.scheduler import Scheduler
+from remit.world.interfaces import World
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+NODES: Final = 1_000
+GPU_NODES: Final = 120
+ZONES: Final = ("eu-a", "eu-b", "eu-c")
+WAITING: Final = "train-large"
+"""The one that is explained: it asks for more GPUs on one node than any node has free."""
+PATIENCE_MS: Final = 30_000
+_GI: Final = 1 << 30
+
+
+class Shown(NamedTuple):
+    """What stands at one moment."""
+
+    bound: int
+    pending: int
+    by_zone: dict[str, int]
+    reasons: dict[str, int]
+    taken: float
+    """The part of all CPU that is taken."""
+
+
+class Placing:
+    """A scope in a directory, its scheduler, and the load."""
+
+    def __init__(self, authority: Authority, world: World) -> None:
+        self.authority, self.world = authority, world
+        self.scheduler = self._scheduler()
+        self.submitted = 0
+
+    def _client(self, name: str, role: Role) -> Client:
+        return Client({"authority": InProcess(self.authority)}, Actor(name, role), self.world)
+
+    def _scheduler(self) -> Scheduler:
+        store = self.authority.store
+        return scheduler(store, store, self._client("scheduler-1", Role.SCHEDULER), self.world, name="scheduler-1")
+
+    async def furnish(self) -> None:
+        """A thousand nodes that are ready, and three tenants."""
+        await self._ask("operator", Role.OPERATOR, [Apply(thing) for thing in _cluster()])
+        books = self.authority.books
+        known = [books.things[name] for name in books.keys("node/")]
+        marks = [Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in known]
+        await self._ask("node-lifecycle", Role.NODES, marks)
+
+    async def submit(self) -> None:
+        """In waves, as users would."""
+        workloads = await self._leased("workloads", Role.WORKLOADS)
+        for wave in _waves():
+            await self._ask("operator", Role.OPERATOR, [Apply(one) for one in wave])
+            spawns = [Spawn(one.metadata.tenant, one.metadata.name, 1, 0, one.spec.replicas) for one in wave]
+            _accepted(await workloads.ask_many(spawns))
+            self.submitted += sum(one.spec.replicas for one in wave)
+            await self.world.clock.sleep_ms(250)
+
+    def shown(self) -> Shown:
+        view = self.scheduler.view
+        phases, nodes = view.replicas.column("phase"), view.replicas.column("node")
+        columns, zones = view.columns, {}
+        for number, zone in enumerate(columns.zones):
+            rows = columns.zone == number
+            zones[zone] = int(rows[nodes[nodes >= 0]].sum())
+        at = columns.resources.get("cpu", 0)
+        whole = int(columns.capacity[at].sum())
+        cycle = self.scheduler.cycle
+        reasons = {} if cycle is None else {reason: one.members for reason, one in cycle.backlog.reasons().items()}
+        return Shown(
+            bound=int((phases == NUMBER[Phase.BOUND]).sum()),
+            pending=int((phases == NUMBER[Phase.PENDING]).sum()),
+            by_zone=zones,
+            reasons=reasons,
+            taken=1 - int(columns.amounts[at].sum()) / whole if whole else 0.0,
+        )
+
+    async def _leased(self, name: str, role: Role) -> Client:
+        client = self._client(name, role)
+        tenure = await acquire(client, self.world.clock, role.value, Duration(600_000))
+        if not isinstance(tenure, Tenure):
+            raise RuntimeError(f"{name} did not get its lease: {tenure.code}: {tenure.detail}")
+        client.actor = tenure.actor
+        return client
+
+    async def _ask(self, name: str, role: Role, claims: Sequence[AnyClaim]) -> None:
+        client = self._client(name, role) if role is Role.OPERATOR else await self._leased(name, role)
+        _accepted(await client.ask_many(claims))
+
+
+def _accepted(verdicts: Sequence[Any]) -> None:
+    for verdict in verdicts:
+        if isinstance(verdict, Refused):
+            raise RuntimeError(f"refused: {verdict.code}: {verdict.detail}")
+
+
+async def show(console: Console, directory: Path, world: World) -> Shown:
+    """Place the load, live; the store is left in the directory."""
+    async with embedded(directory, world) as authority, asyncio.TaskGroup() as group:
+        running = group.create_task(authority.run())
+        placing = Placing(authority, world)
+        await placing.furnish()
+        console.print(f"{NODES:,} simulated nodes are ready, {GPU_NODES} of them with 8 GPUs, in 3 zones; there are 3 tenants.")
+        working = group.create_task(placing.scheduler.run())
+        submitting = group.create_task(placing.submit())
+        last = await _watch(console, placing, submitting)
+        for task in (working, running):
+            task.cancel()
+    return last
+
+
+async def _watch(console: Console, placing: Placing, submitting: asyncio.Task[None]) -> Shown:
+    from rich.live import Live
+
+    clock = placing.world.clock
+    began_ms = clock.now_ms()
+    quiet_at, before, ended_ms = began_ms, -1, 0
+    with Live(console=console, refresh_per_second=8, transient=False) as live:
+        while True:
+            await clock.sleep_ms(120)
+            now = placing.shown()
+            if now.bound != before:
+                quiet_at, before, ended_ms = clock.now_ms(), now.bound, clock.now_ms() - began_ms
+            live.update(_table(placing, now, max(ended_ms, 1)))
+            still = submitting.done() and clock.now_ms() - quiet_at > 1_500
+            if still or clock.now_ms() - began_ms > PATIENCE_MS:
+                return now
+
+
+def _table(placing: Placing, now: Shown, passed_ms: int) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("submitted", f"{placing.submitted:,} replicas")
+    table.add_row("bound", f"{now.bound:,}, durably", ProgressBar(max(placing.submitted, 1), now.bound, width=40))
+    table.add_row("rate", f"{1000 * now.bound / passed_ms:,.0f} binds a second so far, submission included")
+    table.add_row("CPU taken", f"{100 * now.taken:.0f} %", ProgressBar(1, now.taken, width=40))
+    for zone, count in now.by_zone.items():
+        table.add_row(f"in {zone}", f"{count:,}", ProgressBar(max(now.bound, 1), count, width=40))
+    for reason, count in now.reasons.items():
+        table.add_row("waiting", f"{count:,}", REFUSALS[Code(reason)].meaning)
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------- the cluster, the load
+
+
+def _cluster() -> Iterator[AnyObject]:
+    for i in range(NODES):
+        gpus = i < GPU_NODES
+        yield Node(
+            metadata=Metadata(name=f"node-{i:04d}", labels={"disk": "ssd" if i % 4 else "hdd"}),
+            spec=NodeSpec(
+                region="eu",
+                zone=ZONES[i % len(ZONES)],
+                pool="gpu" if gpus else "default",
+                capacity=Amount({"cpu": 64_000 if gpus else 32_000, "memory": (512 if gpus else 128) * _GI}),
+                devices=tuple(Device(name=f"gpu-{d}", kind="gpu", model="A100") for d in range(8)) if gpus else (),
+            ),
+        )
+    for name, share in (("ads", 3), ("fraud", 1), ("search", 6)):
+        quota = {"cpu": share * 4_000_000, "memory": share * 16_000 * _GI, "devices/gpu": share * 120 * WHOLE}
+        yield Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=Amount(quota), weight=share))
+    yield PriorityClass(metadata=Metadata(name="critical"), spec=PriorityClassSpec(value=1_000))
+    yield PriorityClass(metadata=Metadata(name="batch"), spec=PriorityClassSpec(value=-100))
+
+
+def _waves() -> Iterator[list[Workload]]:
+    """Services that spread, jobs in bulk, gangs, shares of GPUs; and one that no node can take now."""
+    yield [_work("search", f"api-{i}", 150, 1_000, 1, spread="zone", rank="critical") for i in range(8)]
+    yield [_work("ads", f"ranker-{i}", 200, 2_000, 4, apart=i % 2 == 0) for i in range(6)]
+    yield [_work("fraud", f"features-{i}", 500, 1_000, 1, sort="job", rank="batch") for i in range(6)]
+    yield [_work("search", f"embed-{i}", 50, 1_000, 4, share="250m") for i in range(6)]
+    yield [_work("ads", f"train-{i}", 8, 4_000, 16, gpus=4, gang=8, sort="job") for i in range(8)]
+    yield [_work("fraud", WAITING, 4, 8_000, 64, gpus=16, sort="job"), _work("search", "index", 2_000, 500, 1, sort="job")]
+
+
+def _work(
+    tenant: str,
+    name: str,
+    replicas: int,
+    cpu: int,
+    memory: int,
+    *,
+    spread: str = "",
+    apart: bool = False,
+    share: str = "",
+    gpus: int = 0,
+    gang: int = 0,
+    rank: str = "",
+    sort: Any = "service",
+) -> Workload:
+    own = {"app": name}
+    devices = (DeviceAsk(kind="gpu", share=share),) if share else (DeviceAsk(kind="gpu", count=gpus),) if gpus else ()
+    return Workload(
+        metadata=Metadata(name=name, tenant=tenant, labels=own),
+        spec=WorkloadSpec(
+            type=sort,
+            replicas=replicas,
+            priority_class=rank,
+            gang=Gang(min=gang) if gang else None,
+            template=Template(command=("work",), resources=Amount({"cpu": cpu, "memory": memory * _GI}), devices=devices),
+            placement=Placement(
+                topology_spread=(Spread(topology_key=spread, label_selector=own),) if spread else (),
+                anti_affinity=(Affinity(topology_key="node", label_selector=own),) if apart else (),
+            ),
+        ),
+    )

@@ -1,0 +1,297 @@
+"""Demo: two schedulers race for one GPU; authority killed.
+
+Two schedulers ask a real authority for it, round after round, and its process is killed in the middle.
+
+Nothing is decided here: claims go out through `client.Client`, over a socket each, and what comes back is written down in a
+`Notebook`. After the kill the clients repeat the same operation ids until the restarted process answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from remit.client.authority_client import Client
+from remit.client.lease_holder import acquire
+from remit.client.retry import RetryBudget, RetryShape
+from remit.demo.authority_process import AUTHORITY, DemoFailed, Ready, Watched
+from remit.demo.demo_processes import Served
+from remit.model.claims import (
+    Accepted,
+    Actor,
+    AnyClaim,
+    Apply,
+    Bind,
+    Evidence,
+    Mark,
+    Move,
+    Operation,
+    OperationID,
+    Refused,
+    Role,
+    Spawn,
+    Verdict,
+)
+from remit.model.kinds import Node, NodeHealth, Workload
+from remit.model.objects import DECLARED, AnyObject, key_of
+from remit.model.resources import WHOLE, Duration
+from remit.world.interfaces import Chance, World
+
+CLAIMS_EACH: Final = 4
+"""How many replicas each scheduler claims the GPU for at once: enough that some are under way at any instant."""
+
+SPREAD_MS: Final = 3
+KILLS_MAX: Final = 4
+TTL: Final = Duration(600_000)
+SHAPE: Final = RetryShape(deadline_ms=60_000, try_ms=15_000, base_ms=20, cap_ms=200, attempts_max=1_000)
+
+
+class Prize(NamedTuple):
+    """What the race is for."""
+
+    node: str
+    device: str
+    tenant: str
+
+
+class Kill(NamedTuple):
+    """One kill: in which round, what had been sent and not answered when it struck, and who took over."""
+
+    round: int
+    pid: int
+    epoch: int
+    open: frozenset[OperationID]
+    answered_in_round: int
+    after: Ready
+    down_ms: int
+
+
+class Notebook:
+    """What was sent and answered, as the askers saw it. Listens at every endpoint; a later answer never replaces the first."""
+
+    def __init__(self) -> None:
+        self.operations: dict[OperationID, Operation] = {}
+        self.sends: Counter[OperationID] = Counter()
+        self.verdicts: dict[OperationID, Verdict] = {}
+        self.epochs: dict[OperationID, int] = {}
+        self.contradictions: list[str] = []
+        self.activity = asyncio.Event()
+        self.answer = asyncio.Event()
+        self._before = 0
+
+    def sent(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            self.operations.setdefault(operation.id, operation)
+            self.sends[operation.id] += 1
+        if operations:
+            self.activity.set()
+
+    def answered(self, ids: Sequence[OperationID], verdicts: Sequence[Verdict], epoch: int) -> None:
+        for name, verdict in zip(ids, verdicts, strict=True):
+            first = self.verdicts.setdefault(name, verdict)
+            self.epochs.setdefault(name, epoch)
+            if first != verdict:
+                self.contradictions.append(f"{name}: first {first}, later {verdict}")
+        self.answer.set()
+
+    def open(self) -> frozenset[OperationID]:
+        return frozenset(name for name in self.operations if name not in self.verdicts)
+
+    def begin_round(self) -> None:
+        self.activity.clear()
+        self.answer.clear()
+        self._before = len(self.operations)
+
+    def of_round(self) -> list[OperationID]:
+        return list(self.operations)[self._before :]
+
+
+class Asker:
+    """One actor with a client and a connection of its own."""
+
+    def __init__(self, name: str, role: Role, socket: Path, notebook: Notebook, world: World) -> None:
+        watched = Watched(socket, notebook, world.clock)
+        # The restart takes as long as it takes: the budget must not run out under eight askers who wait for it.
+        budget = RetryBudget(percent=100, per_second=200, tokens_max=2_000)
+        self.client = Client({AUTHORITY: watched}, Actor(name, role), world, shape=SHAPE, budget=budget)
+        self._world = world
+
+    async def lease(self, lease: str) -> int:
+        tenure = await acquire(self.client, self._world.clock, lease, TTL)
+        if isinstance(tenure, Refused):
+            raise unexpected(f"acquiring {lease}", tenure)
+        self.client.actor = tenure.actor
+        return tenure.actor.epoch
+
+    async def must(self, claim: AnyClaim, evidence: Evidence = Evidence()) -> Accepted:
+        verdict = await self.client.ask(claim, evidence=evidence)
+        if isinstance(verdict, Refused):
+            raise unexpected(f"{claim}", verdict)
+        return verdict
+
+
+def unexpected(what: str, refused: Refused) -> DemoFailed:
+    return DemoFailed(f"{what} was refused ({refused.code}: {refused.detail}), which should not happen; please report it")
+
+
+class Race:
+    """The whole cast, and what they came to. `begin` sets the stage, `run` races."""
+
+    def __init__(self, data: Path, socket: Path, world: World, chance: Chance, rounds: int) -> None:
+        self.notebook = Notebook()
+        self.rounds = rounds
+        self.prize = Prize("", "", "")
+        self.kills: list[Kill] = []
+        self.wins: Counter[str] = Counter()
+        self.owner = self.owned_by = ""
+        self.retried = 0
+        self.server: Served | None = None
+        self._data, self._socket, self._world, self._chance = data, socket, world, chance
+        self._askers: dict[str, Asker] = {}
+        self._queues: dict[str, list[tuple[str, int]]] = {}
+        self._seen = 0
+        self._kill_due = rounds // 2 + 1
+
+    # -- the stage -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Ready:
+        self.server = await Served.start(self._data, self._socket, self._world.clock)
+        return self.server.ready
+
+    async def declare(self, things: Sequence[AnyObject]) -> int:
+        """Apply manifests in an order in which whatever one names is there, and mark the nodes ready. How many there were."""
+        operator, nodes = self._asker("operator", Role.OPERATOR), self._asker("node-watch", Role.NODES)
+        await nodes.lease(Role.NODES)
+        for thing in sorted(things, key=lambda one: DECLARED.index(type(one).__name__)):
+            verdict = await operator.must(Apply(self._enough(thing) if isinstance(thing, Workload) else thing, expect=0))
+            if isinstance(thing, Node):
+                await nodes.must(Mark(thing.metadata.name, verdict.revision, NodeHealth.READY))
+        return len(things)
+
+    def _enough(self, job: Workload) -> Workload:
+        """The job as in its file, but asking for as many completions as the race has claims to make."""
+        return replace(job, spec=replace(job.spec, completions=2 * (CLAIMS_EACH + self.rounds)))
+
+    async def enlist(self, job: Workload, node: Node) -> dict[str, int]:
+        """The replicas, two schedulers with half of them each, and the node's agent. Answers each scheduler's lease epoch."""
+        tenant, name = job.metadata.tenant, job.metadata.name
+        self.prize = Prize(node.metadata.name, node.spec.devices[0].name, tenant)
+        workloads = self._asker("workloads", Role.WORKLOADS)
+        await workloads.lease(Role.WORKLOADS)
+        await self._asker("agent", Role.AGENT).lease(f"{Role.AGENT}/{node.metadata.name}")
+        spawned = await workloads.must(Spawn(tenant, name, 1, 0, self._enough(job).spec.completions))
+        keys = [key_of("Replica", f"{name}-{index}", tenant) for index in range(spawned.number)]
+        self._seen = spawned.revision
+        epochs = {}
+        for start, lease in enumerate((f"{Role.SCHEDULER}/a", f"{Role.SCHEDULER}/b")):
+            epochs[lease] = await self._asker(lease, Role.SCHEDULER).lease(lease)
+            self._queues[lease] = [(key, spawned.revision) for key in keys[start::2]]
+        return epochs
+
+    def _asker(self, name: str, role: Role) -> Asker:
+        asker = self._askers[name] = Asker(name, role, self._socket, self.notebook, self._world)
+        return asker
+
+    # -- the race --------------------------------------------------------------------------------------------------------
+
+    async def run(self, on_round: Callable[[int], None]) -> None:
+        for number in range(1, self.rounds + 1):
+            await self._round(number)
+            on_round(number)
+
+    async def _round(self, number: int) -> None:
+        """Everybody claims the same GPU; whoever gets it runs its job to the end, so that the GPU is free again."""
+        self.notebook.begin_round()
+        contenders = [
+            (lease, replica, at) for lease, queue in sorted(self._queues.items()) for replica, at in queue[:CLAIMS_EACH]
+        ]
+        async with asyncio.TaskGroup() as group:
+            claims = [group.create_task(self._claim(*contender)) for contender in self._chance.shuffled(contenders)]
+            if number == self._kill_due:
+                group.create_task(self._kill(number))
+        winners = [won for claim in claims if (won := claim.result()) is not None]
+        if len(winners) != 1:
+            told = f"{len(winners)} of {len(claims)} claims on one GPU were accepted ({self._verdicts_of_round()})"
+            raise DemoFailed(f"round {number}: {told}; please report it, with the store (--data DIR keeps it)")
+        lease, replica, at = winners[0]
+        self.wins[lease] += 1
+        self.owner, self.owned_by = replica, lease
+        self._queues[lease] = [one for one in self._queues[lease] if one[0] != replica]
+        await self._work(replica, at, to_the_end=number < self.rounds)
+
+    def _verdicts_of_round(self) -> str:
+        verdicts = [self.notebook.verdicts.get(name) for name in self.notebook.of_round()]
+        counts = Counter(one.code.value if isinstance(one, Refused) else "accepted" for one in verdicts)
+        return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+
+    async def _claim(self, lease: str, replica: str, at: int) -> tuple[str, str, int] | None:
+        await self._world.clock.sleep_ms(self._chance.uniform_ms(SPREAD_MS))
+        prize = self.prize
+        claim = Bind(replica, at, prize.node, f"tenant/{prize.tenant}", {prize.device: WHOLE})
+        verdict = await self._askers[lease].client.ask(claim, evidence=Evidence(self._seen))
+        self._seen = max(self._seen, verdict.revision)
+        return (lease, replica, verdict.revision) if isinstance(verdict, Accepted) else None
+
+    async def _work(self, replica: str, at: int, *, to_the_end: bool) -> None:
+        """The node's agent reports; at the end the job is settled, and lets go of its GPU. The last owner keeps it."""
+        agent, workloads = self._askers["agent"], self._askers["workloads"]
+        for step in ("start", "run"):
+            at = (await agent.must(Move(replica, at, step, attempt=1))).revision
+        if not to_the_end:
+            return
+        at = (await agent.must(Move(replica, at, "finish", attempt=1, result="ok"))).revision
+        await workloads.must(Move(replica, at, "settle"))
+
+    async def _kill(self, number: int) -> None:
+        """Strike while claims are under way: at the first answer of the round, or a moment after the first was sent."""
+        if self.server is None:
+            raise DemoFailed("there is nothing to kill; please report it")
+        if self._chance.below(2):
+            await self.notebook.answer.wait()
+        else:
+            await self.notebook.activity.wait()
+            await self._world.clock.sleep_ms(self._chance.uniform_ms(SPREAD_MS))
+        struck_ms, before = self._world.clock.now_ms(), self.server.ready
+        self.server.kill()
+        under_way = self.notebook.open()
+        await self.server.gone()
+        known = max((verdict.revision for verdict in self.notebook.verdicts.values()), default=0)
+        ready = await self.start()
+        if ready.revision <= known:
+            # Told here already: after this nothing would go on as expected, and the cause would be hard to see.
+            raise DemoFailed(
+                f"revision {known} had been acknowledged before the kill, but the store that was found again ends at "
+                f"{ready.revision}: acknowledged operations are lost; please report it, with the store (--data DIR keeps it)"
+            )
+        took_ms = self._world.clock.now_ms() - struck_ms
+        # What the dead one had written to the socket before it died is read after it; only then is it known what was lost.
+        lost = frozenset(name for name in under_way if self.notebook.epochs.get(name) != before.epoch)
+        answered = sum(self.notebook.epochs.get(name) == before.epoch for name in self.notebook.of_round())
+        self.kills.append(Kill(number, before.pid, before.epoch, lost, answered, ready, took_ms))
+        if not lost and len(self.kills) < KILLS_MAX:
+            self._kill_due = number + 1  # it struck between two answers, which shows little: once more
+
+    # -- afterwards ------------------------------------------------------------------------------------------------------
+
+    async def ask_all_again(self) -> int:
+        """Every operation once more under its id; the notebook compares. How many there were."""
+        asked = 0
+        self.retried = sum(count > 1 for count in self.notebook.sends.values())
+        for asker in self._askers.values():
+            mine = [one for one in self.notebook.operations.values() if one.actor.name == asker.client.actor.name]
+            for first in range(0, len(mine), 256):
+                asked += len(await asker.client.resume(mine[first : first + 256]))
+        return asked
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            await self.server.stop(self._world.clock)
+
+    async def end(self) -> None:
+        if self.server is not None:
+            await self.server.end()

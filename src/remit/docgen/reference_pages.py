@@ -1,0 +1,355 @@
+"""Pages: lifecycle, refusals, filters, invariants, operations, scenarios.
+
+Text only: nothing is written or compared here (see docs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import inspect
+
+from remit.commitment import ledger_check
+from remit.commitment.decide import rulings, tag
+from remit.commitment.rulings.registry import EVERYONE, UNLEASED, Coordination, Ruling
+from remit.docgen.component_pages import (
+    COMMANDS_SOURCE,
+    code,
+    codes,
+    commands_page,
+    controllers,
+    duration,
+    metrics,
+    page,
+    table,
+)
+from remit.law.invariants import INVARIANTS
+from remit.law.lifecycle import GUARDS, HOLDS, NODE_EDGES, ON_NODE, TABLE, WAITS, Row, Wait
+from remit.law.refusals import REFUSALS
+from remit.model.claims import CLAIMS, Abandon, Claim, Role
+from remit.model.kinds import NodeHealth
+from remit.model.objects import DECLARED, KINDS
+from remit.model.records import Phase
+from remit.proposal.placement.builtin_plugins import RANKS, Steering
+from remit.proposal.placement.plugins import LAW
+from remit.simulate import scenarios as scenario
+from remit.simulate.actors.users import WORK
+from remit.simulate.faults.kinds import KINDS as FAULTS
+
+P = Phase
+
+LINE: Final = (
+    (P.PENDING, P.RESERVED), (P.RESERVED, P.BOUND), (P.PENDING, P.BOUND), (P.BOUND, P.STARTING), (P.STARTING, P.RUNNING),
+    (P.RUNNING, P.READY), (P.READY, P.SERVING), (P.SERVING, P.DRAINING), (P.DRAINING, P.STOPPING), (P.STOPPING, P.RELEASED),
+    (P.RUNNING, P.FINISHED), (P.FINISHED, P.RELEASED), (P.RUNNING, P.FAILED), (P.RUNNING, P.UNKNOWN), (P.UNKNOWN, P.RUNNING),
+    (P.UNKNOWN, P.FAILED), (P.FAILED, P.RELEASED), (P.RELEASED, P.PENDING),
+)  # fmt: skip
+"""The edges that are drawn. All of them would be a thicket; the table below the picture has every one."""
+
+
+# ------------------------------------------------------------------------------------------------------------- the lifecycle
+
+
+def lifecycle() -> str:
+    return page(
+        "The lifecycle of a replica",
+        "src/remit/law/lifecycle.py",
+        "A replica moves only along these edges. Each is a named transition with one owning role; any other pair of name and "
+        "phase is refused, and nothing changes. The picture shows the main line, the table every edge.",
+        _diagram(),
+        "## Phases",
+        _phases(),
+        "## Transitions",
+        "`-` stands for no replica: before it was created, after it was forgotten. *Fresh* is how old the evidence of the "
+        "claim may be. The last column says who moves a replica on that stays too long where the transition brought it.",
+        _transitions(),
+        "## Guards",
+        "Checked by the authority in the transaction that makes the move.",
+        table(("guard", "holds if"), ((code(name), meaning) for name, meaning in GUARDS.items())),
+        "## The health of a node",
+        f"Moved by {code(Role.NODES)} alone. Only a ready node takes new work; one that was unknown or lost joins again first.",
+        _health(),
+    )
+
+
+def _diagram() -> str:
+    names: dict[tuple[Phase, Phase], list[str]] = {}
+    for row in TABLE:
+        if row.source is not None and row.target is not None:
+            names.setdefault((row.source, row.target), []).append(row.name)
+    edges = [f"    {source} --> {target}: {', '.join(names[source, target])}" for source, target in LINE]
+    ends = [f"    [*] --> {Phase.PENDING}: create", f"    {Phase.RELEASED} --> [*]: forget"]
+    return "\n".join(["```mermaid", "stateDiagram-v2", "    direction LR", ends[0], *edges, ends[1], "```"])
+
+
+def _phases() -> str:
+    return table(
+        ("phase", "holds room", "may run on a node", "may last", "then"),
+        ((code(phase), _yes(phase in HOLDS), _yes(phase in ON_NODE), *_overdue(WAITS.get(phase))) for phase in Phase),
+    )
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _overdue(wait: Wait | None) -> tuple[str, str]:
+    if wait is None:
+        return "as long as it takes", "-"
+    return duration(
+        wait.limit_ms
+    ) if wait.limit_ms else "the workload's fence", f"{code(wait.role)} takes {code(wait.transition)}"
+
+
+def _transitions() -> str:
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in TABLE:
+        same = (row.name, row.target if row.name != "resume" else "", row.role, row.guards, row.fresh_ms)
+        groups.setdefault(same, []).append(row)
+    return table(
+        ("transition", "from", "to", "owner", "guards", "fresh", "if it stays there"), map(_transition, groups.values())
+    )
+
+
+def _transition(rows: Sequence[Row]) -> tuple[str, ...]:
+    first = rows[0]
+    sources = dict.fromkeys(_place(row.source) for row in rows)
+    targets = dict.fromkeys(_place(row.target) for row in rows)
+    waits = [first.wait] if len(targets) == 1 else []
+    after = "; ".join(f"after {_overdue(wait)[0]} {_overdue(wait)[1]}" for wait in waits if wait is not None)
+    return (
+        code(first.name), ", ".join(sources), ", ".join(targets), code(first.role), codes(first.guards),
+        duration(first.fresh_ms), after or ("as that phase says" if len(targets) > 1 else "-"),
+    )  # fmt: skip
+
+
+def _place(phase: Phase | None) -> str:
+    return code(phase) if phase is not None else "-"
+
+
+def _health() -> str:
+    order = list(NodeHealth)
+    edges = sorted(NODE_EDGES, key=lambda edge: (order.index(edge[0]), order.index(edge[1])))
+    drawn = "\n".join(
+        ["```mermaid", "stateDiagram-v2", "    direction LR", *(f"    {old} --> {new}" for old, new in edges), "```"]
+    )
+    return drawn + "\n\n" + table(("from", "to"), ((code(old), code(new)) for old, new in edges))
+
+
+# ------------------------------------------------------------------------------------------------------------------ refusals
+
+
+def refusals() -> str:
+    rows = ((code(name), one.meaning, one.cure, "never" if one.never else "not now") for name, one in REFUSALS.items())
+    return page(
+        "Refusals",
+        "src/remit/law/refusals.py",
+        "A refusal is an answer: nothing changed, and it says why. Programs read the code, people the detail beside it. "
+        "*Not now* ends with the event or the deed in the cure; *never* means that the same claim, asked again unchanged, will "
+        "be refused again.",
+        table(("code", "meaning", "cure", "again?"), rows),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ filters, scores
+
+
+def filters() -> str:
+    steering = Steering().filter
+    refusing = [*LAW, steering]
+    rows = ((code(one.name), code(one.code), codes(one.cures), REFUSALS[one.code].meaning) for one in refusing)
+    ranking = ((code(one.name), "yes" if one.static else "", str(one.weight), _question(one.score)) for one in RANKS)
+    return page(
+        "Filters and scores",
+        "src/remit/proposal/placement/plugins.py",
+        "A filter says where a replica may stand; each node counts once in the funnel of a decision, at the first that "
+        "refuses it. The cures are the sorts of events that wake whoever was refused. All but the last are the rules of "
+        "`src/remit/law/fit.py`, which the authority asks again.",
+        table(("filter", "reason", "cured by", "it refuses where"), rows),
+        "A score ranks what the filters leave, from 0 to 1 times its weight. Which of them are asked, a profile says.",
+        table(("score", "only what the node is", "weight", "what it prefers"), ranking),
+        "Packages add their own by entry points: `examples/plugins` is one.",
+    )
+
+
+def _question(function: Callable[..., object]) -> str:
+    """The first line of what is written on it."""
+    return (function.__doc__ or "").strip().split("\n")[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------- invariants
+
+
+def invariants() -> str:
+    rows = ((str(one.number), code(one.name), one.statement, one.kept_by, _check(one.name)) for one in INVARIANTS)
+    return page(
+        "Invariants",
+        "src/remit/law/invariants.py",
+        "What must never be false, whatever fails. "
+        "The last column names the check of `src/remit/commitment/ledger_check.py` that "
+        "recomputes part of it from the rows alone, and says which part; `remit demo` prints what they find. Where there is "
+        "none, the invariant is about the course of things and cannot be read off one state of the books: the tests look for "
+        "breaches of it.",
+        table(("no.", "name", "statement", "kept by", "recomputed by"), rows),
+    )
+
+
+def _check(name: str) -> str:
+    check = ledger_check.CHECKS.get(name)
+    return f"{code(check.__name__ + '()')}: {ledger_check.statement(name)}" if check is not None else "-"
+
+
+# ---------------------------------------------------------------------------------------------------------------- operations
+
+
+def operations() -> str:
+    known = rulings()
+    return page(
+        "Operations",
+        "src/remit/model/claims.py` and `src/remit/commitment/rulings/registry.py",
+        "Everything that may be asked of an authority. An operation is an id that stays the same over every retry, an actor "
+        "with its role, lease and epoch, the evidence that it acted on, and one of these claims. It is answered `accepted` or "
+        "[`refused`](refusals.md). Names and other short texts have at most 512 characters.",
+        "The class says where the truth of a claim must be agreed: *hard* ones before they are committed, since two branches "
+        "could each be right and together break an invariant; *bounded* and *soft* ones merge in any order.",
+        table(
+            ("claim", "class", "who may make it", "protects, or why it merges"),
+            ((f"[{code(tag(claim))}](#{tag(claim)})", *_ruled(claim, known.get(claim))) for claim in CLAIMS),
+        ),
+        f"{codes(sorted(UNLEASED))} act without a lease; every other role must hold its own, at the current epoch.",
+        *(_claim(claim) for claim in CLAIMS),
+    )
+
+
+def _ruled(claim: type[Claim], ruling: Ruling | None) -> tuple[str, str, str]:
+    if claim is Abandon or ruling is None:
+        return Coordination.HARD.value, "everyone", "an operation id has one outcome"
+    return ruling.coordination.value, _roles(ruling.roles), ruling.protects
+
+
+def _roles(roles: frozenset[Role]) -> str:
+    named = [role for role in Role if role in roles]
+    if roles == EVERYONE:
+        return "everyone"
+    if roles == EVERYONE - UNLEASED:
+        return "everyone who acts under a lease"
+    return codes(named)
+
+
+def _claim(claim: type[Claim]) -> str:
+    own = claim.__doc__ if claim.__doc__ and not claim.__doc__.startswith(f"{claim.__name__}(") else ""
+    rows = [(code(field.encode_name), kind(field.type), _default(field)) for field in inspect.type_info(claim).fields]  # type: ignore[attr-defined]
+    parts = [f"## {tag(claim)}", " ".join(own.split()), table(("field", "is", "default"), rows)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "required"
+    if field.default_factory is not msgspec.NODEFAULT:
+        return "empty"
+    return {"": "empty", "None": "not checked"}.get(str(field.default), code(str(field.default).lower()))
+
+
+def kind(type_: inspect.Type) -> str:
+    """A field's type in words."""
+    match type_:
+        case inspect.StrType():
+            return "text"
+        case inspect.IntType():
+            return f"number{_bounds(type_)}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.EnumType():
+            return f"one of {codes(str(member.value) for member in type_.cls)}"
+        case inspect.StructType():
+            return code(type_.cls.__name__)
+        case inspect.CustomType():
+            return type_.cls.__name__.lower()
+        case inspect.DictType():
+            return f"map: {kind(type_.key_type)} -> {kind(type_.value_type)}"
+        case inspect.VarTupleType():
+            return f"list of {kind(type_.item_type)}{_length(type_)}"
+        case inspect.UnionType():
+            return _union(type_)
+        case _:
+            return type(type_).__name__.removesuffix("Type").lower()
+
+
+def _union(type_: inspect.UnionType) -> str:
+    types = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
+    if {getattr(one, "cls", None) for one in types} == set(KINDS.values()):
+        return f"an object of a declared kind: {codes(DECLARED)}"
+    return " or ".join(kind(one) for one in types)
+
+
+def _bounds(type_: inspect.IntType) -> str:
+    low = f" from {type_.ge}" if type_.ge is not None else ""
+    return low + (f" to {type_.le:,}" if type_.le is not None else "")
+
+
+def _length(type_: inspect.VarTupleType) -> str:
+    return f", {type_.min_length or 0} to {type_.max_length:,}" if type_.max_length else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- scenarios
+
+
+def scenarios() -> str:
+    known = [scenario.load(name) for name in scenario.names()]
+    covered: dict[int, list[str]] = {}
+    answers: dict[str, list[str]] = {}
+    for one in known:
+        answers.setdefault(one.matrix, []).append(one.name)
+        for row in one.covers:
+            covered.setdefault(row, []).append(one.name)
+    return page(
+        "Scenarios",
+        "src/remit/simulate/files/` and `src/remit/simulate/faults/kinds.py",
+        "What `remit simulate NAME` tries. [simulation.md](simulation.md) says how to run, read and write them; the rows are "
+        "those of [faults.md](faults.md).",
+        table(
+            ("scenario", "tries", "rows", "faults for", "then healed for"),
+            ((code(one.name), one.summary, _rows(one.covers), one.duration, one.heal) for one in known),
+        ),
+        "## By row",
+        table(("row", "scenarios"), ((f"F{row:02}", codes(found)) for row, found in sorted(covered.items()))),
+        "## The failure matrix",
+        "What a design review asks a control plane about, and the scenario that answers; none where the component is to come.",
+        table(("what happens", "scenario"), ((row, codes(answers.get(row, ())) or "-") for row in scenario.MATRIX)),
+        "## Kinds of fault",
+        "*Drawn* ones may be chosen by lot in a scenario with `swarm`.",
+        table(
+            ("kind", "what it does", "rows", "size", "drawn"),
+            (
+                (code(kind.name), kind.summary, _rows(kind.rows), kind.size or "-", _yes(kind.swarms))
+                for _, kind in sorted(FAULTS.items())
+            ),
+        ),
+        "## Kinds of work",
+        table(("kind", "what it is"), ((code(name), what) for name, what in WORK.items())),
+    )
+
+
+def _rows(rows: Iterable[int]) -> str:
+    return " ".join(f"F{row:02}" for row in rows) or "-"
+
+
+def command_line() -> str:
+    return page("The command line", COMMANDS_SOURCE, commands_page())
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "cli.md": command_line,
+    "controllers.md": controllers,
+    "lifecycle.md": lifecycle,
+    "metrics.md": metrics,
+    "refusals.md": refusals,
+    "filters.md": filters,
+    "invariants.md": invariants,
+    "operations.md": operations,
+    "scenarios.md": scenarios,
+}
+"""Every generated page, by its name under docs/."""

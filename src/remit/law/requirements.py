@@ -1,0 +1,210 @@
+"""Compiles a workload generation and the policies in force into its node requirements.
+
+Turns a generation of a workload into an `Ask`, once; the rules are in fit.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from remit.law.fit import (
+    ANY,
+    RULES,
+    Ask,
+    Devices,
+    Index,
+    Lookup,
+    Peers,
+    Site,
+    Term,
+    Truth,
+    accepting,
+    affinity,
+    anti_affinity,
+    devices,
+    ready,
+    shares,
+    shunned,
+    spread,
+)
+from remit.law.selectors import expressions, selects
+from remit.model.claims import Code
+from remit.model.kinds import DeviceAsk, Placement, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.metadata import Deadline
+from remit.model.policies import PolicyMatch
+from remit.model.resources import DEVICES, WHOLE, Amount, parse_quantity
+
+WORKLOAD_LABEL: Final = "remit/workload"
+"""Every replica has its workload's name under this label, so that a selector can mean "my own kind"."""
+
+PREFER: Final = "PreferNoSchedule"
+
+DEVICE_SETS_MAX: Final = 64
+"""How many sets of models an ask may come to, with the unions of those that overlap: these could be exponentially many."""
+
+
+def make_ask(
+    tenant: str,
+    workload: str,
+    labels: Mapping[str, str],
+    spec: WorkloadSpec,
+    policies: Sequence[PolicySpec],
+    generation: int = 0,
+    in_force: tuple[int, Deadline | None] = (0, None),
+    open: bool = True,
+) -> Ask:
+    """What each replica of this generation needs, under these policies. Raises ValueError for asks that cannot be met."""
+    marked = {**labels, WORKLOAD_LABEL: workload}
+    where, template = spec.placement, spec.template
+    wholes, parts = _devices(template.devices)
+    charge = template.resources + Amount(_sums((DEVICES + one.kind, one.amount * WHOLE) for one in wholes))
+    charge += Amount(_sums((DEVICES + one.kind, one.amount) for one in parts))
+    rules = [rule for policy in policies for rule in policy.rules]
+    allowed = [rule.allow for rule in rules if speaks_of(rule.match, tenant, marked)]
+
+    def term(selector: Mapping[str, str], key: str, skew: int = 0) -> Term:
+        pairs = tuple(sorted(selector.items())) or ((WORKLOAD_LABEL, workload),)
+        return Term(Index(tenant, pairs, key), int(selects(pairs, marked)), skew)
+
+    def spreads(unsatisfiable: str) -> tuple[Term, ...]:
+        found = [one for one in where.topology_spread if one.when_unsatisfiable == unsatisfiable]
+        return tuple(term(one.label_selector, one.topology_key, one.max_skew) for one in found)
+
+    anti = tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity)
+    if spec.type == "daemon":
+        # One replica per node is what a daemon is: it stays away from its own kind.
+        anti = (*anti, term({}, "node"))
+    checks = _checks(bool(wholes), bool(parts), where, bool(anti))
+    return Ask(
+        tenant=tenant,
+        generation=(tenant, workload, generation),
+        labels=marked,
+        open=open,
+        charge=charge,
+        resources=template.resources.pairs,
+        devices=template.devices,
+        whole=wholes,
+        shares=parts,
+        wanted=expressions(where),
+        regions=_one_of([where.regions]),
+        zones=_one_of([where.zones]),
+        pools=_one_of([where.pools]),
+        allowed_regions=_one_of([allow.regions for allow in allowed]),
+        allowed_zones=_one_of([allow.zones for allow in allowed]),
+        allowed_pools=_one_of([allow.pools for allow in allowed]),
+        tolerates=Lookup(lambda tainted: all(tolerated(taint, where.tolerations) for taint in tainted)),
+        spread=spreads("DoNotSchedule"),
+        affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
+        anti=anti,
+        prefer=spreads("ScheduleAnyway"),
+        dislikes=Lookup(lambda tainted: not all(_covered(t, where.tolerations) for t in tainted if t.effect == PREFER)),
+        fenced=spec.never_twice,
+        gang=spec.gang.min if spec.gang else 0,
+        policy=in_force[0],
+        policy_until=in_force[1],
+        quota=(f"tenant/{tenant}",),
+        known={},
+        checks=checks,
+        plain=not spec.gang and in_force[1] is None and checks == _checks(False, False, _NOWHERE, False),
+    )
+
+
+_NOWHERE = Placement()
+
+
+def _checks(wholes: bool, parts: bool, where: Placement, anti: bool) -> tuple[tuple[Callable[..., Truth], Code], ...]:
+    """Resources always; the rest only where the ask has such a part. Whether others shun it is asked last, of all."""
+    idle: dict[Callable[[Ask, Site, Peers], Truth], bool] = {
+        devices: not wholes,
+        shares: not parts,
+        spread: not where.topology_spread,
+        affinity: not where.affinity,
+        anti_affinity: not anti,
+        ready: True,
+        accepting: True,
+        shunned: True,
+    }
+    return tuple((rule.check, rule.code) for rule in RULES if not rule.static and not idle.get(rule.check, False))
+
+
+def tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
+    """PreferNoSchedule only ranks; the others bar, unless some toleration covers them."""
+    return taint.effect == PREFER or _covered(taint, tolerations)
+
+
+def _covered(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
+    return any(
+        (not t.key or t.key == taint.key)
+        and (t.operator == "Exists" or t.value == taint.value)
+        and (not t.effect or t.effect == taint.effect)
+        for t in tolerations
+    )
+
+
+def share_of(ask: DeviceAsk) -> int:
+    """A share in thousandths of one device."""
+    return parse_quantity("share", ask.share)
+
+
+def _devices(asks: Sequence[DeviceAsk]) -> tuple[tuple[Devices, ...], tuple[Devices, ...]]:
+    wholes: dict[tuple[str, tuple[str, ...]], int] = {}
+    parts: dict[str, Devices] = {}
+    for ask in asks:
+        models = tuple(sorted(set(ask.models)))
+        if ANY in models:
+            raise ValueError(f"a model of {ask.kind} without a name: name no models to mean any")
+        if ask.share == "":
+            wholes[ask.kind, models] = wholes.get((ask.kind, models), 0) + ask.count
+        elif ask.kind in parts:
+            raise ValueError(f"two shares of {ask.kind}: ask for one share, or for whole devices")
+        else:
+            parts[ask.kind] = Devices(ask.kind, models, share_of(ask))
+            if not 0 < parts[ask.kind].amount < WHOLE:
+                raise ValueError(f"a share of {ask.kind} is more than nothing and less than one device; ask for count: 1")
+    mixed = sorted(set(parts) & {kind for kind, _ in wholes})
+    if mixed:
+        raise ValueError(f"a share and whole devices of {mixed[0]} in one replica: ask for one or the other")
+    for kind, models in _unions(list(wholes)):
+        wholes.setdefault((kind, models), 0)
+    return tuple(Devices(kind, models, count) for (kind, models), count in wholes.items()), tuple(parts.values())
+
+
+def _unions(asked: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[tuple[str, tuple[str, ...]]]:
+    """What was asked, and every union of model sets that overlap; sets that are nested or disjoint add none."""
+    found = list(asked)
+    for kind, models in found:  # grows as it goes
+        for other, more in asked:
+            union = kind, tuple(sorted({*models, *more}))
+            if kind == other and set(models) & set(more) and union not in found:
+                found.append(union)
+        if len(found) > max(DEVICE_SETS_MAX, len(asked)):
+            raise ValueError(f"the models of {kind} that are asked for overlap in too many ways")
+    return found
+
+
+def _one_of(lists: Sequence[Sequence[str]]) -> Lookup:
+    """A place passes if every list that names any names it."""
+    sets = [frozenset(names) for names in lists if names]
+    return Lookup(lambda value: all(value in names for names in sets))
+
+
+def speaks_of(match: PolicyMatch, tenant: str, labels: Mapping[str, str]) -> bool:
+    """Does a policy's rule speak of this tenant's work with these labels?"""
+    return (not match.tenants or tenant in match.tenants) and selects(match.labels, labels)
+
+
+def closed_by(policies: Mapping[str, PolicySpec], tenant: str, labels: Mapping[str, str]) -> str:
+    """Which policy lets no command run beside this work, with its reason; empty if none does."""
+    for name, policy in sorted(policies.items()):
+        for rule in policy.rules:
+            if not rule.exec and speaks_of(rule.match, tenant, labels):
+                return f"{name}: {rule.reason}" if rule.reason else name
+    return ""
+
+
+def _sums(pairs: Any) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for name, count in pairs:
+        total[name] = total.get(name, 0) + count
+    return total

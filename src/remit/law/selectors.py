@@ -1,0 +1,93 @@
+"""Label selectors and topology domains, on one object and on columns.
+
+The one rule with two forms: on one node's labels, and on a column a label key. Nothing else here.
+
+Both forms rest on `admits`, which judges one expression against one value (None: the label is absent); the column form applies
+it once to each distinct value of the column and spreads the answers, so they cannot differ in meaning, only in speed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from remit.model.kinds import Node, NodeExpression, Placement
+
+_INTEGER = re.compile("[+-]?[0-9]{1,63}")
+
+
+class LabelColumn(NamedTuple):
+    """One label key over all nodes: `ids[i]` points into `values`; -1 where the node lacks the label."""
+
+    ids: npt.NDArray[np.int64]
+    values: Sequence[str]
+
+
+def expressions(placement: Placement) -> tuple[NodeExpression, ...]:
+    """All that a placement asks of a node's labels."""
+    selected = tuple(NodeExpression(key=k, operator="In", values=(v,)) for k, v in sorted(placement.node_selector.items()))
+    return selected + placement.expressions
+
+
+def admits(expression: NodeExpression, value: str | None) -> bool:
+    match expression.operator:
+        case "In":
+            return value is not None and value in expression.values
+        case "NotIn":
+            return value is None or value not in expression.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            number, limit = _integer(value), _integer(expression.values[0] if expression.values else None)
+            if number is None or limit is None:
+                return False
+            return number > limit if expression.operator == "Gt" else number < limit
+
+
+def match_labels(wanted: Sequence[NodeExpression], labels: Mapping[str, str]) -> bool:
+    return all(admits(expression, labels.get(expression.key)) for expression in wanted)
+
+
+def match_columns(wanted: Sequence[NodeExpression], columns: Mapping[str, LabelColumn], rows: int) -> npt.NDArray[np.bool_]:
+    matched = np.ones(rows, dtype=np.bool_)
+    for expression in wanted:
+        column = columns.get(expression.key)
+        if column is None:
+            matched &= admits(expression, None)
+            continue
+        # The answer for "absent" stands last, where the id -1 finds it.
+        answers = [admits(expression, value) for value in column.values] + [admits(expression, None)]
+        matched &= np.array(answers, dtype=np.bool_)[column.ids]
+    return matched
+
+
+def selects(selector: Mapping[str, str] | Sequence[tuple[str, str]], labels: Mapping[str, str]) -> bool:
+    """Does a label selector pick a replica with these labels?"""
+    pairs = selector.items() if isinstance(selector, Mapping) else selector
+    return all(labels.get(key) == value for key, value in pairs)
+
+
+def domain_of(node: Node, key: str) -> str:
+    """The topology domain of a node; empty if it is in none. A label called like a place is no place."""
+    match key:
+        case "node":
+            return node.metadata.name
+        case "zone":
+            return node.spec.zone
+        case "region":
+            return node.spec.region
+        case "pool":
+            return node.spec.pool
+        case _:
+            return node.metadata.labels.get(key, "")
+
+
+def _integer(text: str | None) -> int | None:
+    # Not whatever int() takes: `1_000` is a lawful label value, and no number to anybody who reads it.
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None

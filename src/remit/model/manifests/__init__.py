@@ -1,0 +1,1 @@
+"""Manifest reading and validation: bytes in, objects or problems out."""

@@ -1,0 +1,248 @@
+"""JSON Schema of each kind for editors.
+
+Generated from the types and the limits that stand on them.
+
+It refuses nothing that the reader takes. A schema sees one value at a time: what rules.py checks between values an editor does
+not tell, and `remit validate` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from msgspec import inspect
+
+from remit.model import metadata, objects, resources
+from remit.model.constraints import NUL
+from remit.model.manifests.type_checks import DEVICE_WORDS, ONE_AMOUNT_EACH, RESOURCE_ALIASES, RESOURCES, RESOURCES_MAX
+from remit.model.resources import INTERNAL, Duration
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+SUMMARIES = {
+    "Region": "a place with zones, its own authority and its own store",
+    "Node": "a machine: its region and zone, capacity, devices and taints",
+    "NodePool": "nodes of one shape, and how many an autoscaler may bring",
+    "Tenant": "who owns work: quota, emergency quota and weight",
+    "PriorityClass": "a named priority; a higher number is more urgent",
+    "Policy": "where whose work may run, and how urgent it may be",
+    "Workload": "a job, service or daemon: what to run, how often, and where",
+    "Secret": "text that only the replicas which mount it may read",
+    "Config": "text for the replicas which mount it",
+    "Allotment": "how many replicas of a workload a region is to run",
+    "Override": "a person's word against the rules, for a while: pause, avoid, pin, boost",
+    "Token": "who may ask, as what, and until when; by its digest",
+}
+"""Each declared kind in one line."""
+
+_SAID_OF = {"share": "a part of one device, 1m to 999m"}
+_QUANTITY = f"^{resources.QUANTITY}$"
+_DURATION = f"^(?=.){resources.DURATION}$"
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """The schema of one kind. Raises KeyError for a kind that does not exist."""
+    writer = Writer()
+    reference = writer.root(kind)
+    return {"$schema": DIALECT, "title": kind, **reference, "$defs": writer.definitions}
+
+
+def schema_of_all() -> dict[str, Any]:
+    """One schema for any declared kind, chosen by `kind`: what an editor is told for a whole directory."""
+    writer = Writer()
+    references = {kind: writer.root(kind) for kind in objects.DECLARED}
+    mapping = {kind: reference["$ref"] for kind, reference in references.items()}
+    choice = {"oneOf": list(references.values()), "discriminator": {"propertyName": "kind", "mapping": mapping}}
+    return {"$schema": DIALECT, "title": "Remit manifest", "type": "object", **choice, "$defs": writer.definitions}
+
+
+class Writer:
+    """Not msgspec's own: that cannot write a default which is an Amount or a Duration. What is defined stands below `at`."""
+
+    def __init__(self, at: str = "#/$defs/") -> None:
+        self.definitions: dict[str, Any] = {}
+        self._at = at
+        self._names: dict[Any, str] = {}
+
+    def of(self, type_: Any) -> dict[str, Any]:
+        """The schema of any type that is sent or answered."""
+        return self._type(inspect.type_info(type_))
+
+    def shared(self, name: str, written: dict[str, Any]) -> dict[str, Any]:
+        """What stands in many places: here, in each of them."""
+        return written
+
+    def root(self, kind: str) -> dict[str, Any]:
+        """A kind as it is written in a manifest: without what is observed of it."""
+        type_ = cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
+        reference = self._struct(type_)
+        definition = self.definitions[kind]
+        definition["description"] = SUMMARIES.get(kind, definition.get("description", ""))
+        definition["required"] = sorted({"apiVersion", "kind", *definition["required"]})
+        definition["properties"] = {
+            "apiVersion": {"const": metadata.API_VERSION},
+            "kind": {"const": kind},
+            **{name: field for name, field in definition["properties"].items() if name not in ("apiVersion", "status")},
+        }
+        if kind in objects.DECLARED:
+            owned = {"required": ["tenant"], "properties": {"tenant": {"minLength": 1}}}
+            theirs = owned if kind in objects.TENANTED else {"properties": {"tenant": False}}
+            definition["properties"]["metadata"] = {"allOf": [{"$ref": f"{self._at}Metadata"}, theirs]}
+            self.definitions["Metadata"]["properties"].pop("deleting", None)
+        return reference
+
+    def _struct(self, type_: inspect.StructType) -> dict[str, Any]:
+        name = self._name(type_.cls)
+        if name not in self.definitions:
+            definition: dict[str, Any] = {"type": "object"}
+            self.definitions[name] = definition
+            if type_.forbid_unknown_fields:
+                definition["additionalProperties"] = False
+            described = (getattr(type_.cls, "__origin__", type_.cls).__dict__.get("__doc__") or "").strip().split("\n\n")[0]
+            if described:
+                definition["description"] = " ".join(described.split())
+            tag = {} if type_.tag_field is None else {type_.tag_field: {"const": type_.tag}}
+            definition["properties"] = {**tag, **{field.encode_name: self._field(field) for field in type_.fields}}
+            definition["required"] = [*tag, *(field.encode_name for field in type_.fields if field.required)]
+        return {"$ref": f"{self._at}{name}"}
+
+    def _name(self, cls: Any) -> str:
+        """Its own; that of its module before it, if another has that already."""
+        name = self._names.get(cls)
+        if name is None:
+            parts = getattr(cls, "__args__", ())
+            name = f"{self._name(parts[0])}List" if parts else str(cls.__name__)
+            if name in self._names.values():
+                name = cls.__module__.rpartition(".")[2].capitalize() + name
+            self._names[cls] = name
+        return name
+
+    def _field(self, field: inspect.Field) -> dict[str, Any]:
+        written = self._type(field.type)
+        if isinstance(field.default, Duration):
+            return {**written, "default": str(field.default)}
+        if isinstance(field.default, (bool, int, str)) and field.default != "":
+            return {**written, "default": field.default}
+        return written
+
+    def _type(self, type_: inspect.Type) -> dict[str, Any]:
+        if isinstance(type_, inspect.Metadata):
+            extra = type_.extra or {}
+            described = type_.extra_json_schema or {}
+            if "quantity" in extra:
+                said = _SAID_OF.get(extra["quantity"], "a number with an optional suffix, such as 64Mi")
+                written = {**_quantity(extra["quantity"]), "description": said}
+            elif extra.get("devices") is False:
+                written = self.shared("Resources", _amount(devices=False))
+            else:
+                written = self._type(type_.type)
+            for limit in extra.get("limits", ()):
+                written = _both(written, limit.schema())
+            return {**written, **described}
+        if isinstance(type_, inspect.StructType):
+            return self._struct(type_)
+        if isinstance(type_, inspect.UnionType):
+            return self._union(type_)
+        if isinstance(type_, inspect.CustomType):
+            if type_.cls is Duration:
+                return self.shared("Duration", _duration())
+            return self.shared("Amount", _amount(devices=True))
+        return self._container(type_) or _scalar(type_)
+
+    def _union(self, type_: inspect.UnionType) -> dict[str, Any]:
+        parts = [self._type(part) for part in type_.types]
+        tagged = [part for part in type_.types if isinstance(part, inspect.StructType) and part.tag_field is not None]
+        if len(tagged) < len(parts):
+            return {"anyOf": parts}
+        mapping = {str(one.tag): part["$ref"] for one, part in zip(tagged, parts, strict=True)}
+        return {"oneOf": parts, "discriminator": {"propertyName": tagged[0].tag_field, "mapping": mapping}}
+
+    def _container(self, type_: inspect.Type) -> dict[str, Any] | None:
+        if isinstance(type_, inspect.DictType):
+            written: dict[str, Any] = {"type": "object", "additionalProperties": self._type(type_.value_type)}
+            names = self._type(type_.key_type)
+            names.pop("description", None)
+            return {
+                **written,
+                "propertyNames": names,
+                **_limits(type_, {"min_length": "minProperties", "max_length": "maxProperties"}),
+            }
+        if isinstance(type_, (inspect.VarTupleType, inspect.ListType)):
+            items = {"type": "array", "items": self._type(type_.item_type)}
+            return {**items, **_limits(type_, {"min_length": "minItems", "max_length": "maxItems"})}
+        if isinstance(type_, inspect.TupleType):
+            return {"type": "array", "prefixItems": [self._type(part) for part in type_.item_types], "items": False}
+        return None
+
+
+def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A value must satisfy both. A key that stands in both would be overwritten, so then they stand side by side."""
+    return {**one, **other} if one.keys().isdisjoint(other) else {"allOf": [one, other]}
+
+
+def _scalar(type_: inspect.Type) -> dict[str, Any]:
+    if isinstance(type_, (inspect.AnyType, inspect.RawType)):
+        return {}
+    if isinstance(type_, inspect.BytesType):
+        return {"type": "string", "format": "binary"}
+    if isinstance(type_, inspect.StrType):
+        limits = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
+        written = {"type": "string", **_limits(type_, limits)}
+        return written if type_.pattern else {**written, "not": {"pattern": NUL}}
+    if isinstance(type_, inspect.IntType):
+        return {"type": "integer", **_limits(type_, {"ge": "minimum", "le": "maximum"})}
+    if isinstance(type_, inspect.BoolType):
+        return {"type": "boolean"}
+    if isinstance(type_, inspect.NoneType):
+        return {"type": "null"}
+    if isinstance(type_, inspect.FloatType):
+        return {"type": "number"}
+    if isinstance(type_, inspect.LiteralType):
+        return {"enum": list(type_.values)}
+    if isinstance(type_, inspect.EnumType):
+        return {"enum": [member.value for member in type_.cls]}
+    if isinstance(type_, inspect.BytesType):
+        return {"type": "string", "format": "binary"}
+    raise TypeError(f"schema.py does not know {type(type_).__name__}: teach it")
+
+
+def _limits(type_: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
+    return {theirs: getattr(type_, ours) for ours, theirs in names.items() if getattr(type_, ours) is not None}
+
+
+def _quantity(resource: str = "") -> dict[str, Any]:
+    """Of bytes there is no thousandth, and cores are not counted in powers of 1024."""
+    if resource and resources.scale(resource) == 1:
+        return {"anyOf": [{"type": "string", "pattern": _QUANTITY.replace("(m|k|", "(k|")}, {"type": "integer", "minimum": 0}]}
+    pattern = _QUANTITY.replace("[KMGTPE]i|", "") if resource == "cpu" else _QUANTITY
+    return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "number", "minimum": 0}]}
+
+
+def _duration() -> dict[str, Any]:
+    return {"type": "string", "pattern": _DURATION, "examples": ["250ms", "30s", "5m", "1h30m"]}
+
+
+def _amount(*, devices: bool) -> dict[str, Any]:
+    """`devices: false` is a schema that nothing satisfies: a node lists its devices by name, a template asks for them apart."""
+    of_devices = {
+        "type": "object",
+        "additionalProperties": _quantity(),
+        "propertyNames": {"pattern": metadata.DNS_LABEL},
+        "maxProperties": RESOURCES_MAX,
+        "description": "devices by kind",
+    }
+    misnamed = [
+        {"pattern": f"^({'|'.join(INTERNAL)})"},
+        {"pattern": DEVICE_WORDS},
+        {"enum": sorted({*RESOURCE_ALIASES, *ONE_AMOUNT_EACH})},
+    ]
+    return {
+        "type": "object",
+        "properties": {
+            **{name: _quantity(name) for name in RESOURCES},
+            "devices": of_devices if devices else False,
+        },
+        "propertyNames": {"pattern": metadata.LABEL_KEY, "not": {"anyOf": misnamed}},
+        "maxProperties": RESOURCES_MAX,
+        "additionalProperties": _quantity(),
+    }

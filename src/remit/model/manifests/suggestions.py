@@ -1,0 +1,161 @@
+"""Suggested fixes for unknown fields, incl. other systems' spellings.
+
+Names and sentences only.
+"""
+
+from __future__ import annotations
+
+from msgspec import inspect
+
+from remit.model.problems import Problems, did_you_mean
+
+ALIASES = {
+    "namespace": "tenant",
+    "project": "tenant",
+    "ownerReferences": "owners",
+    "resourceVersion": "revision",
+    "priorityClassName": "priorityClass",
+    "priority": "priorityClass",
+    "topologySpreadConstraints": "topologySpread",
+    "podAntiAffinity": "antiAffinity",
+    "podAffinity": "affinity",
+    "nodeAffinity": "expressions",
+    "constraints": "expressions",
+    "args": "command",
+    "cmd": "command",
+    "entrypoint": "command",
+    "workingDir": "workingDirectory",
+    "cwd": "workingDirectory",
+    "environment": "env",
+    "requests": "resources",
+    "gpus": "devices",
+    "gpu": "devices",
+    "terminationGracePeriodSeconds": "stopGrace",
+    "killTimeout": "stopGrace",
+    "parallelism": "replicas",
+    "instances": "replicas",
+    "backoffLimit": "retries",
+    "activeDeadlineSeconds": "timeout",
+    "cron": "schedule",
+    "minCount": "min",
+    "minMember": "min",
+    "strategy": "rollout",
+    "update": "rollout",
+    "updateStrategy": "rollout",
+    "progressDeadlineSeconds": "progressDeadline",
+    "periodSeconds": "period",
+    "interval": "period",
+    "timeoutSeconds": "timeout",
+    "failureThreshold": "failures",
+    "httpGet": "http",
+    "tcpSocket": "tcp",
+    "containerPort": "port",
+    "hostPort": "port",
+    "nominalQuota": "quota",
+    "hard": "quota",
+    "limits": "quota",
+    "allocatable": "capacity",
+    "datacenters": "regions",
+    "datacenter": "region",
+    "cordoned": "unschedulable",
+    "preemptionPolicy": "preempts",
+    "stringData": "data",
+    "minReplicas": "min",
+    "maxReplicas": "max",
+    "duration": "ttl",
+}
+"""What others call it, and what it is called here."""
+
+SENTENCES = {
+    "image": "Remit starts commands, not images: write command, and artifacts for the files it needs",
+    "containers": "a replica is one command: write command, env, ports and resources straight under template",
+    "spec": "leave this level out: write what stands in it one level higher",
+    "metadata": "remove it: a replica has the labels of its workload",
+    "restartPolicy": "remove it: services are started again, and jobs as often as retries says",
+    "selector": "remove it: a workload owns the replicas it made",
+    "nodeName": "use placement.nodeSelector, and let the scheduler choose",
+    "readinessProbe": "write it as probes.ready",
+    "livenessProbe": "write it as probes.live",
+    "startupProbe": "write it as probes.start",
+    "initialDelaySeconds": "use probes.start to wait for a slow start",
+    "securityContext": "write user, and sandbox if it should be other than the default",
+    "volumes": "write it under template, each with the path at which it is found",
+    "volumeMounts": "write path in the volume itself: one replica is one command",
+    "emptyDir": "write scratch: {}",
+    "hostPath": "write host: {path: /srv/data, readOnly: true}",
+    "envFrom": "use secrets or configs without a path",
+    "tolerationSeconds": "remove it: a toleration has no time limit here",
+    "matchLabels": "write the labels straight under labelSelector",
+    "matchExpressions": "write the labels straight under labelSelector",
+    "namespaceSelector": "remove it: only replicas of the same tenant are matched",
+    "creationTimestamp": "remove it: Remit does not read it",
+}
+"""Where one word is not enough."""
+
+KINDS = {
+    "Deployment": "write kind: Workload with spec.type: service",
+    "StatefulSet": "write kind: Workload with spec.type: service and replace: fenced",
+    "ReplicaSet": "write kind: Workload with spec.type: service",
+    "Pod": "write kind: Workload with spec.type: job or service",
+    "Service": "write kind: Workload with spec.type: service; its ports are announced by name",
+    "Job": "write kind: Workload with spec.type: job",
+    "CronJob": "write kind: Workload with spec.type: job and a schedule",
+    "DaemonSet": "write kind: Workload with spec.type: daemon",
+    "PodDisruptionBudget": "write spec.disruption.minAvailable in the Workload",
+    "PodGroup": "write spec.gang.min in the Workload",
+    "Namespace": "write kind: Tenant",
+    "ResourceQuota": "write kind: Tenant with spec.quota",
+    "ClusterQueue": "write kind: Tenant with spec.quota",
+    "ConfigMap": "write kind: Config",
+    "List": "write each item as a document of its own, with --- between them",
+}
+"""Kinds of other systems, and what to write instead."""
+
+JSON_KINDS = {"List": "write each item as an object of its own, all in one array or one after another"}
+"""Where the cure depends on the language of the file."""
+
+
+class Fields:
+    """All fields of one kind, by name, with the paths where they may stand."""
+
+    def __init__(self, root: inspect.Type) -> None:
+        self._paths: dict[str, list[str]] = {}
+        queue: list[tuple[inspect.Type, str]] = [(root, "")]
+        for type_, path in queue:  # grows while it is walked: breadth first
+            if isinstance(type_, inspect.Metadata):
+                queue.append((type_.type, path))
+            elif isinstance(type_, inspect.UnionType):
+                queue += [(part, path) for part in type_.types]
+            elif isinstance(type_, inspect.VarTupleType):
+                queue.append((type_.item_type, path + "[]"))
+            elif isinstance(type_, inspect.StructType):
+                for field in type_.fields:
+                    below = f"{path}.{field.encode_name}" if path else field.encode_name
+                    self._paths.setdefault(field.encode_name, []).append(below)
+                    queue.append((field.type, below))
+
+    def elsewhere(self, name: str) -> str:
+        """The only place of this kind where the name may stand, if there is just one."""
+        paths = self._paths.get(name, [])
+        return paths[0] if len(paths) == 1 else ""
+
+
+def cure_for_field(name: str, known: list[str], fields: Fields | None, problems: Problems) -> str:
+    """What to write instead of the unknown field `name` where only `known` may stand."""
+    alias = ALIASES.get(name, "")
+    if alias in known:
+        return did_you_mean(alias)
+    if ":" in name and not problems.as_json:
+        return 'put a space after ":"'
+    if name in SENTENCES:
+        return SENTENCES[name]
+    if name != name.strip():
+        return "put plain spaces, and no other blank, before and after it"
+    close = problems.meant(name, known)
+    if close:
+        return did_you_mean(close)
+    if fields:
+        path = fields.elsewhere(name) or fields.elsewhere(alias)
+        if path:
+            return did_you_mean(path)
+    return f"known here: {', '.join(sorted(known)[:12])}{', …' if len(known) > 12 else ''}"

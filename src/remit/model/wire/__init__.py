@@ -1,0 +1,1 @@
+"""Message types of the HTTP API and the agent protocol."""

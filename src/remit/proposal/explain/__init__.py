@@ -1,0 +1,1 @@
+"""Explanations and what-if questions over a view."""

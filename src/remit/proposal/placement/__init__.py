@@ -1,0 +1,1 @@
+"""Placement kernel, filters, scores and preemption, over node columns."""

@@ -1,0 +1,1 @@
+"""Scheduling queue: backlog, ordering, fair share, wake-ups."""

@@ -1,0 +1,1 @@
+"""Authentication, authorization checks, agent enrollment, secret sealing."""

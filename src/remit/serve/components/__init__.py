@@ -1,0 +1,1 @@
+"""Endpoints for agents, schedulers and controllers, and connections back to agents."""

@@ -1,0 +1,1 @@
+"""Explanations, events, usage, status and audit."""

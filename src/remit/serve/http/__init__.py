@@ -1,0 +1,1 @@
+"""HTTP framework: routing, parsing, limits, streaming, API description."""

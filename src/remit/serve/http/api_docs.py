@@ -1,0 +1,366 @@
+"""HTML reference page and the routes that serve the API description.
+
+One page made from its description; it needs nothing from anywhere else.
+
+For programs and for people, without a token; made once, when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from html import escape
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from remit.serve.http.openapi import MANIFESTS, NAMES, described
+from remit.serve.http.request_context import Asked
+from remit.serve.http.routes import JSON, Answer, Route
+from remit.serve.server_context import Desk
+
+_REF: Final = "#/components/schemas/"
+_METHODS: Final = ("get", "post", "put", "patch", "delete")
+_CURL: Final = 'curl -sS -H "Authorization: Bearer $REMIT_TOKEN"'
+
+WIDTH: Final = 92
+
+_FIRST_WORDS: Final = f"""\
+export REMIT=http://127.0.0.1:7420 REMIT_TOKEN="$(cat TOKEN_FILE)"
+{_CURL} "$REMIT/v1/status"
+{_CURL} "$REMIT/v1/nodes?limit=10"
+{_CURL} -N "$REMIT/v1/replicas?watch=true&fieldSelector=status.phase=pending"
+"""
+
+_SENT: Final = {
+    "apply": [MANIFESTS["Tenant"], MANIFESTS["Workload"]],
+    "plan": [MANIFESTS["Tenant"], MANIFESTS["Workload"]],
+    "claim": {
+        "operations": [
+            {
+                "id": "INCARNATION.WINDOW.NONCE",
+                "actor": {"name": "ann", "role": "operator"},
+                "claim": {"do": "delete", "kind": "Region", "name": "eu-central"},
+            }
+        ]
+    },
+    "ask": {"type": "range", "prefix": "node/"},
+    "follow": {"type": "rows", "prefix": "node/"},
+}
+"""What examples send that is no manifest of a kind."""
+
+STYLE: Final = """
+:root{--ink:#1d2430;--soft:#5a6577;--line:#dfe4ec;--paper:#fff;--wash:#f5f7fa;--link:#0b5cad;--get:#0b6e4f;--post:#0b5cad;
+--put:#8a5a00;--patch:#6b3fa0;--delete:#b3261e;color-scheme:light dark}
+@media(prefers-color-scheme:dark){:root{--ink:#e4e8ef;--soft:#9aa6b8;--line:#2c3442;--paper:#12161d;--wash:#1a2029;--link:#6db3f8;
+--get:#4cc38a;--post:#6db3f8;--put:#e0a43a;--patch:#b794f6;--delete:#ff8a80}}
+*{box-sizing:border-box}
+html{scroll-padding-top:1rem}
+body{margin:0;color:var(--ink);background:var(--paper);font:16px/1.55 system-ui,sans-serif;display:grid;
+grid-template-columns:17rem minmax(0,1fr)}
+nav{position:sticky;top:0;height:100vh;overflow-y:auto;padding:1.2rem 1rem;background:var(--wash);
+border-right:1px solid var(--line);font-size:.875rem}
+nav h1{font-size:1.15rem;margin:0 0 .2rem}
+nav p{margin:0 0 1rem;color:var(--soft)}
+nav details{margin:.15rem 0}
+nav summary{cursor:pointer;font-weight:600;padding:.1rem 0}
+nav ul{list-style:none;margin:.1rem 0 .5rem;padding:0 0 0 .9rem}
+nav li{margin:.1rem 0;overflow-wrap:anywhere}
+main{padding:2rem clamp(1rem,4vw,4rem) 5rem;max-width:66rem;min-width:0}
+a{color:var(--link);text-decoration:none}a:hover,a:focus-visible{text-decoration:underline}
+h2{margin:3rem 0 .3rem;padding-bottom:.3rem;border-bottom:1px solid var(--line);font-size:1.5rem}
+p.about{margin-top:.2rem;color:var(--soft)}
+section.op{margin:1.6rem 0;border:1px solid var(--line);border-radius:.5rem;overflow:hidden}
+section.op>header{display:flex;flex-wrap:wrap;gap:.3rem .8rem;align-items:baseline;padding:.6rem 1rem;background:var(--wash)}
+section.op>header h3{margin:0;font:600 .95rem/1.4 ui-monospace,monospace;overflow-wrap:anywhere}
+section.op>header p{margin:0;flex-basis:100%}
+section.op>div{padding:.2rem 1rem 1rem}
+.m{font:700 .78rem/1 ui-monospace,monospace;text-transform:uppercase;letter-spacing:.04em}
+.get{color:var(--get)}.post{color:var(--post)}.put{color:var(--put)}.patch{color:var(--patch)}.delete{color:var(--delete)}
+h4{margin:1.1rem 0 .3rem;font-size:.8rem;text-transform:uppercase;letter-spacing:.06em;color:var(--soft)}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:.9rem}
+th{text-align:left;font-weight:600;color:var(--soft);font-size:.8rem}
+td,th{padding:.3rem .8rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top}
+tr:last-child td{border-bottom:0}
+td:first-child{white-space:nowrap}
+code,pre{font-family:ui-monospace,monospace;font-size:.86em}
+pre{margin:.3rem 0;padding:.7rem .9rem;background:var(--wash);border:1px solid var(--line);border-radius:.4rem;overflow-x:auto}
+.soft{color:var(--soft)}
+.need{color:var(--delete);font-size:.75rem}
+section.schema{margin:1.2rem 0}
+section.schema h3{margin:0;font:600 .95rem/1.4 ui-monospace,monospace}
+section.schema p{margin:.1rem 0 .3rem;color:var(--soft)}
+@media(max-width:56rem){body{display:block}nav{position:static;height:auto;max-height:45vh;border-right:0;
+border-bottom:1px solid var(--line)}}
+"""
+
+
+def page(document: dict[str, Any]) -> str:
+    """The whole page."""
+    info = document["info"]
+    return "".join(
+        (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width,initial-scale=1">',
+            f"<title>{escape(info['title'])} HTTP API</title><style>{STYLE}</style></head><body>",
+            *_contents(document),
+            "<main>",
+            *_beginning(document),
+            *_groups(document),
+            *_schemas(document),
+            "</main></body></html>\n",
+        )
+    )
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method in _METHODS:
+            if method in methods:
+                yield path, method, methods[method]
+
+
+def _contents(document: dict[str, Any]) -> Iterator[str]:
+    info = document["info"]
+    yield f"<nav aria-label='Contents'><h1>{escape(info['title'])}</h1><p>HTTP API, version {escape(info['version'])}</p>"
+    yield "<ul><li><a href='#begin'>How to begin</a></li></ul>"
+    for tag in document["tags"]:
+        yield f"<details{'' if tag['name'][:1].isupper() else ' open'}><summary>{_title(tag['name'])}</summary><ul>"
+        for path, method, told in _operations(document):
+            if told["tags"][0] == tag["name"]:
+                name = escape(told["operationId"])
+                yield f"<li><a href='#{name}' title='{escape(path)}'>{name}</a> <span class='m {method}'>{method}</span></li>"
+        yield "</ul></details>"
+    yield "<ul><li><a href='#schemas'>Schemas</a></li></ul></nav>"
+
+
+def _title(tag: str) -> str:
+    return escape(tag if tag[:1].isupper() else tag.capitalize())
+
+
+def _beginning(document: dict[str, Any]) -> Iterator[str]:
+    info = document["info"]
+    yield f"<h2 id='begin'>{escape(info['summary'])}</h2>"
+    for paragraph in info["description"].split("\n\n"):
+        yield f"<p>{_words(' '.join(paragraph.split()))}</p>"
+    yield "<h4>First words</h4><pre>"
+    yield escape(_FIRST_WORDS)
+    yield "</pre><p class='soft'>For programs: <a href='/openapi.json'>/openapi.json</a> (OpenAPI 3.1).</p>"
+
+
+def _groups(document: dict[str, Any]) -> Iterator[str]:
+    for tag in document["tags"]:
+        yield f"<h2 id='{_anchor(tag['name'])}'>{_title(tag['name'])}</h2><p class='about'>{_words(tag['description'])}</p>"
+        for path, method, told in _operations(document):
+            if told["tags"][0] == tag["name"]:
+                yield from _operation(path, method, told, document)
+
+
+def _anchor(tag: str) -> str:
+    return f"tag-{re.sub(r'[^A-Za-z0-9]+', '-', tag)}"
+
+
+def _operation(path: str, method: str, told: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
+    name = escape(told["operationId"])
+    yield f"<section class='op' id='{name}'><header><span class='m {method}'>{method}</span>"
+    yield f"<h3><a href='#{name}'>{escape(path)}</a></h3><p>{_words(told['summary'])}</p></header><div>"
+    if "parameters" in told:
+        yield "<h4>Parameters</h4><div class='scroll'><table><tr><th>name</th><th>in</th><th>type</th><th>meaning</th></tr>"
+        for one in told["parameters"]:
+            need = " <span class='need'>needed</span>" if one["required"] else ""
+            yield f"<tr><td><code>{escape(one['name'])}</code>{need}</td><td class='soft'>{one['in']}</td>"
+            yield f"<td>{_type(one['schema'])}</td><td>{_words(one['description'])}</td></tr>"
+        yield "</table></div>"
+    if "requestBody" in told:
+        yield f"<h4>Body</h4><p>{_words(told['requestBody']['description'])}: {_content(told['requestBody']['content'])}</p>"
+    yield "<h4>Answers</h4><div class='scroll'><table>"
+    for status, answer in told["responses"].items():
+        if "$ref" not in answer:
+            yield f"<tr><td><code>{status}</code></td><td>{_words(answer['description'])}</td>"
+            yield f"<td>{_content(answer.get('content', {}))}</td></tr>"
+    refused = [_refusal(status, answer, document) for status, answer in told["responses"].items() if "$ref" in answer]
+    yield f"<tr><td class='soft'>else</td><td colspan='2'>{', '.join(refused)}</td></tr></table></div>"
+    yield f"<h4>Example</h4><pre>{escape(_curl(path, method, told))}</pre></div></section>"
+
+
+def _refusal(status: str, answer: dict[str, Any], document: dict[str, Any]) -> str:
+    about = document["components"]["responses"][answer["$ref"].rpartition("/")[2]]["description"]
+    if status == "default":
+        return f"any other with <a href='#schema-ProblemAnswer'>a problem</a>: {_words(about)}"
+    return f"<code title='{escape(about)}'>{status}</code>"
+
+
+def _content(content: dict[str, Any]) -> str:
+    return " or ".join(f"{_type(one['schema'])} <span class='soft'>as {escape(media)}</span>" for media, one in content.items())
+
+
+def _curl(path: str, method: str, told: dict[str, Any]) -> str:
+    kind = told["tags"][0]
+    sample = MANIFESTS.get(kind, MANIFESTS["Workload"])
+    names = {**NAMES, **(sample["metadata"] if kind in MANIFESTS else {})}
+    if "/replicas/" in path:
+        names["name"] = "risk-api-0"
+    where = re.sub(r"\{(\w+)\}", lambda found: str(names.get(found[1], found[1])), path)
+    known = {one["name"] for one in told.get("parameters", ())}
+    query = "?watch=true" if "watch" in known else ""
+    command = _CURL if told.get("security") != [] else "curl -sS"
+    words = [f'{command}{" -N" if query else ""}{"" if method == "get" else f" -X {method.upper()}"} "$REMIT{where}{query}"']
+    if "If-Match" in known:
+        words.append("-H 'If-Match: \"42\"'")
+    if "requestBody" in told:
+        media = next(iter(told["requestBody"]["content"]))
+        words.append(f"-H 'Content-Type: {media}'")
+        words.append(f"-d '{_sent(told, sample, media)}'")
+    return " \\\n  ".join(words)
+
+
+def _sent(told: dict[str, Any], sample: dict[str, Any], media: str) -> str:
+    """What an example sends; a quote within it would end it for a shell."""
+    patch = {"metadata": {"labels": {"team": "risk"}}}
+    value = patch if "merge-patch" in media else _SENT.get(told["operationId"], sample)
+    return _laid_out(value).replace("'", "'\\''")
+
+
+def _laid_out(value: Any, before: str = "  ") -> str:
+    """JSON with what is short on one line."""
+    flat = json.dumps(value)
+    if len(flat) + len(before) <= WIDTH or not isinstance(value, dict | list):
+        return flat
+    inside = before + "  "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_laid_out(one, inside)}" for name, one in value.items()]
+        return "{\n" + ",\n".join(inside + part for part in parts) + f"\n{before}}}"
+    return "[\n" + ",\n".join(inside + _laid_out(one, inside) for one in value) + f"\n{before}]"
+
+
+# -- schemas -------------------------------------------------------------------------------------------------------------------
+
+
+def _schemas(document: dict[str, Any]) -> Iterator[str]:
+    yield "<h2 id='schemas'>Schemas</h2><p class='about'>What is sent and answered. A field that is absent has its default.</p>"
+    for name, schema in document["components"]["schemas"].items():
+        yield f"<section class='schema' id='schema-{name}'><h3><a href='#schema-{name}'>{name}</a></h3>"
+        if "description" in schema:
+            yield f"<p>{_words(schema['description'])}</p>"
+        properties = {key: one for key, one in schema.get("properties", {}).items() if one is not False}
+        if properties:
+            yield "<div class='scroll'><table>"
+            for key, one in properties.items():
+                need = " <span class='need'>needed</span>" if key in schema.get("required", ()) else ""
+                about = one.get("description", "")
+                yield f"<tr><td><code>{escape(key)}</code>{need}</td><td>{_type(one)}</td><td>{_words(about)}</td></tr>"
+            yield "</table></div>"
+        elif "oneOf" in schema:
+            yield f"<p>one of {', '.join(_type(one) for one in schema['oneOf'])}</p>"
+        else:
+            yield f"<p>{_type(schema)}</p>"
+        yield "</section>"
+
+
+def _type(schema: Any, depth: int = 0) -> str:
+    """In a few words, with its limits."""
+    if schema is True or not schema:
+        return "anything"
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix(_REF)
+        return f"<a href='#schema-{name}'>{name}</a>" + _default(schema)
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            return " or ".join(dict.fromkeys(_type(one, depth + 1) for one in schema[word])) + _default(schema)
+    if "allOf" in schema:
+        return _type(schema["allOf"][0], depth + 1)
+    if "const" in schema:
+        return f"<code>{escape(json.dumps(schema['const']))}</code>"
+    if "enum" in schema:
+        return " ".join(f"<code>{escape(str(one) or '“”')}</code>" for one in schema["enum"]) + _default(schema)
+    kind = schema.get("type", "string" if "pattern" in schema else "anything")
+    if kind == "array":
+        return f"list of {_type(schema.get('items'), depth + 1)}{_limits(schema)}"
+    if kind == "object":
+        values = schema.get("additionalProperties")
+        return f"map to {_type(values, depth + 1)}{_limits(schema)}" if values else "object"
+    examples = schema.get("examples", ()) if kind == "string" else ()
+    such = f" <span class='soft'>such as {', '.join(map(escape, examples))}</span>" if examples else ""
+    return f"{kind}{_limits(schema)}{such}{_default(schema)}"
+
+
+_FAR: Final = (1 << 53) - 1
+"""A bound that nobody comes near to is not told."""
+
+_BOUNDS: Final = {
+    "minimum": "≥ {}",
+    "maximum": "≤ {}",
+    "maxLength": "at most {} letters",
+    "minItems": "at least {}",
+    "maxItems": "at most {}",
+    "maxProperties": "at most {}",
+}
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    said = ["not empty"] if schema.get("minLength") == 1 else []
+    said += [form.format(f"{schema[word]:,}") for word, form in _BOUNDS.items() if schema.get(word, _FAR) < _FAR]
+    return f" <span class='soft'>({', '.join(said)})</span>" if said else ""
+
+
+def _default(schema: dict[str, Any]) -> str:
+    return f" <span class='soft'>default {escape(json.dumps(schema['default']))}</span>" if "default" in schema else ""
+
+
+def _words(text: str) -> str:
+    """Plain text in which `code` is marked."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+HTML = "text/html"
+_ALONE = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
+    """`table` answers with all routes, these among them."""
+
+    @cache
+    def document() -> dict[str, Any]:
+        return described(table())
+
+    @cache
+    def as_json() -> bytes:
+        return msgspec.json.encode(document())
+
+    @cache
+    def as_html() -> bytes:
+        return page(document()).encode()
+
+    async def openapi(asked: Asked, desk: Desk) -> Response:
+        return Response(await desk.judging(as_json), media_type=JSON)
+
+    async def docs(asked: Asked, desk: Desk) -> Response:
+        headers = {"Content-Security-Policy": _ALONE, "X-Content-Type-Options": "nosniff"}
+        return Response(await desk.judging(as_html), headers=headers, media_type=HTML)
+
+    return (
+        Route(
+            "GET",
+            "/openapi.json",
+            "getOpenApi",
+            "This API, described for programs.",
+            openapi,
+            "server",
+            answers=(Answer(200, "an OpenAPI 3.1 document", dict[str, Any]),),
+            open=True,
+        ),
+        Route(
+            "GET",
+            "/docs",
+            "getDocs",
+            "This API, described for people.",
+            docs,
+            "server",
+            answers=(Answer(200, "one page", str, HTML),),
+            open=True,
+        ),
+    )

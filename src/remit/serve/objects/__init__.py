@@ -1,0 +1,1 @@
+"""Reads, writes, dry runs and watches of objects."""

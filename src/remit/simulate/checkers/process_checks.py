@@ -1,0 +1,238 @@
+"""Safety: what ran, when, and was it ordered.
+
+By the record of whoever starts processes; an agent's word counts for nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from remit.simulate.checkers.rare_events import Sight, Sights
+from remit.simulate.checkers.reference.history import History, Run, Step
+from remit.simulate.checkers.reference.lifecycle import CLOCKS_DIFFER, HOUSED, TO_END
+from remit.simulate.checkers.reference.rows import Json, Shape, attempt_of, phase_of
+from remit.simulate.checkers.registry import UNDECIDED, Found
+
+
+class Process(NamedTuple):
+    """One process: where, of what, since when."""
+
+    scope: str
+    run: Run
+    node: str
+    pid: int
+    began_ms: int
+
+
+class Asked(NamedTuple):
+    """Who asked it to end, and when."""
+
+    by: str
+    at_ms: int
+
+
+class Lived(NamedTuple):
+    process: Process
+    ended_ms: int
+
+
+class Runs:
+    """What runs on every node of a run, and what did."""
+
+    def __init__(self, histories: Mapping[str, History], now_ms: Callable[[], int], sights: Sights | None = None) -> None:
+        self.histories, self.now_ms, self.sights = histories, now_ms, sights or Sights()
+        self.alive: dict[tuple[str, int], Process] = {}
+        self.copies: dict[tuple[str, str, str], dict[tuple[str, int], Process]] = {}
+        """What runs, by scope, replica and uid."""
+        self.past: list[Lived] = []
+        self.waived: dict[str, int] = {}
+        """How often a promise did not apply, by why: `eager` work may run twice, what was `restored` may have lost an order to
+        stop, what a probe calls `unwell` is ended to be started again, and what was `unrecorded` by a disk that
+        failed as it was started is found by no keeper that comes after.
+        """
+        self.unrecorded: set[tuple[str, int]] = set()
+        """Processes that were started while the machine's disk took nothing."""
+        self.told: dict[tuple[str, int], list[Asked]] = {}
+        """Processes that were asked to end."""
+        self.renewals: dict[tuple[str, str], int] = {}
+        """By scope and lease: when the latest renewal that was answered had been sent."""
+
+    def absorb(self, step: Step) -> None:
+        """Remember where each attempt was started and when it was released."""
+        history = step.history
+        for key, old, new in step.moves:
+            if new is None:
+                self._release(history, key, old)
+                continue
+            uid, phase = new["metadata"]["uid"], phase_of(new)
+            run = key, uid, attempt_of(new)
+            if old is None or (key, uid) not in history.shape_of:
+                shape = history.shape(new)
+                if shape is not None:
+                    history.shape_of[key, uid] = shape
+            if phase == "starting" and phase_of(old) == "bound":
+                history.starts[run] = new["status"]["node"], history.serial
+            elif (phase_of(old), phase) == ("unknown", "failed"):
+                history.given_up.add(run)
+            elif phase == "released":
+                self._release(history, key, new)
+
+    def _release(self, history: History, key: str, replica: Json) -> None:
+        history.releases[key, replica["metadata"]["uid"], attempt_of(replica)] = history.serial
+
+    def start(self, process: Process) -> None:
+        self.sights.began(process.run)
+        self.alive[process.node, process.pid] = process
+        key, uid, _ = process.run
+        self.copies.setdefault((process.scope, key, uid), {})[process.node, process.pid] = process
+
+    def end(self, node: str, pid: int) -> None:
+        process = self.alive.pop((node, pid), None)
+        if process is None:
+            return
+        key, uid, _ = process.run
+        left = self.copies[process.scope, key, uid]
+        del left[node, pid]
+        if not left:
+            del self.copies[process.scope, key, uid]
+        self.past.append(Lived(process, self.now_ms()))
+
+    def tell(self, node: str, pid: int, by: str) -> Process | None:
+        process = self.alive.get((node, pid))
+        if process is not None:
+            self.told.setdefault((node, pid), []).append(Asked(by, self.now_ms()))
+        return process
+
+    def renew(self, scope: str, lease: str, sent_ms: int) -> None:
+        self.renewals[scope, lease] = max(sent_ms, self.renewals.get((scope, lease), sent_ms))
+
+    # -- when something starts ---------------------------------------------------------------------------------------
+
+    def runs_only_what_was_ordered(self, process: Process) -> Found:
+        """S14, and so S20: a start needs its own `starting` in the history, at this node, that was not taken back since."""
+        history, run = self.histories.get(process.scope), process.run
+        ordered = None if history is None else history.starts.get(run)
+        if history is None or ordered is None or ordered[0] != process.node:
+            at = "nowhere" if ordered is None else f"on {ordered[0]}"
+            yield run[0], f"attempt {run[2]} of {run[1]} runs on {process.node}, and was committed as starting {at}"
+            return
+        if history.releases.get(run, 0) <= ordered[1]:
+            return
+        if run in history.given_up and not self._fenced(process):
+            self._waive("eager")
+        else:
+            yield run[0], f"attempt {run[2]} of {run[1]} was started on {process.node} after it was released"
+
+    def one_copy_at_a_time(self, process: Process) -> Found:
+        """S8: the runs of a replica's attempts do not overlap, on whatever nodes."""
+        key, uid, attempt = process.run
+        others = [p for p in self.copies.get((process.scope, key, uid), {}).values() if p is not process]
+        for other in others:
+            if not self._fenced(process):
+                self._waive("eager")
+            else:
+                again = " (the scope was restored)" if len(self.histories[process.scope].incarnations) > 1 else ""
+                yield key, f"attempt {attempt} runs on {process.node} while attempt {other.run[2]} runs on {other.node}{again}"
+
+    # -- when something is asked to end ------------------------------------------------------------------------------
+
+    def what_is_ordered_is_not_stopped(self, process: Process, by: str) -> Found:
+        """S20: whatever cannot be reached, a copy that is still ordered runs on. It is stopped once it is to go or is no longer
+        the one that is meant, or by its own fence; not because somebody does not answer.
+        """
+        history, (key, uid, attempt) = self.histories.get(process.scope), process.run
+        replica = None if history is None else history.row(key)
+        if history is None or replica is None or _is_to_end(replica, uid, attempt, process.node):
+            return
+        if history.restored_ms is not None and history.restored_ms >= process.began_ms:
+            self._waive("restored")
+            return
+        lease, shape = f"agent/{process.node}", self.shape(process)
+        sent_ms = self.renewals.get((process.scope, lease))
+        if shape is None:
+            yield key, f"{UNDECIDED} what its fence is stands in no row"
+        elif self._is_unwell(process, shape, phase_of(replica)):
+            self._waive("unwell")
+        elif (process.node, process.pid) in self.unrecorded:
+            self._waive("unrecorded")
+        elif not shape.fenced:
+            yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, and has no fence"
+        elif sent_ms is None:
+            yield key, f"{UNDECIDED} no renewal of {lease} was answered yet, and when it was acquired is not known"
+        elif self.now_ms() - sent_ms < shape.fence_ms / CLOCKS_DIFFER:
+            passed = f"{self.now_ms() - sent_ms} ms after {lease} was renewed, of {shape.fence_ms}"
+            yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, {passed}"
+        else:
+            self.sights.see(Sight.FENCED)
+
+    def _is_unwell(self, process: Process, shape: Shape, phase: str | None) -> bool:
+        """Does its program answer badly by now to a probe that may end it? That for the start is asked until it has started."""
+        asked = shape.checked or (shape.checked_first and phase == "starting")
+        return asked and shape.sick_ms is not None and self.now_ms() - process.began_ms >= shape.sick_ms
+
+    # -- when something is said to have ended ------------------------------------------------------------------------
+
+    def ended_work_runs_no_more(self, step: Step) -> Found:
+        """S8: when an attempt's end is committed, or its fence has passed, no process of it is left. Eager work is waived."""
+        for key, old, new in step.moves:
+            now = phase_of(new)
+            if old is None or now not in ("finished", "failed", "released") or phase_of(old) not in HOUSED:
+                continue
+            for process in self.copies.get((step.history.scope, key, old["metadata"]["uid"]), {}).values():
+                if process.run[2] != attempt_of(old) or process.node != old["status"].get("node"):
+                    continue
+                if (phase_of(old) == "unknown" or process.run in step.history.given_up) and not self._fenced(process):
+                    self._waive("eager")
+                else:
+                    yield key, f"attempt {process.run[2]} is {now}, and process {process.pid} on {process.node} still runs"
+
+    # -- at the end --------------------------------------------------------------------------------------------------
+
+    def intervals_are_disjoint(self, scope: str) -> Found:
+        """S8 once more, from the whole record rather than as it happened."""
+        by_replica: dict[tuple[str, str], list[tuple[int, int, Process]]] = {}
+        now = self.now_ms()
+        lived = [*self.past, *(Lived(process, now + 1) for process in self.alive.values())]
+        for process, ended_ms in lived:
+            if process.scope == scope and self._fenced(process):
+                by_replica.setdefault(process.run[:2], []).append((process.began_ms, ended_ms, process))
+        for (key, _), intervals in by_replica.items():
+            intervals.sort(key=lambda one: one[:2])
+            for (_, ended_ms, first), (began_ms, _, second) in pairwise(intervals):
+                if began_ms < ended_ms:
+                    yield key, f"{first} ran until {ended_ms}, and {second} since {began_ms}"
+
+    def shape(self, process: Process) -> Shape | None:
+        history = self.histories.get(process.scope)
+        return None if history is None else history.shape_of.get(process.run[:2])
+
+    def _fenced(self, process: Process) -> bool:
+        shape = self.shape(process)
+        return shape is None or shape.fenced
+
+    def _waive(self, why: str) -> None:
+        self.waived[why] = self.waived.get(why, 0) + 1
+
+    def retell(self, scope: str, key: str) -> list[str]:
+        lived = [(one.process, f"until {one.ended_ms} ms") for one in self.past]
+        lived += [(process, "still runs") for process in self.alive.values()]
+        return [
+            f"  attempt {p.run[2]} of {p.run[1]} ran on {p.node} as process {p.pid} from {p.began_ms} ms, {self._by(p)}{until}"
+            for p, until in sorted(lived, key=lambda one: one[0].began_ms)
+            if (p.scope, p.run[0]) == (scope, key)
+        ]
+
+    def _by(self, process: Process) -> str:
+        asked = self.told.get((process.node, process.pid), ())
+        return "".join(f"asked to end by {one.by} at {one.at_ms} ms, " for one in asked)
+
+
+def _is_to_end(replica: Json, uid: str, attempt: int, node: str) -> bool:
+    """Is this copy no longer ordered, by what is committed? What is unknown is what it was before."""
+    status = replica.get("status", {})
+    phase = phase_of(replica)
+    if (replica["metadata"]["uid"], attempt_of(replica), status.get("node")) != (uid, attempt, node):
+        return True
+    return (status.get("before") if phase == "unknown" else phase) in TO_END

@@ -1,0 +1,249 @@
+"""Safety: grants and tenant usage across scopes, admission limits, initial replicas.
+
+Grants on both sides of a border, and a tenant's use over all scopes, at one instant.
+
+No replica ranks above what policy allows its work, and no tenant declares more than it may.
+
+Both are read from the rows: a policy's rules as they are published, a tenant's limits as its row has them. A batch may publish
+a rule, or lower a limit, beside what it admits, in any order: then the more generous of the two is what counts.
+
+Of others somebody was asked: conduct.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from remit.simulate.checkers.reference.history import History, Step
+from remit.simulate.checkers.reference.placement import includes
+from remit.simulate.checkers.reference.rows import (
+    MARKER,
+    SCOPE,
+    Counted,
+    Json,
+    Rows,
+    Shape,
+    amount,
+    of_kind,
+    outstanding,
+    owner_of,
+    phase_of,
+)
+from remit.simulate.checkers.registry import Found, promise
+
+
+def across(issuer: Rows, holder: Rows, scope: str) -> Found:
+    """Between two scopes, from all their rows: what the holder believes to have is never more than what its issuer has
+    written off.
+    """
+    for key, grant in of_kind(holder, "grant"):
+        if grant["spec"].get("issuer"):
+            source = issuer.get(key)
+            yield from _in_two_hands(key, grant, None if source is None else source[1], scope)
+
+
+def _in_two_hands(key: str, held: Json, issued: Json, scope: str) -> Found:
+    if held.get("status", {}).get("phase") == "void":
+        return
+    left = {} if issued is None else outstanding(issued)
+    for name, n in amount(held["spec"]["amount"]).items():
+        if n > left.get(name, 0):
+            yield key, f"{scope} holds {n} {name} of {key}, its issuer has debited {left.get(name, 0)}"
+
+
+class Letters:
+    """All scopes of a run."""
+
+    def __init__(self, histories: Mapping[str, History]) -> None:
+        self.histories = histories
+        self.written_off: set[tuple[str, str]] = set()
+        """By issuer and grant: what an operator declared lost. That the holder is gone is the operator's word."""
+        self.quotas: dict[str, dict[str, Counted]] = {}
+        """By tenant and scope: the most that it ever had there. Slices stay lent, and may be drawn on, when a quota shrinks."""
+
+    def absorb(self, history: History, changed: Mapping[str, tuple[Json, Json]]) -> None:
+        for key, (_, new) in changed.items():
+            if new is None or not key.startswith("tenant/"):
+                continue
+            most = self.quotas.setdefault(key.removeprefix("tenant/"), {}).setdefault(history.scope, {})
+            quota, more = amount(new["spec"]["quota"]), amount(new["spec"].get("emergencyQuota"))
+            for name in {**quota, **more}:
+                most[name] = max(most.get(name, 0), quota.get(name, 0) + more.get(name, 0))
+
+    def grants_are_in_one_hand(self, step: Step) -> Found:
+        """What a holder has is never more than what its issuer has debited (S4 over scopes)."""
+        mine = step.history
+        lost = any(entry.did == "declare-lost" for entry in step.accepted)
+        changed = [key for key, _, _ in step.of_kind("grant")]
+        for key in changed:
+            if mine.row(key) is not None:
+                self.written_off.discard((mine.scope, key))
+            elif lost:
+                self.written_off.add((mine.scope, key))
+        # Who recognises whom, and whether a restored scope still doubts, decides about every grant between the two.
+        if MARKER in step.changed or any(key.startswith("peer/") for key in step.changed):
+            changed = [key for other in self.histories.values() for key in other.kind("grant")]
+        for key in dict.fromkeys(changed):
+            yield from self._between(mine, key)
+
+    def _between(self, mine: History, key: str) -> Found:
+        own = mine.row(key)
+        if own is not None and own["spec"].get("issuer"):
+            pairs = [(self.histories.get(own["spec"]["issuer"].removeprefix(SCOPE)), mine)]
+        else:
+            pairs = [(mine, other) for other in self.histories.values() if other is not mine]
+        for issuer, holder in pairs:
+            held = holder.row(key)
+            if issuer is None or held is None or held["spec"].get("issuer") != SCOPE + issuer.scope:
+                continue
+            if (issuer.scope, key) not in self.written_off and _settled(issuer, holder):
+                yield from _in_two_hands(key, held, issuer.row(key), holder.scope)
+
+    def tenants_use_no_more_than_their_quota(self, step: Step) -> Found:
+        """Over all scopes, what is drawn never rises above quota and emergency quota."""
+        sums = step.history.sums
+        if step.doubting:
+            return
+        for (tenant, name), before in sums.tenants_before.items():
+            if sums.tenants.get((tenant, name), 0) <= before or tenant not in self.quotas:
+                continue
+            total = sum(other.sums.tenants.get((tenant, name), 0) for other in self.histories.values())
+            limit = sum(most.get(name, 0) for most in self.quotas[tenant].values())
+            if total > limit:
+                yield f"tenant/{tenant}", f"its use of {name} over all scopes rose to {total}, of at most {limit} ever"
+
+
+def _settled(issuer: History, holder: History) -> bool:
+    """Has a restore on either side been dealt with? Until then a restored issuer may not know what it lent, and grants nothing
+    on; what a restored holder believes to have is void with its first batches.
+    """
+    for side in (issuer, holder):
+        if side.head is None or side.row(MARKER) != side.head["incarnation"]:
+            return False
+    if len(issuer.incarnations) < 2:
+        return True
+    peer = issuer.row(f"peer/{SCOPE}{holder.scope}")
+    return peer is not None and peer["spec"].get("standing") == "vouched"
+
+
+PRIORITY_LIMIT: Final = 2_000_000_000
+KINDS: Final = {"workloads": "workload", "secrets": "secret", "configs": "config"}
+
+
+@promise("S29")
+def replicas_rank_as_policy_allows(step: Step) -> Found:
+    """Of those that a commit makes; what was made before a rule keeps its rank."""
+    if not any(entry.did in ("spawn", "apply") for entry in step.accepted):
+        return
+    for key, old, new in step.moves:
+        shape = step.history.shape(new) if old is None and new is not None else None
+        if shape is None:
+            continue
+        most = max(_most(policy, shape) for policy in (step.policy_before, step.history.policy))
+        priority = new["spec"].get("priority", 0)
+        if priority > most:
+            yield key, f"it has priority {priority}, and the policy in force allows {most}"
+
+
+def _most(policy: Json, shape: Shape) -> int:
+    most = PRIORITY_LIMIT
+    for rule in (rule for one in (policy or {}).get("policies", {}).values() for rule in one["rules"]):
+        match = rule.get("match", {})
+        tenants = match.get("tenants")
+        if (not tenants or shape.tenant in tenants) and includes(shape.labels, match.get("labels", {})):
+            most = min(most, rule.get("priorityMax", PRIORITY_LIMIT))
+    return most
+
+
+@promise("S30")
+def tenants_declare_no_more_than_their_limits(step: Step) -> Found:
+    """What grows stays within; what was above a limit already may only shrink."""
+    history = step.history
+    touched = {_tenant(old, new) for kind in KINDS.values() for _, old, new in step.of_kind(kind)}
+    for tenant in sorted(touched):
+        key = f"tenant/{tenant}"
+        limits = [_limits(row) for row in (step.was(key), history.row(key)) if row is not None]
+        if not any(limits):
+            continue  # the defaults are far beyond what a run declares
+        now = _declared(history, tenant)
+        for name, count in now.items():
+            most = max(one.get(name, PRIORITY_LIMIT) for one in limits)
+            if count > most and _grown(step, tenant, name) > 0:
+                yield key, f"it declares {count} {name} of at most {most}"
+
+
+def _limits(tenant: Json) -> Mapping[str, int]:
+    found: Mapping[str, int] = tenant["spec"].get("limits", {})
+    return found
+
+
+def _tenant(old: Json, new: Json) -> str:
+    return str((new if new is not None else old)["metadata"]["tenant"])
+
+
+def _declared(history: History, tenant: str) -> dict[str, int]:
+    found = {
+        name: sum(row["metadata"]["tenant"] == tenant for row in history.kind(kind).values()) for name, kind in KINDS.items()
+    }
+    mine = (row for row in history.kind("workload").values() if row["metadata"]["tenant"] == tenant)
+    return {**found, "replicas": sum(_many(row) for row in mine)}
+
+
+def _grown(step: Step, tenant: str, name: str) -> int:
+    """By how much a commit has raised it."""
+    kind = KINDS.get(name, "workload")
+    mine = [(old, new) for _, old, new in step.of_kind(kind) if _tenant(old, new) == tenant]
+    if name in KINDS:
+        return sum((new is not None) - (old is not None) for old, new in mine)
+    return sum(_many(new) - _many(old) for old, new in mine)
+
+
+def _many(workload: Json) -> int:
+    if workload is None or workload["spec"]["type"] == "daemon":
+        return 0
+    return max(int(workload["spec"].get("replicas", 1)), int(workload["spec"].get("completions", 0)))
+
+
+DECLARING = ("apply", "delete")
+
+
+def comes_with_its_workload(step: Step, replica: Json) -> bool:
+    """Did this commit make both, by one claim?"""
+    key = owner_of(replica)
+    return _is_new(step, key) and any(entry.did == "apply" and entry.subject == key for entry in step.accepted)
+
+
+def _is_new(step: Step, key: str) -> bool:
+    """Of two of one name in one commit the later counts."""
+    old, new = step.changed.get(key, (None, None))
+    return new is not None and (old is None or old["metadata"].get("uid") != new["metadata"].get("uid"))
+
+
+@promise("S13")
+def what_comes_with_a_workload_is_what_it_begins_with(step: Step) -> Found:
+    """All of them or none, from the first on, of its first generation: no surge is needed for what replaces nothing."""
+    born: dict[str, list[Json]] = {}
+    for _, old, new in step.moves:
+        if old is None and new is not None and not step.doubting and _is_new(step, owner_of(new)):
+            born.setdefault(owner_of(new), []).append(new)
+    for key, replicas in born.items():
+        workload = step.history.row(key)
+        meta, spec = workload["metadata"], workload["spec"]
+        if any(entry.did == "spawn" and entry.subject == meta["name"] for entry in step.accepted):
+            continue  # somebody has asked for more, within the same commit
+        if sum(entry.did in DECLARING and entry.subject == key for entry in step.accepted) > 1:
+            continue  # what it began with is in no row
+        indexes = sorted(one["spec"].get("index", 0) for one in replicas)
+        if indexes != list(range(_first(spec))) or any(phase_of(one) != "pending" for one in replicas):
+            yield key, f"it came with {indexes}, and begins with {_first(spec)}"
+        elif any(one["spec"]["generation"] != meta.get("generation", 1) for one in replicas):
+            yield key, f"it came with replicas of another generation than {meta.get('generation', 1)}"
+
+
+def _first(spec: Json) -> int:
+    """A daemon's nodes are looked at first, and what has a schedule waits for its time."""
+    if spec["type"] == "daemon" or spec.get("schedule"):
+        return 0
+    many = int(spec.get("replicas", 1))
+    return min(many, int(spec["completions"])) if spec.get("completions") else many

@@ -1,0 +1,1 @@
+"""Independent reference model of a scope, read from rows."""

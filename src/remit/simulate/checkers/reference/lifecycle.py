@@ -1,0 +1,108 @@
+"""Second, independent copy of the lifecycle table.
+
+Written down a second time, from the design: law/lifecycle.py is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+Edge = tuple[str | None, str | None, str]
+"""From, to, and the role that may."""
+
+RUNS: Final = ("bound", "starting", "running", "ready", "serving")
+ON_NODE: Final = (*RUNS, "draining", "stopping")
+HOLDING: Final = frozenset((*ON_NODE, "reserved", "unknown", "failed", "finished"))
+"""Phases that hold room, devices and quota."""
+
+HOUSED: Final = frozenset((*ON_NODE, "unknown", "failed", "finished"))
+"""Phases of an attempt that was bound to a node, and is not over."""
+
+TO_END: Final = frozenset(("draining", "stopping", "failed", "finished", "released"))
+"""Phases in which a copy may be stopped: it is to go, or has gone by what was committed."""
+
+UNLEASED: Final = ("user", "operator", "authority")
+
+
+def _edges() -> Iterator[Edge]:
+    yield None, "pending", "workloads"
+    yield "pending", "reserved", "scheduler"
+    yield "pending", "bound", "scheduler"
+    yield "reserved", "bound", "scheduler"
+    yield "reserved", "pending", "scheduler"
+    yield "reserved", "pending", "repair"
+    yield "pending", "released", "workloads"
+    yield "reserved", "released", "workloads"
+    yield "bound", "starting", "agent"
+    yield "starting", "running", "agent"
+    yield "running", "ready", "agent"
+    yield "ready", "running", "agent"
+    yield "serving", "running", "agent"
+    yield "ready", "serving", "endpoints"
+    yield "serving", "ready", "endpoints"
+    yield "starting", "finished", "agent"
+    yield "running", "finished", "agent"
+    yield "ready", "finished", "agent"
+    for phase in ("starting", "running", "ready", "serving"):
+        yield phase, "failed", "agent"
+    for phase in RUNS:
+        for role in ("scheduler", "node-lifecycle", "rollout", "workloads"):
+            yield phase, "draining", role
+    yield "bound", "draining", "repair"
+    yield "starting", "draining", "repair"
+    yield "draining", "stopping", "agent"
+    yield "stopping", "released", "agent"
+    for phase in ON_NODE:
+        yield phase, "unknown", "node-lifecycle"
+        yield phase, "unknown", "authority"
+        yield "unknown", phase, "agent"
+    yield "unknown", "failed", "node-lifecycle"
+    yield "failed", "released", "repair"
+    yield "finished", "released", "workloads"
+    yield "released", "pending", "repair"
+    yield "released", None, "workloads"
+
+
+EDGES: Final = frozenset(_edges())
+
+RESULT_BY: Final = frozenset({("finished", "agent"), ("failed", "agent"), ("released", "agent"), ("failed", "node-lifecycle")})
+"""Where a move may end, and whose it is, that gives an attempt its result."""
+
+NODE_EDGES: Final = frozenset(
+    {
+        ("joining", "ready"),
+        ("joining", "lost"),
+        ("ready", "suspect"),
+        ("suspect", "ready"),
+        ("suspect", "unknown"),
+        ("unknown", "lost"),
+        ("unknown", "joining"),
+        ("lost", "joining"),
+    }
+)
+
+SILENT: Final = ("unknown", "lost")
+"""What a node is called that is not heard of; one that is suspect may be back before anybody has said so."""
+
+MASS_SILENCE: Final = 0.55
+"""The part of a scope's nodes from which on nothing is evicted (S17)."""
+
+KILL_GRACE_MS: Final = 5_000
+DRIFT_MAX: Final = 0.01
+CLOCKS_DIFFER: Final = 1 + DRIFT_MAX
+"""By how much one clock may be faster than another."""
+
+EAGER_FENCE_MS: Final = 30_000
+
+RETRIES: Final = 3
+"""What a job has that does not say."""
+
+SNAPSHOT_FRESH_MS: Final = 60_000
+REPORT_FRESH_MS: Final = 15_000
+"""How old may be what somebody decides on: in general, and what an agent reports."""
+
+
+def lost_after_ms(fenced: bool, fence_ms: int, pace: float = 1.0) -> int:
+    """For how long a node must be silent before its copy may be replaced. `pace`: of a beat of two seconds."""
+    return int((fence_ms + KILL_GRACE_MS * pace) * (1 + DRIFT_MAX)) if fenced else int(EAGER_FENCE_MS * pace)

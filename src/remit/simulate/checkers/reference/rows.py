@@ -1,0 +1,196 @@
+"""Reads amounts, times, phases and shapes from row JSON.
+
+Amounts, times, phases and shapes, read from its JSON alone; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from remit.simulate.checkers.reference.lifecycle import HOLDING, lost_after_ms
+
+Json = Any
+Rows = dict[str, tuple[int, Json]]
+"""Every row by key: the revision of its last change, and its content."""
+
+Counted = dict[str, int]
+"""By resource: bytes, or thousandths of everything else."""
+
+WHOLE: Final = 1000
+SCOPE: Final = "scope/"
+MARKER: Final = "incarnation"
+
+_BYTES = ("memory", "storage", "ephemeral-storage")
+_UNITS = {"m": Decimal("0.001"), "": Decimal(1)}
+_UNITS |= {letter: Decimal(1000**power) for power, letter in enumerate("kMGTPE", start=1)}
+_UNITS |= {letter + "i": Decimal(1024**power) for power, letter in enumerate("KMGTPE", start=1)}
+_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+
+_decode: Callable[[bytes], Json] = msgspec.json.Decoder().decode
+
+
+def read(key: str, value: bytes) -> Json:
+    return value.decode() if key == MARKER else _decode(value)
+
+
+@lru_cache(maxsize=65_536)
+def quantity(name: str, text: str | int | float) -> int:
+    """Memory in bytes, all else in thousandths."""
+    word = str(text)
+    digits = word.rstrip("mkKMGTPEi")
+    value = Decimal(digits) * _UNITS[word[len(digits) :]]
+    return int(value if name in _BYTES else value * 1000)
+
+
+def amount(written: Mapping[str, Any] | None) -> Counted:
+    counted = {}
+    for name, value in (written or {}).items():
+        if name == "devices":
+            counted.update({f"devices/{kind}": quantity(kind, count) for kind, count in value.items()})
+        else:
+            counted[name] = quantity(name, value)
+    return counted
+
+
+@lru_cache(maxsize=4_096)
+def milliseconds(text: str) -> int:
+    total, digits, unit = 0.0, "", ""
+    for letter in text + " ":
+        if letter.isdigit() or letter in ". ":
+            if unit:
+                total += float(digits) * _MS[unit]
+                digits, unit = "", ""
+            digits += letter
+        else:
+            unit += letter
+    return round(total)
+
+
+class Entry(NamedTuple):
+    """One operation as its batch row tells it."""
+
+    id: str
+    digest: str
+    did: str
+    subject: str
+    actor: str
+    role: str
+    lease: str
+    epoch: int
+    seen: int
+    age_ms: int
+    number: int
+    code: str
+    detail: str
+    trace: str
+
+
+def phase_of(replica: Json) -> str | None:
+    return None if replica is None else replica.get("status", {}).get("phase", "pending")
+
+
+def attempt_of(replica: Json) -> int:
+    return int(replica.get("status", {}).get("attempt", 1))
+
+
+def failures_of(replica: Json) -> int:
+    return int(replica.get("status", {}).get("failures", 0))
+
+
+def copy_of(replica: Json) -> str:
+    """Which attempt of which replica, as reservations name their victims."""
+    return f"{replica['metadata']['uid']}/{attempt_of(replica)}"
+
+
+def holds(replica: Json) -> bool:
+    return phase_of(replica) in HOLDING
+
+
+def group_of(replica: Json) -> tuple[str, str]:
+    return replica["metadata"]["tenant"], replica["spec"]["workload"]
+
+
+def owner_of(replica: Json) -> str:
+    """The key of its workload."""
+    return f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}"
+
+
+def generation_key(replica: Json) -> str:
+    spec = replica["spec"]
+    return f"generation/{replica['metadata']['tenant']}/{spec['workload']}/{spec['generation']:08d}"
+
+
+def health_of(node: Json) -> str:
+    return str(node.get("status", {}).get("health", "joining"))
+
+
+def is_open(node: Json) -> bool:
+    """Does it take new work, if it is ready?"""
+    return not (node["spec"].get("unschedulable") or node["spec"].get("draining") or node["metadata"].get("deleting"))
+
+
+def of_kind(rows: Rows, kind: str) -> Iterator[tuple[str, Json]]:
+    for key, (_, content) in rows.items():
+        if key.startswith(f"{kind}/"):
+            yield key, content
+
+
+def most_of(workload: Json) -> int | None:
+    """How many replicas a workload may have that are not released; None for a daemon, which has one a node."""
+    spec = workload["spec"]
+    if spec["type"] == "daemon":
+        return None
+    surge = spec.get("rollout", {}).get("maxSurge", 1) if spec["type"] == "service" else 0
+    return int(max(spec.get("replicas", 1), spec.get("completions", 0)) + surge)
+
+
+def outstanding(grant: Json) -> Counted:
+    whole, back = amount(grant["spec"]["amount"]), amount(grant.get("status", {}).get("returned"))
+    left = {name: whole.get(name, 0) - back.get(name, 0) for name in {**whole, **back}}
+    return {name: n for name, n in left.items() if n}
+
+
+class Shape:
+    """What replicas of one generation need, read once from its row."""
+
+    __slots__ = (
+        "anti", "asks", "charge", "checked", "checked_first", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels",
+        "lost_after_ms", "resources", "sick_ms", "tenant", "where", "workload",
+    )  # fmt: skip
+
+    def __init__(self, key: str, content: Json, pace: float = 1.0) -> None:
+        own = content["spec"]
+        spec, self.key = own["spec"], key
+        template = spec["template"]
+        self.tenant, self.workload = key.split("/")[1], str(own["workload"])
+        self.resources = amount(template.get("resources"))
+        self.asks: list[Json] = template.get("devices", [])
+        self.charge = dict(self.resources)
+        for ask in self.asks:
+            kind = f"devices/{ask['kind']}"
+            share = quantity("share", ask["share"]) if ask.get("share") else ask.get("count", 0) * WHOLE
+            self.charge[kind] = self.charge.get(kind, 0) + share
+        self.labels: dict[str, str] = {**own.get("labels", {}), "remit/workload": self.workload}
+        self.where: Json = spec.get("placement", {})
+        self.anti: list[Json] = list(self.where.get("antiAffinity", ()))
+        if spec["type"] == "daemon":
+            self.anti.append({"labelSelector": {"remit/workload": self.workload}, "topologyKey": "node"})
+        self.gang = int((spec.get("gang") or {}).get("min", 0))
+        self.fenced = spec.get("replace", "") == "fenced" or (not spec.get("replace") and spec["type"] == "job")
+        self.fence_ms = _duration(spec.get("fence"), 300_000)
+        self.grace_ms = _duration(template.get("stopGrace"), 30_000)
+        self.checked = bool(template.get("probes", {}).get("live"))
+        self.checked_first = bool(template.get("probes", {}).get("start"))
+        words = [word.partition("=")[2] for word in template.get("command", ()) if word.startswith("sick=")]
+        self.sick_ms = int(words[0]) if words else None
+        """At what age its program stops to answer well; None: it does not."""
+        self.lost_after_ms = lost_after_ms(self.fenced, self.fence_ms, pace)
+
+
+def _duration(written: str | int | None, default: int) -> int:
+    return default if written is None else written if isinstance(written, int) else milliseconds(written)

@@ -1,0 +1,457 @@
+"""Safety: chain, phases, owners, leases, epochs, outcomes.
+
+The chain, phases and their owners, leases, results. Sums: room.py.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+
+from remit.simulate.checkers.quota_checks import comes_with_its_workload
+from remit.simulate.checkers.reference.history import NOT_OUTCOMES, History, Outcome, Step
+from remit.simulate.checkers.reference.lifecycle import (
+    CLOCKS_DIFFER,
+    EDGES,
+    HOUSED,
+    MASS_SILENCE,
+    NODE_EDGES,
+    ON_NODE,
+    REPORT_FRESH_MS,
+    RESULT_BY,
+    RETRIES,
+    SILENT,
+    SNAPSHOT_FRESH_MS,
+    UNLEASED,
+)
+from remit.simulate.checkers.reference.rows import (
+    MARKER,
+    Entry,
+    Json,
+    attempt_of,
+    failures_of,
+    group_of,
+    health_of,
+    milliseconds,
+    most_of,
+    owner_of,
+    phase_of,
+)
+from remit.simulate.checkers.registry import Found, promise
+
+ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
+
+NAMED: Final = ("replica/", "workload/", "node/", "grant/", "tenant/")
+"""What has a uid of its own."""
+
+LEASE_TTL: Final = "15s"
+
+MEDDLED: Final = "node/meddler-"
+"""How the nodes of a meddler begin: no agent is there."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+@promise("S6")
+def chain_is_unbroken(step: Step) -> Found:
+    """Epochs never decrease, sequences count up by one, and count and digest are those of the rows."""
+    old, head = step.changed.get("head", (None, None))
+    if head is None:
+        yield "head", "a commit without a head"
+        return
+    old = old or {"incarnation": head["incarnation"], "epoch": 0, "sequence": 0, "digest": ""}
+    if head["sequence"] != old["sequence"] + 1 or head["epoch"] not in (old["epoch"], old["epoch"] + 1):
+        yield "head", f"{old} was followed by {head}"
+    if head["incarnation"] != old["incarnation"]:
+        yield "head", f"the incarnation changed from {old['incarnation']} to {head['incarnation']} without a restore"
+    if step.entries and head["epoch"] != old["epoch"]:
+        yield "head", "a takeover decided something"
+    if head["epoch"] == old["epoch"] and head["holder"] != old.get("holder", head["holder"]):
+        yield "head", f"{old['holder']} and {head['holder']} wrote in one epoch"
+    if head["count"] != len(step.puts) - 1 + len(step.deletes):
+        yield "head", f"{head} miscounts its rows"
+    if head["digest"] != chain_digest(old, head, step):
+        yield "head", f"the digest of {head} is not that of its rows after {old}"
+
+
+def chain_digest(old: Json, head: Json, step: Step) -> str:
+    """What the head's digest must be, recomputed from the bytes."""
+    taken = head["epoch"] != old["epoch"]
+    before = f"{old['digest']} {head['epoch']} {head['holder']}" if taken else old["digest"]
+    rows = [(key, value) for key, value in step.puts if key != "head"]
+    hashed = sha256(_encode([before, [[key, len(value)] for key, value in rows], list(step.deletes)]))
+    for _, value in rows:
+        hashed.update(value)
+    return hashed.hexdigest()[:32]
+
+
+@promise("S22")
+def entries_say_who_and_what(step: Step) -> Found:
+    """Every change is somebody's: each has an id, an actor in a role, a deed, and evidence that is not of the future. Letters
+    cite what was seen in another scope, whose revisions are others; only what is about this one's work is compared.
+    """
+    for entry in step.entries:
+        if not entry.code and not (entry.id and entry.digest and entry.did and entry.actor and entry.role):
+            yield "head", f"nobody did it, or nothing: {entry}"
+        if not entry.code and entry.seen > step.revision and entry.did.partition(" ")[0] in ABOUT_WORK:
+            yield "head", f"{entry.id} was decided on what was seen at {entry.seen}, at revision {step.revision}"
+
+
+@promise("S16")
+def accepted_evidence_was_fresh(step: Step) -> Found:
+    """What was decided on had not aged past what the deed allows."""
+    for entry in step.accepted:
+        did = entry.did.partition(" ")[0]
+        if did not in ("bind", "reserve", "gang", "move"):
+            continue
+        most_ms = REPORT_FRESH_MS if entry.role == "agent" else SNAPSHOT_FRESH_MS
+        if entry.age_ms > most_ms:
+            yield entry.subject, f"{entry.did} {entry.id} was decided on what was {entry.age_ms} ms old, of {most_ms}"
+
+
+@promise("S7")
+def refusals_change_nothing(step: Step) -> Found:
+    if not step.accepted and not step.doubting:
+        for key in step.changed:
+            if key != "head" and not key.startswith("batch/"):
+                yield key, "changed by a batch that accepted nothing"
+
+
+@promise("S1")
+def one_binding_per_attempt(step: Step) -> Found:
+    homes = step.history.homes
+    for key, _, new in step.moves:
+        if phase_of(new) not in HOUSED:
+            continue
+        this, node = (new["metadata"]["uid"], attempt_of(new)), new["status"]["node"]
+        if homes.setdefault(this, node) != node:
+            yield key, f"attempt {this} was bound to {homes[this]}, and is on {node}"
+
+
+@promise("S7")
+def phases_move_along_edges_by_their_owners(step: Step) -> Found:
+    for key in step.vain:
+        if key.startswith("replica/"):
+            yield key, "it is forgotten, and was not there"
+    for key, old, new in step.moves:
+        was, now = phase_of(old), phase_of(new)
+        if step.doubting:
+            if (was, now, "authority") not in EDGES:
+                yield key, f"a restore moved it from {was} to {now}"
+            continue
+        workload = (old or new)["spec"]["workload"]
+        named = [
+            e for e in step.accepted
+            if e.subject in (key, workload) or e.did == "gang" or (e.did == "reserve" and now == "draining")
+        ]  # fmt: skip
+        born = was is None and now == "pending" and comes_with_its_workload(step, new)
+        if not born and not any((was, now, entry.role) in EDGES for entry in named):
+            yield key, f"from {was} to {now} by {[(e.did, e.role, e.subject) for e in named]}"
+        if was == "unknown" and now in ON_NODE and old["status"].get("before") != now:
+            yield key, f"unknown since {old['status'].get('before')}, resumed as {now}"
+
+
+@promise("S16")
+def a_restored_scope_doubts_what_may_run(step: Step) -> Found:
+    """What a backup says of nodes is a memory: before anybody acts on it, all that may have run there is unknown."""
+    if not step.doubting or step.history.row(MARKER) != step.history.incarnations[-1]:
+        return
+    for key, replica in step.history.kind("replica").items():
+        if phase_of(replica) in ON_NODE:
+            yield key, f"it is {phase_of(replica)} by a backup's word alone"
+    for key, node in step.history.kind("node").items():
+        if health_of(node) != "unknown":
+            yield key, f"it is {health_of(node)} by a backup's word alone"
+
+
+@promise("S7")
+def agents_move_only_what_is_theirs(step: Step) -> Found:
+    for entry in step.accepted:
+        if entry.role != "agent" or entry.subject not in step.changed or not entry.subject.startswith("replica/"):
+            continue
+        replica = step.was(entry.subject) or {}
+        node = replica.get("status", {}).get("node", "")
+        if entry.lease != f"agent/{node}":
+            yield entry.subject, f"{entry.actor}, with lease {entry.lease}, moved what is on {node or 'no node'}"
+
+
+@promise("S6")
+def accepted_entries_held_their_lease(step: Step) -> Found:
+    """Fencing: at the epoch that stands in the lease's row, by its holder."""
+    for entry in step.accepted:
+        if entry.role in UNLEASED or entry.did in ("acquire", "abandon"):
+            continue
+        key = f"lease/{entry.lease}"
+        rows = [row["spec"] for row in (step.was(key), step.history.row(key)) if row is not None]
+        # A vacate takes the holder's name away in the same batch, and keeps the epoch.
+        if not any(spec.get("epoch", 0) == entry.epoch and spec.get("holder", "") in (entry.actor, "") for spec in rows):
+            yield key, f"{entry.actor} acted at epoch {entry.epoch} of {entry.lease}: {rows}"
+        if entry.did == "vacate" and entry.subject != entry.lease:
+            yield key, f"{entry.actor}, who held {entry.lease}, gave up {entry.subject}"
+        if entry.lease != entry.role and not entry.lease.startswith(f"{entry.role}/"):
+            yield key, f"{entry.lease} is no lease of {entry.role}"
+
+
+@promise("S6")
+def lease_epochs_never_decrease(step: Step) -> Found:
+    """Over restores too: an epoch that was ever acted at is never given to another."""
+    seen = step.history.lease_epochs
+    for key, old, new in step.of_kind("lease"):
+        if new is None:
+            continue
+        a, b = {} if old is None else old["spec"], new["spec"]
+        if b.get("epoch", 0) < a.get("epoch", 0):
+            yield key, f"its epoch fell from {a.get('epoch', 0)} to {b.get('epoch', 0)}"
+        if b.get("holder", "") not in ("", a.get("holder", "")) and b.get("epoch", 0) <= seen.get(
+            key.removeprefix("lease/"), 0
+        ):
+            yield key, f"{b['holder']} took it at epoch {b.get('epoch', 0)}, which was acted at before"
+    for entry in step.accepted:
+        if entry.role in UNLEASED or entry.did in ("acquire", "abandon"):
+            continue
+        if entry.epoch < seen.get(entry.lease, 0):
+            yield f"lease/{entry.lease}", f"{entry.actor} acted at epoch {entry.epoch}, after {seen[entry.lease]}"
+        seen[entry.lease] = max(entry.epoch, seen.get(entry.lease, 0))
+
+
+@promise("S6")
+def leases_are_not_taken_from_the_living(step: Step) -> Found:
+    """Whoever was told that its lease goes on keeps it for a term, counted from when it asked; vacated is given up."""
+    history, stand = step.history, step.stand
+    at_ms = 0 if history.latest is None else history.latest[0]
+    vacated = {entry.subject for entry in step.accepted if entry.did == "vacate"}
+    for key, old, new in step.of_kind("lease"):
+        lease, a, b = key.removeprefix("lease/"), {} if old is None else old["spec"], {} if new is None else new["spec"]
+        if a.get("epoch", 0) == b.get("epoch", 0):
+            continue
+        epoch, since_ms = history.terms.get(lease, (0, 0.0))
+        taken = a.get("holder", "") and b.get("holder", "") not in ("", a["holder"])
+        if taken and epoch == a["epoch"] and lease not in vacated and not step.doubting:
+            term_ms = milliseconds(a.get("ttl", LEASE_TTL)) / CLOCKS_DIFFER
+            if at_ms - since_ms < term_ms:
+                yield key, f"{b['holder']} took it {at_ms - since_ms:.0f} ms after {a['holder']} renewed it, of {term_ms:.0f}"
+        if stand.boot:  # it was decided before it was applied, on a clock that may be fast
+            history.renew(lease, b.get("epoch", 0), at_ms - (stand.applied_ms - stand.decided_ms) * CLOCKS_DIFFER)
+
+
+@promise("S2")
+def one_outcome_per_operation(step: Step) -> Found:
+    outcomes, revision = step.history.outcomes, step.revision
+    for entry in step.entries:
+        if entry.code in NOT_OUTCOMES:
+            continue
+        outcome = Outcome(entry.digest, entry.number, entry.code, revision, entry.seen)
+        before = outcomes.setdefault(entry.id, outcome)
+        if before is not outcome and before != outcome and entry.code != "invalid":
+            yield "head", f"operation {entry.id} came to {before}, and then to {outcome}"
+
+
+@promise("S2")
+def abandoned_is_never_done(step: Step) -> Found:
+    """Whoever was told that something was abandoned may rely on it: it has not happened, and never will."""
+    history, here = step.history, {entry.id: entry for entry in step.entries if entry.code not in NOT_OUTCOMES}
+    for entry in step.entries:
+        if entry.did != "abandon" or entry.code != "abandoned":
+            continue
+        target, said = entry.subject, history.outcomes.get(entry.subject) or here.get(entry.subject)
+        if said is not None and said.code != "abandoned":
+            yield "head", f"operation {target} was abandoned by {entry.id}, and had come to {said}"
+        history.abandoned.add(target)
+    for operation, entry in here.items():
+        if operation in history.abandoned and entry.code != "abandoned":
+            yield "head", f"operation {operation} was abandoned, and came to {entry.code or 'be accepted'} all the same"
+
+
+@promise("S2")
+def ids_are_executed_in_their_time(step: Step) -> Found:
+    """An id is good in the incarnation that issued it, from its window on, until outcomes of that window are kept no more."""
+    head = step.history.head or {}
+    for key, (_, batch) in step.changed.items():
+        if not key.startswith("batch/") or batch is None:
+            continue
+        for entry in (Entry(*one) for one in batch["entries"]):
+            if entry.code:
+                continue
+            incarnation, _, rest = entry.id.partition(".")
+            window = rest.partition(".")[0]
+            if incarnation != head.get("incarnation"):
+                yield "head", f"{entry.id} was executed in {head.get('incarnation')}"
+            elif not window.isdigit() or not step.horizon_before <= int(window) <= batch["window"]:
+                yield "head", f"{entry.id} was executed when {step.horizon_before} to {batch['window']} were kept"
+
+
+@promise("S15")
+def attempts_have_one_result(step: Step) -> Found:
+    results = step.history.results
+    for key, old, new in step.moves:
+        if new is None:
+            continue
+        if old is not None:
+            rise = attempt_of(new) - attempt_of(old)
+            if rise != (phase_of(old) == "released" and phase_of(new) == "pending"):
+                yield key, f"attempt {attempt_of(old)} became {attempt_of(new)}"
+            crashed = phase_of(new) == "failed" and phase_of(old) in ("starting", "running", "ready", "serving")
+            if failures_of(new) - failures_of(old) != crashed:
+                yield (
+                    key,
+                    f"it had failed {failures_of(old)} times, and from {phase_of(old)} to {phase_of(new)} {failures_of(new)}",
+                )
+        result = new.get("status", {}).get("result", "")
+        if not result:
+            continue
+        this = new["metadata"]["uid"], attempt_of(new)
+        if this not in results:
+            roles = [e.role for e in step.accepted if e.subject == key]
+            if not any((phase_of(new), role) in RESULT_BY for role in roles):
+                yield key, f"{phase_of(new)} by {roles} is no end, and gave it the result {result}"
+        if results.setdefault(this, result) != result:
+            yield key, f"attempt {this} came to {results[this]}, and then to {result}"
+
+
+@promise("S9")
+def a_new_attempt_waits_for_the_end_of_the_last(step: Step) -> Found:
+    history = step.history
+    for key, old, new in step.moves:
+        if phase_of(new) == "released":
+            history.over[new["metadata"]["uid"], attempt_of(new)] = str(phase_of(old))
+        elif phase_of(new) in ("reserved", "bound") and phase_of(old) in (None, "pending"):
+            last = new["metadata"]["uid"], attempt_of(new) - 1
+            if last[1] and last not in history.over:
+                yield key, f"attempt {last[1] + 1} was placed, and nothing says that attempt {last[1]} was released"
+
+
+@promise("S15")
+def only_what_may_go_on_begins_anew(step: Step) -> Found:
+    """A job that has done its work has done it, and one that has failed is tried again as often as it says, and no more."""
+    for key, old, new in step.moves:
+        if (phase_of(old), phase_of(new)) != ("released", "pending"):
+            continue
+        owner = owner_of(new)
+        specs = [row["spec"] for row in (step.was(owner), step.history.row(owner)) if row is not None]
+        if any(spec.get("type", "job") != "job" for spec in specs):
+            continue
+        if old["status"].get("result") == "ok":
+            yield key, "it is queued again, and has done its work"
+        elif failures_of(old) > max((spec.get("retries", RETRIES) for spec in specs), default=RETRIES):
+            yield key, f"it is queued again after {failures_of(old)} failures, of {specs}"
+
+
+@promise("S9")
+def lost_only_after_its_fence(step: Step) -> Found:
+    """A node's copy is given up only once its agent was silent for the whole fence; judged by when its lease was acquired, by
+    the takeover, which begins every lease's term anew, and by what its agent was told: renewals are in no row.
+    """
+    history, stand = step.history, step.stand
+    at_ms = 0 if history.latest is None else history.latest[0]
+    for key, old, new in step.moves:
+        if (phase_of(old), phase_of(new)) != ("unknown", "failed") or history.seized is None:
+            continue
+        shape, lease = history.shape(new), f"agent/{new['status']['node']}"
+        since = history.seized.sent_ms
+        if lease in history.heard:
+            since = max(since, history.heard[lease].decided_ms)
+        if shape is None or history.seized.boot != stand.boot:
+            continue
+        if stand.sent_ms - since < shape.lost_after_ms:
+            yield key, f"given up {stand.sent_ms - since} ms after its agent was heard, of {shape.lost_after_ms}"
+        told_ms = history.terms.get(lease, (0, -math.inf))[1]
+        if f"lease/{lease}" in step.changed:
+            told_ms = -math.inf  # acquired in this very batch, after it was given up
+        if at_ms - told_ms < shape.lost_after_ms / CLOCKS_DIFFER:
+            yield key, f"given up {at_ms - told_ms:.0f} ms after its agent asked and was told that {lease} goes on"
+    for entry in step.accepted:
+        if entry.did == "acquire":
+            history.heard[entry.subject] = stand
+
+
+@promise("S17")
+def evictions_cease_at_mass_silence(step: Step) -> Found:
+    """While most nodes are silent, what they run is given up nowhere: so much does not fail at once, but the way to it does.
+    Nodes that nobody beats for count neither way: they are what a meddler says they are.
+    """
+    given_up = [key for key, old, new in step.moves if (phase_of(old), phase_of(new)) == ("unknown", "failed")]
+    if not given_up:
+        return
+    nodes = {key: node for key, node in step.history.kind("node").items() if not key.startswith(MEDDLED)}
+    silent = sorted(key for key, node in nodes.items() if health_of(node) in SILENT)
+    if len(nodes) > 2 and len(silent) >= MASS_SILENCE * len(nodes):
+        yield given_up[0], f"{given_up} were given up, and {silent} of {len(nodes)} nodes are silent"
+
+
+@promise("S13")
+def no_more_replicas_than_desired(step: Step) -> Found:
+    """Replicas that are not released, against what is desired and the surge; more may stand after a lawful reduction."""
+    rises: dict[tuple[str, str], int] = {}
+    for _, old, new in step.moves:
+        for replica, sign in ((old, -1), (new, 1)):
+            if replica is not None and phase_of(replica) != "released":
+                rises[group_of(replica)] = rises.get(group_of(replica), 0) + sign
+    for group, rise in rises.items():
+        if rise <= 0:
+            continue
+        key = f"workload/{group[0]}/{group[1]}"
+        if sum(entry.did in ("apply", "delete") and entry.subject == key for entry in step.accepted) > 1:
+            continue  # what was desired in the middle of the batch is in no row
+        there = [row for row in (step.was(key), step.history.row(key)) if row is not None]
+        limits = [most_of(row) for row in there if not row["metadata"].get("deleting")]
+        if not limits:
+            yield key, f"{rise} more replicas of a workload that is gone or going"
+        elif None not in limits and step.history.active[group] > max(limit or 0 for limit in limits):
+            yield key, f"{step.history.active[group]} replicas are not released, of {limits} desired with the surge"
+
+
+@promise("S7")
+def node_health_moves_by_its_owner(step: Step) -> Found:
+    for key, old, new in step.of_kind("node"):
+        if new is None:
+            continue
+        was, now = "joining" if old is None else health_of(old), health_of(new)
+        if was == now or (step.doubting and now == "unknown"):
+            continue  # restored: nothing is known of any node
+        marked = [e for e in step.accepted if e.did == "mark" and e.subject == key.removeprefix("node/")]
+        if (was, now) not in NODE_EDGES or not any(e.role == "node-lifecycle" for e in marked):
+            yield key, f"its health went from {was} to {now} by {[(e.did, e.role) for e in step.accepted]}"
+
+
+@promise("S16")
+def uids_are_given_once(step: Step) -> Found:
+    """Also across restores: whoever holds on to a uid that was lost must not find another under it."""
+    given = step.history.uids
+    for key, (old, new) in step.changed.items():
+        if old is not None or new is None or not key.startswith(NAMED):
+            continue
+        uid = new.get("metadata", {}).get("uid", "")
+        if uid in given:
+            yield key, f"uid {uid} was given to {given[uid]} before"
+        elif uid:
+            given[uid] = key
+
+
+@promise("S16")
+def nothing_goes_while_something_depends_on_it(step: Step) -> Found:
+    history = step.history
+    for key in history.sums.homeless:
+        yield key, "it holds room, and its generation is gone"
+    for key, (old, new) in step.changed.items():
+        if old is None or new is not None:
+            continue
+        kind, _, name = key.partition("/")
+        if kind == "workload" and (members := history.members.get((old["metadata"]["tenant"], old["metadata"]["name"]))):
+            yield key, f"it went before its replicas {sorted(members)}"
+        elif kind == "tenant":
+            left = sorted(group for group in history.members if group[0] == name)
+            if left:
+                yield key, f"it went before its work {left}"
+        elif kind in ("priorityclass", "region"):
+            users = _users(history, kind, name)
+            if users and all(step.was(one) is not None for one in users):
+                yield key, f"it went, and {users} name it"
+
+
+def _users(history: History, kind: str, name: str) -> list[str]:
+    if kind == "region":
+        return [key for key, node in history.kind("node").items() if node["spec"].get("region") == name]
+    return [key for key, work in history.kind("workload").items() if work["spec"].get("priorityClass", "") == name]

@@ -1,0 +1,1 @@
+"""Simulated clock, network, disk, store, runner."""

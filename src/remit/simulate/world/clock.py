@@ -1,0 +1,198 @@
+"""Simulated clocks with drift, seeded ids, deterministic offload.
+
+Skewed, drifting clocks, and names that are the same in every run.
+
+Inline, in turn, in the loop's time. What it means is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b32encode
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple, TypeVar
+
+from remit.simulate.world.event_loop import SimLoop, stream
+from remit.world.clock import Bounded
+from remit.world.interfaces import OffloadClosed
+
+_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class SimClock:
+    """One machine's clock. It never goes back and goes on through a freeze; only its speed and its start are its own.
+
+    `rate` 1.01 runs one percent fast. Changing it keeps the reading: a clock that is corrected is slewed, not set.
+    """
+
+    def __init__(self, loop: SimLoop, name: str, *, start_ms: int = 0, rate: float = 1.0) -> None:
+        self._loop = loop
+        self._name = name
+        self._boots = 0
+        self._base_ms = float(start_ms)
+        self._since_s = loop.time()
+        self._rate = rate
+        self.wall_offset_ms = 0
+
+    def now_ms(self) -> int:
+        return int(self._base_ms + (self._loop.time() - self._since_s) * 1000 * self._rate)
+
+    def boot(self) -> str:
+        return f"{self._name}-{self._boots}"
+
+    def wall(self) -> str:
+        shown = _EPOCH + timedelta(seconds=self._loop.time(), milliseconds=self.wall_offset_ms)
+        return shown.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+    async def sleep_ms(self, ms: int) -> None:
+        if ms < 0:
+            raise ValueError(f"cannot sleep {ms} ms")
+        until_ms = self.now_ms() + ms
+        left_ms = ms
+        if not left_ms:
+            await asyncio.sleep(0)
+        while left_ms > 0:
+            await asyncio.sleep(left_ms / (1000 * self._rate))
+            left_ms = until_ms - self.now_ms()
+
+    def timeout_ms(self, ms: int) -> AbstractAsyncContextManager[object]:
+        return _Within(self._loop, ms / (1000 * self._rate))
+
+    # -- what faults do to it --------------------------------------------------------------------------------------------
+
+    @property
+    def rate(self) -> float:
+        return self._rate
+
+    def drift(self, rate: float) -> None:
+        now_s = self._loop.time()
+        self._base_ms += (now_s - self._since_s) * 1000 * self._rate
+        self._since_s, self._rate = now_s, rate
+
+    def reboot(self) -> None:
+        """Counts from nothing again; instants of before cannot be compared."""
+        self._boots += 1
+        self._base_ms, self._since_s = 0.0, self._loop.time()
+
+
+class _Within(Bounded):
+    """By a timer of its own: to the instant."""
+
+    __slots__ = ("_delay_s", "_handle", "_loop")
+
+    def __init__(self, loop: SimLoop, delay_s: float) -> None:
+        self._loop, self._delay_s = loop, delay_s
+
+    def _begin(self) -> None:
+        loop, delay_s = self._loop, self._delay_s
+        self._handle = loop.call_later(delay_s, self.over) if delay_s > 0 else loop.call_soon(self.over)
+
+    def _end(self) -> None:
+        self._handle.cancel()
+
+
+class SeededIds:
+    """Names that nobody else has in this run, and that are the same in the next."""
+
+    def __init__(self, seed: str) -> None:
+        self._lots = stream(seed)
+
+    def nonce(self) -> str:
+        return b32encode(self._lots.randbytes(10)).decode().lower()
+
+    def incarnation(self) -> str:
+        return b32encode(self._lots.randbytes(5)).decode().lower()
+
+
+T = TypeVar("T")
+
+
+class _Piece(NamedTuple):
+    work: Callable[[], Any]
+    answer: asyncio.Future[Any]
+
+
+class SimOffload:
+    """Each piece takes `delay_ms()` of the loop's time, drawn when its turn comes, and then happens at one instant.
+
+    When `alive()` turns false the process was killed: nothing of its queue runs any more, and whoever waits is cancelled,
+    now and later: a cancelled task ends without a complaint, and its finally blocks get through.
+    """
+
+    def __init__(self, delay_ms: Callable[[], int], alive: Callable[[], bool]) -> None:
+        self._delay_ms, self._alive = delay_ms, alive
+        self._queue: deque[_Piece] = deque()
+        self._idle: asyncio.Event | None = None
+        """There while work is under way; set when the queue has run empty."""
+        self._closed = False
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        if self._closed:
+            raise OffloadClosed("the offload was closed", "start the component anew")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if not self._alive():
+            answer.cancel()
+            return answer
+        self._queue.append(_Piece(work, answer))
+        if self._idle is None:
+            self._idle = asyncio.Event()
+            self._begin_next()
+        return answer
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._idle is not None:
+            await self._idle.wait()
+
+    def _begin_next(self) -> None:
+        delay_ms = self._delay_ms()
+        if delay_ms < 0:
+            raise ValueError(f"a delay of {delay_ms} ms")
+        # A timer and not a task: a waiter, or whoever made the call, may be cancelled, and the work still has its turn.
+        asyncio.get_running_loop().call_later(delay_ms / 1000, self._end_first)
+
+    def _end_first(self) -> None:
+        if self._alive():
+            piece = self._queue.popleft()
+            _run(piece, self._alive)
+        if not self._alive():
+            for piece in self._queue:
+                piece.answer.cancel()
+            self._queue.clear()
+        if self._queue:
+            self._begin_next()
+        elif self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
+
+def _run(piece: _Piece, alive: Callable[[], bool]) -> None:
+    try:
+        result = piece.work()
+    except (KeyboardInterrupt, SystemExit):
+        raise  # these are for the simulator itself
+    except BaseException as error:  # noqa: BLE001 - it is the waiter's, whatever it is
+        _fail(piece.answer, error, alive)
+    else:
+        if not alive():  # the work itself ended its process: nobody is left to be told
+            piece.answer.cancel()
+        elif not piece.answer.done():
+            piece.answer.set_result(result)
+
+
+def _fail(answer: asyncio.Future[Any], error: BaseException, alive: Callable[[], bool]) -> None:
+    if not alive():
+        answer.cancel()
+    elif answer.done():
+        # The waiter was cancelled. Its work failed all the same, and somebody should be able to read that.
+        told = {"message": "work failed after its waiter was cancelled", "exception": error}
+        answer.get_loop().call_exception_handler(told)
+    elif isinstance(error, StopIteration):  # a future refuses it, since it would end whatever awaits
+        wrapped = RuntimeError("work raised StopIteration")
+        wrapped.__cause__ = error
+        answer.set_exception(wrapped)
+    else:
+        answer.set_exception(error)

@@ -1,0 +1,287 @@
+"""Backup archive format, and restore of a backup as a new incarnation.
+
+Blocking, and only while nobody owns the directory; nothing is destroyed.
+
+A restored store is another one than the store that it replaces, although most of its rows are the same: it gets a new
+incarnation, an epoch above every earlier writer's, and revisions that were never used. Whoever still holds on to the old one
+finds out at its next step. Inside an event loop: `await offload(lambda: restore(...))`.
+
+One tar: a label that says what it is, then the store's file. Blocking; nothing is restored here.
+
+Whoever takes one apart believes the label only after the file has turned out to be the one that it names, byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+from msgspec import Struct
+
+from remit.store.chain import CHANGED_KEYS_MAX, Replaced, Restored, encode_head, next_revision, reborn_head
+from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Corrupt, NewerSchema, StoreError
+from remit.store.sqlite.database_file import FILE_NAME, File, check_header, first_id, put_in_place, sync
+from remit.store.sqlite.directory_lock import PRIVATE_FILE, Ownership, corrupt, make_private, translated
+
+
+def restore(backup: Path, directory: Path, *, incarnation: str) -> Restored:
+    """Put a copy of `backup` in the place of the store in `directory`, which is kept aside as `replaced-N.sqlite`.
+
+    Raises `Owned` if a process runs on it. Until the very last step, one rename, the old store stands as it was; where there
+    was none, nothing is left of what could not be restored.
+    """
+    check_header(backup)  # before anything is made
+    owner = Ownership(directory)
+    draft = directory / f"{FILE_NAME}.restoring"
+    try:
+        try:
+            _copy(backup, draft)
+            restored = _rebase(backup, draft, directory, incarnation)
+            with translated(directory):
+                _swap(draft, directory, restored.replaced)
+            return restored
+        finally:
+            for name in (draft, _wal(draft)):
+                name.unlink(missing_ok=True)
+    except BaseException:
+        owner.undo()
+        raise
+    finally:
+        owner.release()
+
+
+def _copy(backup: Path, draft: Path) -> None:
+    with translated(draft):
+        _wal(draft).unlink(missing_ok=True)
+        make_private(draft)
+        shutil.copyfile(backup, draft)
+
+
+def _rebase(backup: Path, draft: Path, directory: Path, incarnation: str) -> Restored:
+    try:
+        file = File(draft)
+    except Corrupt as error:
+        raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not touched: use another backup") from error
+    try:
+        _check_whole(backup, file)
+        old_revision, old_head = file.revision, file.head()
+        replaced = _look_at_replaced(directory, file)
+        head, revision = reborn_head(old_head, replaced, incarnation), next_revision(old_revision, replaced)
+        file.rebase(revision, Commit(puts=((HEAD, encode_head(head)),)))
+        # The copy must be one file before it is renamed: a write-ahead log left beside it would be lost.
+        file.checkpoint()
+    finally:
+        file.close()
+    return Restored(old_revision, old_head, revision, head, replaced)
+
+
+def _check_whole(backup: Path, file: File) -> None:
+    """Every page, once: a restore is rare, and must not put damage in the place of what may be sound."""
+    try:
+        with file.reading():
+            verdict = file.db.execute("PRAGMA quick_check(1)").get
+        if verdict != "ok":
+            raise corrupt(file.path, str(verdict))
+    except Corrupt as error:
+        raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not touched: use another backup") from error
+
+
+def _look_at_replaced(directory: Path, backup: File) -> Replaced | None:
+    path = directory / FILE_NAME
+    if not path.exists():
+        return None
+    kept_at = str(_free_name(directory))
+    try:
+        file = File(path)
+    except StoreError as error:
+        return Replaced(kept_at, None, None, (), 0, str(error))
+    try:
+        changed, count = _changed_since(file, backup)
+        # Empties the write-ahead log, so that the file kept aside is whole by itself.
+        file.checkpoint()
+        return Replaced(kept_at, file.revision, file.head(), changed, count, "")
+    except StoreError as error:
+        return Replaced(kept_at, None, None, (), 0, str(error))
+    finally:
+        file.close()
+
+
+def _changed_since(file: File, backup: File) -> tuple[tuple[str, ...], int]:
+    """Keys that `file` changed after the backup: at most `CHANGED_KEYS_MAX` of them, and how many there are."""
+    after = first_id(backup.revision + 1)
+    with file.reading():
+        count: int = file.db.execute(
+            "SELECT count(DISTINCT key) FROM log WHERE id >= ? AND key NOT IN ('', ?)", (after, HEAD)
+        ).get
+        found: list[tuple[str]] = list(
+            file.db.execute(
+                "SELECT DISTINCT key FROM log WHERE id >= ? AND key NOT IN ('', ?) ORDER BY key LIMIT ?",
+                (after, HEAD, CHANGED_KEYS_MAX),
+            )
+        )
+    keys = [key for (key,) in found]
+    for key in _deleted_and_swept(file, backup):
+        count += 1
+        if len(keys) < 2 * CHANGED_KEYS_MAX:
+            keys.append(key)
+    return tuple(sorted(keys)[:CHANGED_KEYS_MAX]), count
+
+
+def _deleted_and_swept(file: File, backup: File) -> Iterator[str]:
+    """A compaction takes deletions out of the log; what the backup has and the store knows nothing of was deleted."""
+    if file.compacted <= backup.revision:
+        return
+    page = backup.range("", "", PAGE_ROWS_MAX, 0)
+    while True:
+        for row in page.rows:
+            if not file.knows(row.key):
+                yield row.key
+        if not page.more:
+            return
+        page = backup.range("", page.rows[-1].key, PAGE_ROWS_MAX, 0)
+
+
+def _swap(draft: Path, directory: Path, replaced: Replaced | None) -> None:
+    """First a second name for the old file, then one rename over the first: at no moment is there no store."""
+    path = directory / FILE_NAME
+    if replaced is not None:
+        kept = Path(replaced.kept_at)
+        os.link(path, kept)
+        kept.chmod(PRIVATE_FILE)  # it may have been made by a Remit that let others read
+        # Only a store that could not be read still has a log; it belongs to the file kept aside, never to the new one.
+        if _wal(path).exists():
+            _wal(path).replace(_wal(kept))
+            _wal(kept).chmod(PRIVATE_FILE)
+        sync(directory, os.O_RDONLY)
+    put_in_place(draft, path)
+
+
+def _free_name(directory: Path) -> Path:
+    number = 1
+    while (name := directory / f"replaced-{number}.sqlite").exists():
+        number += 1
+    return name
+
+
+def _wal(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+FORMAT: Final = 1
+LABEL: Final = "label.json"
+STORE: Final = "store.sqlite"
+LABEL_BYTES_MAX: Final = 64 << 10
+PIECE_BYTES: Final = 256 << 10
+END: Final = bytes(2 * tarfile.BLOCKSIZE)
+
+
+class Label(Struct, frozen=True, kw_only=True):
+    """What a backup is of, and where that stood: `taken` is for people. `sha256` and `bytes` are of the store's file."""
+
+    format: int = FORMAT
+    version: str
+    scope: str
+    incarnation: str
+    epoch: int
+    sequence: int
+    revision: int
+    taken: str
+    bytes: int
+    sha256: str
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """How many bytes, and the SHA-256 over them."""
+    taken, size = sha256(), 0
+    with translated(path), path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            taken.update(piece)
+            size += len(piece)
+    return size, taken.hexdigest()
+
+
+def opening(label: Label) -> bytes:
+    """What comes before the store's bytes."""
+    said = msgspec.json.format(msgspec.json.encode(label)) + b"\n"
+    return _header(LABEL, len(said)) + said + _padding(len(said)) + _header(STORE, label.bytes)
+
+
+def closing(label: Label) -> bytes:
+    """What comes after them."""
+    return _padding(label.bytes) + END
+
+
+def _header(name: str, size: int) -> bytes:
+    one = tarfile.TarInfo(name)
+    one.size, one.mode = size, PRIVATE_FILE
+    return one.tobuf(tarfile.GNU_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
+
+
+def unpack(backup: Path, into: Path) -> Label:
+    """The store's file, at `into`, which only its owner may read. Raises `Corrupt` if it is not whole, or none of Remit's, and
+    `NewerSchema` if a later Remit made it; then `into` is gone again.
+    """
+    try:
+        with translated(backup), tarfile.open(backup, "r|") as tar:
+            return _unpacked(backup, tar, into)
+    except tarfile.TarError as error:
+        into.unlink(missing_ok=True)
+        raise _damaged(backup, f"it is no whole tar: {error}") from None
+    except BaseException:
+        into.unlink(missing_ok=True)
+        raise
+
+
+def _unpacked(backup: Path, tar: tarfile.TarFile, into: Path) -> Label:
+    label = _label(backup, _member(backup, tar, LABEL, LABEL_BYTES_MAX))
+    store = _member(backup, tar, STORE, label.bytes)
+    make_private(into)
+    taken, size = sha256(), 0
+    with into.open("wb") as file:
+        for piece in _pieces(store):
+            taken.update(piece)
+            size += len(piece)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    if (size, taken.hexdigest()) != (label.bytes, label.sha256):
+        raise _damaged(backup, f"{size} bytes are not the {label.bytes} that its label names, or not the same ones")
+    return label
+
+
+def _member(backup: Path, tar: tarfile.TarFile, name: str, bytes_max: int) -> IO[bytes]:
+    found = tar.next()
+    opened = tar.extractfile(found) if found is not None and found.isreg() else None
+    if found is None or opened is None or found.name != name or found.size > bytes_max:
+        raise _damaged(backup, f"there should be {name} in it, of at most {bytes_max} bytes")
+    return opened
+
+
+def _label(backup: Path, file: IO[bytes]) -> Label:
+    said = file.read(LABEL_BYTES_MAX)
+    try:
+        format_ = msgspec.json.decode(said, type=dict[str, object]).get("format")
+        if isinstance(format_, int) and format_ > FORMAT:
+            raise NewerSchema(f"{backup} has format {format_}, this Remit knows {FORMAT}; nothing was touched: upgrade Remit")
+        return msgspec.json.decode(said, type=Label)
+    except msgspec.MsgspecError as error:
+        raise _damaged(backup, f"its label cannot be read: {error}") from None
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(PIECE_BYTES):
+        yield piece
+
+
+def _damaged(backup: Path, why: str) -> Corrupt:
+    return Corrupt(f"{backup} is no backup, or damaged ({why}); nothing was touched: use another")

@@ -1,0 +1,168 @@
+"""Lock file of a data directory; SQLite error translation.
+
+One lock file, held by the process that owns the store. What is in the store is not looked at.
+
+A translation only: nothing is retried or mended here.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import apsw
+
+from remit.store.protocol import Corrupt, NoSpace, Owned, ReadOnly, StoreError, Unanswered, Unavailable
+
+LOCK_NAME = "owner"
+PRIVATE_FILE = 0o600
+PRIVATE_DIRECTORY = 0o700
+_PID_BYTES_MAX = 32
+_OPENED = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+
+
+class Ownership:
+    """An flock, which the system lets go when the process ends, however it ends. The pid inside is for people."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = -1
+        self._lock_made: Path | None = None
+        self._directories_made: tuple[Path, ...] = ()
+        try:
+            self._directories_made = tuple(path for path in (directory, *directory.parents) if not path.exists())
+            directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+            while not self._lock(directory / LOCK_NAME):
+                pass
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+            # The file is opened for writing above, which a directory that turned read-only may still allow.
+            if not os.access(directory, os.W_OK):
+                raise ReadOnly(f"{directory} cannot be written; make it writable, or use another --data directory")
+        except OSError as error:
+            self.undo()
+            raise place_error(error, directory) from error
+        except BaseException:
+            self.undo()
+            raise
+
+    def _lock(self, path: Path) -> bool:
+        """False: whoever had made this file has taken it away meanwhile, so a lock on it keeps nobody out."""
+        made = True
+        try:
+            self._fd = os.open(path, _OPENED | os.O_EXCL, PRIVATE_FILE)
+        except FileExistsError:
+            self._fd, made = os.open(path, _OPENED, PRIVATE_FILE), False
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Owned(str(path.parent), _pid_in(self._fd)) from None
+        if not _is_named(path, self._fd):
+            os.close(self._fd)
+            self._fd = -1
+            return False
+        self._lock_made = path if made else None
+        return True
+
+    def undo(self) -> None:
+        """Release it, and leave nothing where nothing was: neither a lock that was made for it, nor empty directories."""
+        with suppress(OSError):
+            if self._lock_made is not None:
+                self._lock_made.unlink()  # while it is held: whoever comes next notices
+        for path in self._directories_made:
+            with suppress(OSError):
+                path.rmdir()
+        self.release()
+
+    def release(self) -> None:
+        self._lock_made, self._directories_made = None, ()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def owner_of(directory: Path) -> int | None:
+    """The process that owns this directory now, by the pid that it left there; None if nobody does. Nothing is taken."""
+    try:
+        fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _pid_in(fd) or 0
+    finally:
+        os.close(fd)
+    return None
+
+
+def make_private(path: Path) -> None:
+    """An empty file in this place that only its owner may read. SQLite gives the journals beside it the same mode."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
+
+
+def place_error(error: OSError, place: Path) -> Unavailable:
+    """What a refusal of the file system means for the store."""
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return ReadOnly(f"{place} cannot be written ({error.strerror}); make it writable, or use another --data directory")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"no room at {place} ({error.strerror}); free space there")
+    return Unavailable(f"{place} cannot be used: {error}; mend that, then start again")
+
+
+def _is_named(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _pid_in(fd: int) -> int | None:
+    text = os.pread(fd, _PID_BYTES_MAX, 0).strip()
+    return int(text) if text.isdigit() else None
+
+
+_DAMAGED = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS, apsw.SQLITE_IOERR_SHORT_READ)
+
+
+def corrupt(place: Path, what: str) -> Corrupt:
+    return Corrupt(f"{place}: {what}; nothing more is written: stop, keep the file aside, and restore a backup")
+
+
+def translate(error: Exception, place: Path, *, committing: bool = False) -> StoreError:
+    """`committing`: the transaction was being made durable. Only then can it be unknown whether it was applied."""
+    if isinstance(error, apsw.FullError):
+        return NoSpace(f"{place}: no room to write; nothing was applied: free space there, or compact")
+    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)):
+        return corrupt(place, f"what was read is not what was written ({error})")
+    if isinstance(error, apsw.IOError):
+        code = getattr(error, "extendedresult", 0)
+        if code in _DAMAGED:
+            return corrupt(place, f"a page does not match its checksum ({error})")
+        if committing:
+            return Unanswered(
+                f"{place}: the disk failed while committing ({error}, code {code}); settle it, and check the disk"
+            )
+        return Unavailable(f"{place}: the disk failed ({error}, code {code}); nothing was applied: check the disk")
+    if isinstance(error, (apsw.ReadOnlyError, apsw.PermissionsError)):
+        return ReadOnly(f"{place} cannot be written ({error}); make it writable, or use another --data directory")
+    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
+        return Unavailable(f"{place} is in use by another program ({error}); close that program, then try again")
+    if isinstance(error, (apsw.CantOpenError, apsw.NoMemError, MemoryError)):
+        return Unavailable(f"{place} cannot be opened ({error}); nothing was applied: check memory, open files and the disk")
+    if isinstance(error, OSError):
+        return place_error(error, place)
+    return Unavailable(f"{place}: SQLite refused ({type(error).__name__}: {error}); nothing was applied: report this")
+
+
+@contextmanager
+def translated(place: Path) -> Iterator[None]:
+    """Around work that commits nothing a caller waits for."""
+    try:
+        yield
+    except (apsw.Error, OSError, MemoryError) as error:
+        raise translate(error, place) from error

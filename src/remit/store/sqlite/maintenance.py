@@ -1,0 +1,234 @@
+"""Indexing, compaction, checkpoint and backup copy, in slices.
+
+Slices of work, each short; none of it changes what a reader sees.
+
+Nothing here is waited for by a caller who was promised durability, so these transactions do not sync: the next commit's
+fsync carries them, and after a crash they are done again from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import apsw
+
+from remit.store.protocol import Head
+from remit.store.sqlite.database_file import File, first_id, put_in_place
+from remit.store.sqlite.directory_lock import make_private, translate, translated
+
+T = TypeVar("T")
+
+RECENT_VERSIONS_MAX = 1 << 18
+INDEX_SLICE_KEYS = 1_024
+SWEEP_SLICE_ROWS = 512
+SWEEP_READ_ROWS = 2_048
+SWEEP_KEYS_MAX = 1 << 17
+WAL_PAGES_DUE = 1_000
+BACKUP_SLICE_PAGES = 512
+
+
+_INDEX = """
+    INSERT OR IGNORE INTO keys
+    SELECT CAST(substr(value, 20) AS TEXT), CAST(CAST(substr(value, 1, 19) AS TEXT) AS INTEGER) FROM carray(?)
+"""
+"""In one step, for the reason that file.py gives."""
+
+
+class Backup(NamedTuple):
+    """Where the store stood when the backup was complete."""
+
+    path: str
+    revision: int
+    head: Head | None
+
+
+class IndexPass:
+    """One walk through the recent versions in key order, writing them into `keys` a slice at a time.
+
+    In key order, neighbours share pages: a pass over many keys rewrites each page of `keys` once, not once a row.
+    """
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._below = first_id(file.revision + 1)
+        self._keys = file.recent.begin_pass()
+
+    def step(self, keys: int) -> bool:
+        """Write the next `keys`; True when the pass is complete. If it fails nothing is lost: the log has it all."""
+        file, below = self._file, self._below
+        some = list(islice(self._keys, keys))
+        done = len(some) < keys
+        rows = file.recent.versions(some, below)
+        with writing(file):
+            if rows:
+                file.db.execute(_INDEX, (apsw.carray(tuple([b"%019d%b" % (id_, key.encode()) for key, id_ in rows])),))
+            if done:
+                file.db.execute("UPDATE meta SET value = ? WHERE name = 'indexed'", (below,))
+        file.recent.drop(some, below)
+        if done:
+            file.indexed = below
+            file.recent.end_pass()
+        return done
+
+
+class Upkeep:
+    """What is due after a group of commits."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._pass: IndexPass | None = None
+
+    def due(self) -> bool:
+        file = self._file
+        return self._pass is not None or file.recent.count > RECENT_VERSIONS_MAX or file.wal_pages > WAL_PAGES_DUE
+
+    def step(self, rows_written: int) -> None:
+        """`rows_written` since the last step: indexing goes twice as fast as versions come in, so that it catches up."""
+        if self._pass is not None or self._file.recent.count > RECENT_VERSIONS_MAX:
+            self._index(max(INDEX_SLICE_KEYS, 2 * rows_written))
+        if self._file.wal_pages > WAL_PAGES_DUE:
+            self._file.checkpoint()
+
+    def index_below(self, id_: int) -> bool:
+        """One slice of indexing; True once every version below `id_` is in `keys`."""
+        if self._file.indexed < id_:
+            self._index(INDEX_SLICE_KEYS)
+        return self._file.indexed >= id_
+
+    def _index(self, keys: int) -> None:
+        current = self._pass or IndexPass(self._file)
+        # Until the step is through there is no pass: if it fails, the next one starts anew and misses nothing.
+        self._pass = None
+        if not current.step(keys):
+            self._pass = current
+
+
+def set_compacted(file: File, revision: int) -> None:
+    """From here on nobody asks for what lies before: only then may it be swept away."""
+    with writing(file):
+        file.db.execute("UPDATE meta SET value = ? WHERE name = 'compacted'", (revision,))
+    file.compacted = revision
+
+
+def sweep(file: File) -> Iterator[None]:
+    """Delete what no reader at or after the compacted revision can see; each `next` does one slice.
+
+    The log is walked from where the last sweep ended: each row there makes the earlier versions of its key unreachable, and a
+    deletion itself too. So the work is that of the rows written since, however many keys there are. Many rows are gathered
+    before any is deleted, then taken out of `log` in its order and out of `keys` in that one's, because neighbours share pages.
+
+    Rows go before their index entries, and deletions last of all: a sweep that is cut off is done again from the log, and finds
+    each entry by the row that made it unreachable. The other way round, what was left over would stay for ever.
+    Everything below the compacted revision must be in `keys` by now.
+    """
+    below = first_id(file.compacted + 1)
+    while True:
+        bounds: dict[str, int] = {}
+        gone: list[int] = []
+        deletions: list[int] = []
+        seen, rows = file.swept, [(0, "")]
+        while rows and len(bounds) < SWEEP_KEYS_MAX:
+            rows = _log_slice(file, seen, below)
+            # A deletion goes too: its own id lies below a bound that is one higher. An unnamed row is in no index.
+            bounds.update((key, id_ + (id_ & 1)) for id_, key in rows if key)
+            deletions += (id_ for id_, _ in rows if id_ & 1)
+            seen = rows[-1][0] if rows else seen
+            yield
+        if seen == file.swept:
+            return
+        ordered = sorted(bounds.items())
+        for some in _slices(ordered):
+            with file.reading():
+                found = file.db.executemany("SELECT id FROM keys WHERE key = ? AND id < ?", some)
+                gone += (id_ for (id_,) in found if not id_ & 1)
+            yield
+        gone.sort()
+        for ids in _slices(gone):
+            _delete(file, "DELETE FROM log WHERE id = ?", [(id_,) for id_ in ids])
+            yield
+        for some in _slices(ordered):
+            _delete(file, "DELETE FROM keys WHERE key = ? AND id < ?", some)
+            yield
+        for ids in _slices(deletions):
+            _delete(file, "DELETE FROM log WHERE id = ?", [(id_,) for id_ in ids])
+            yield
+        _delete(file, "UPDATE meta SET value = ? WHERE name = 'swept'", [(seen,)])
+        file.swept = seen
+
+
+def _log_slice(file: File, after: int, below: int) -> list[tuple[int, str]]:
+    with file.reading():
+        return list(
+            file.db.execute(
+                "SELECT id, key FROM log WHERE id > ? AND id < ? ORDER BY id LIMIT ?", (after, below, SWEEP_READ_ROWS)
+            )
+        )
+
+
+def _delete(file: File, statement: str, bindings: Sequence[tuple[int] | tuple[str, int]]) -> None:
+    with writing(file):
+        file.db.executemany(statement, bindings)
+    if file.wal_pages > WAL_PAGES_DUE:
+        file.checkpoint()
+
+
+def _slices(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(rows), SWEEP_SLICE_ROWS):
+        yield rows[start : start + SWEEP_SLICE_ROWS]
+
+
+class BackupCopy:
+    """A copy of the running database, a slice of pages at a time.
+
+    Copying goes through the writing connection, so SQLite carries each later commit over into what was copied already: the copy
+    shows the moment of its last slice.
+    """
+
+    def __init__(self, file: File, path: Path) -> None:
+        self._file, self._path = file, path
+        self._draft = path.with_name(path.name + ".part")
+        with translated(self._draft):
+            make_private(self._draft)
+            self._target = apsw.Connection(str(self._draft))
+            try:
+                self._copy = self._target.backup("main", file.db, "main")
+            except BaseException:
+                self._target.close()
+                raise
+
+    def step(self) -> Backup | None:
+        with translated(self._draft):
+            if not self._copy.step(BACKUP_SLICE_PAGES):
+                return None
+            self._copy.finish()
+            self._target.close()
+            put_in_place(self._draft, self._path)
+        return Backup(str(self._path), self._file.revision, self._file.head())
+
+    def abandon(self) -> None:
+        """Leave nothing half made behind. Harmless after the copy is in place."""
+        with translated(self._draft):
+            self._copy.close(True)
+            self._target.close()
+            self._draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(file: File) -> Iterator[None]:
+    """One transaction of upkeep, without an fsync of its own."""
+    if file.damage is not None:
+        raise file.damage
+    try:
+        file.db.execute("PRAGMA synchronous=NORMAL")
+        file.db.execute("BEGIN IMMEDIATE")
+        yield
+        file.db.execute("COMMIT")
+    except (apsw.Error, OSError, MemoryError) as error:
+        file.roll_back()
+        raise file.note(translate(error, file.path)) from error
+    finally:
+        file.db.execute("PRAGMA synchronous=FULL")

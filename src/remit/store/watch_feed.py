@@ -1,0 +1,286 @@
+"""Watch feed: shared window of recent transactions, folding for slow watchers.
+
+Memory only: a backend hands in its log for the past.
+
+The feed keeps a bounded **window** of recent transactions, shared by every watcher: a watcher is a place in it. One that keeps
+up gets one event a transaction, also when nothing under its prefix changed, so that its revision moves on. One that lags gets
+many folded into one. When the window moves past a watcher, what it has not read is folded for it alone; that too is bounded,
+and a watcher beyond the bound is dropped with `Resync`. So a slow reader costs a bounded amount and holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from remit.store.chain import decode_head
+from remit.store.protocol import HEAD, Change, Closed, Event, Head, Resync, Span, StoreError
+
+
+class Bounds(NamedTuple):
+    """How much a feed may hold: for all watchers together (window), and for each that lags behind it (pending)."""
+
+    window_rows_max: int = 1 << 16
+    window_bytes_max: int = 64 << 20
+    pending_rows_max: int = 1 << 16
+    pending_bytes_max: int = 64 << 20
+    fold_after: int = 64
+    """A watcher with more transactions than this before it gets them in one event."""
+
+
+class Transaction:
+    """One committed transaction as watchers see it: the head row is taken out of its changes."""
+
+    __slots__ = ("_under", "changes", "head", "revision", "size")
+
+    def __init__(self, revision: int, changes: Iterable[Change]) -> None:
+        self.revision = revision
+        self.head: Head | None = None
+        kept: list[Change] = []
+        size = 0
+        for change in changes:
+            key, value, _ = change
+            if key == HEAD:
+                self.head = None if value is None else decode_head(value)
+            else:
+                kept.append(change)
+                size += len(key) + len(value or b"")
+        self.changes = tuple(kept)
+        self.size = size
+        # Watchers share few prefixes, so each filter is worked out once and not once a watcher.
+        self._under: dict[str, tuple[Change, ...]] = {}
+
+    def under(self, prefix: str) -> tuple[Change, ...]:
+        if not prefix:
+            return self.changes
+        found = self._under.get(prefix)
+        if found is None:
+            found = tuple(change for change in self.changes if change.key.startswith(prefix))
+            self._under[prefix] = found
+        return found
+
+
+class Fold:
+    """Consecutive transactions in one event: the last change of each key, and a count of the others."""
+
+    def __init__(self, prefix: str, after: int) -> None:
+        self.prefix, self.after, self.revision = prefix, after, after
+        self.changes: dict[str, Change] = {}
+        self.size = self.superseded = self.elsewhere = 0
+        self.span: Span | None = None
+        self.head: Head | None = None
+
+    def takes(self, transaction: Transaction) -> bool:
+        """False where the writer's chain breaks: folding over the break would hide it from `chain.gap`."""
+        old, new = self.head, transaction.head
+        if old is None or new is None:
+            return True
+        return new.sequence == old.sequence + 1 and new.incarnation == old.incarnation
+
+    def add(self, transaction: Transaction) -> None:
+        mine = transaction.under(self.prefix)
+        self.elsewhere += len(transaction.changes) - len(mine)
+        for change in mine:
+            old = self.changes.pop(change.key, None)
+            if old is not None:
+                self.superseded += 1
+                self.size -= _weight(old)
+            self.changes[change.key] = change
+            self.size += _weight(change)
+        self.revision = transaction.revision
+        if (head := transaction.head) is not None:
+            first, rows = (self.span.first, self.span.rows) if self.span else (head.sequence, 0)
+            self.span, self.head = Span(first, head.sequence, rows + head.count), head
+
+    def event(self) -> Event:
+        changes = tuple(self.changes.values())
+        return Event(self.after, self.revision, changes, self.superseded, self.elsewhere, self.span, self.head)
+
+
+Replay = Callable[[int], Awaitable[Sequence[Transaction]]]
+"""The next transactions after a revision, from the backend's log: some, but never all at once. Raises `Compacted`."""
+
+
+class Feed:
+    """The window (`floor`, `revision`] and those who watch it. Everything here happens within one step of the loop."""
+
+    def __init__(self, revision: int, bounds: Bounds = Bounds()) -> None:
+        self.bounds = bounds
+        self.floor = self.revision = revision
+        self.window: list[Transaction] = []
+        self._rows = self._bytes = 0
+        # A dict, not a set: watchers are woken in the order in which they came, in every run.
+        self._watchers: dict[Watcher, None] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._closed = False
+
+    def publish(self, transactions: Sequence[Transaction]) -> None:
+        """Add what was just committed: revisions follow one another without a hole."""
+        for transaction in transactions:
+            self.window.append(transaction)
+            self._rows += len(transaction.changes)
+            self._bytes += transaction.size
+            self.revision = transaction.revision
+        self._evict()
+        self.wake()
+
+    def watch(self, prefix: str, after: int, replay: Replay) -> Watcher:
+        if self._closed:
+            raise Closed("this store was closed")
+        watcher = Watcher(self, prefix, after, replay)
+        self._watchers[watcher] = None
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        self._watchers.pop(watcher, None)
+
+    def close(self) -> None:
+        self._closed = True
+        for watcher in tuple(self._watchers):
+            watcher.end(Closed("this store was closed"))
+        self.window.clear()
+        self.floor = self.revision
+        self.wake()
+
+    async def wait(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _evict(self) -> None:
+        """Move the window on, in strides of a quarter: looking at every watcher for every transaction would cost too much."""
+        rows_max, bytes_max = self.bounds.window_rows_max, self.bounds.window_bytes_max
+        if self._rows <= rows_max * 5 // 4 and self._bytes <= bytes_max * 5 // 4 and len(self.window) <= rows_max * 5 // 4:
+            return
+        gone = 0
+        # The newest stays whatever its size, else one huge transaction would cost every watcher its place.
+        while gone < len(self.window) - 1 and (
+            self._rows > rows_max or self._bytes > bytes_max or len(self.window) - gone > rows_max
+        ):
+            self._rows -= len(self.window[gone].changes)
+            self._bytes -= self.window[gone].size
+            gone += 1
+        if not gone:
+            return
+        for watcher in tuple(self._watchers):
+            watcher.fall_behind(gone)
+        self.floor = self.window[gone - 1].revision
+        del self.window[:gone]
+
+
+class Watcher:
+    """One watcher's place. First it reads the backend's log up to the window (not `joined`), then the window itself."""
+
+    def __init__(self, feed: Feed, prefix: str, after: int, replay: Replay) -> None:
+        self._feed, self._prefix, self._replay = feed, prefix, replay
+        self._seen = after
+        self._past: deque[Transaction] = deque()
+        self._joined = after >= feed.floor
+        self._fold: Fold | None = None
+        self._error: StoreError | None = None
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            if self._closed:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            event = self._next_past() if not self._joined else self._next_live()
+            if event is not None:
+                return event
+            if self._joined:
+                await self._feed.wait()
+            else:
+                await self._read_past()
+
+    async def close(self) -> None:
+        self._closed = True
+        self._drop()
+        self._feed.wake()
+
+    def end(self, error: StoreError) -> None:
+        """Every later step raises `error`; what was pending is let go."""
+        if self._error is None:
+            self._error = error
+        self._drop()
+
+    def fall_behind(self, gone: int) -> None:
+        """The first `gone` transactions leave the window: keep what of them was not read, folded, or be dropped."""
+        feed = self._feed
+        if not self._joined:
+            return
+        unread = feed.window[max(0, self._seen - feed.floor) : gone]
+        if not unread:
+            return
+        fold = self._fold or Fold(self._prefix, self._seen)
+        for transaction in unread:
+            if not fold.takes(transaction):
+                self.end(Resync(fold.after, feed.revision))
+                return
+            fold.add(transaction)
+            if len(fold.changes) > feed.bounds.pending_rows_max or fold.size > feed.bounds.pending_bytes_max:
+                self.end(Resync(fold.after, feed.revision))
+                return
+        self._fold, self._seen = fold, fold.revision
+
+    def _next_live(self) -> Event | None:
+        feed = self._feed
+        index = self._seen - feed.floor
+        pending = len(feed.window) - index
+        fold, self._fold = self._fold, None
+        if fold is None:
+            # Less than nothing: the log showed a commit that is about to be published.
+            if pending <= 0:
+                return None
+            fold = Fold(self._prefix, self._seen)
+            take = 1 if pending <= feed.bounds.fold_after else pending
+        else:
+            take = pending
+        for transaction in feed.window[index : index + take]:
+            if not fold.takes(transaction):
+                break
+            fold.add(transaction)
+        self._seen = fold.revision
+        return fold.event()
+
+    def _next_past(self) -> Event | None:
+        if not self._past:
+            # No await between this look at the floor and the first look into the window: no gap, and nothing twice.
+            if self._seen >= self._feed.floor:
+                self._joined = True
+                return self._next_live()
+            return None
+        fold = Fold(self._prefix, self._seen)
+        take = 1 if len(self._past) <= self._feed.bounds.fold_after else len(self._past)
+        while take and fold.takes(self._past[0]):
+            fold.add(self._past.popleft())
+            take -= 1
+        self._seen = fold.revision
+        return fold.event()
+
+    async def _read_past(self) -> None:
+        try:
+            self._past.extend(await self._replay(self._seen))
+        except StoreError as error:
+            self.end(error)
+
+    def _drop(self) -> None:
+        self._feed.leave(self)
+        self._past.clear()
+        self._fold = None
+
+
+def _weight(change: Change) -> int:
+    return len(change.key) + len(change.value or b"")

@@ -1,0 +1,196 @@
+"""Thread offload, batched offload, cancellation of blocking work, first failure of a task group.
+
+One thread, in order. What the work means is not known here.
+
+In one piece for all who ask; what it does is theirs.
+
+No work of its own is here.
+
+It is told to, and what it waits for is closed; why is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+from remit.world.interfaces import Offload, OffloadClosed
+
+T = TypeVar("T")
+
+
+class ThreadOffload:
+    """The thread begins with the first work. Work that was accepted runs even if the loop or the program ends before it.
+
+    The queue has no bound of its own: every piece has a caller who waits for it, and callers are bounded.
+    """
+
+    def __init__(self, name: str = "offload") -> None:
+        self._name = name
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._closed = False
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        if self._closed:
+            raise OffloadClosed(f"the thread {self._name} was closed", "start the component anew")
+        return self._put(work)
+
+    async def close(self) -> None:
+        self._closed = True
+        try:
+            # The last in the queue: when it has run, so has everything before it.
+            await self._put(_nothing)
+        except OffloadClosed:
+            return
+        self._pool.shutdown(wait=False)
+
+    def _put(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        # Not asyncio.wrap_future: cancelling that one takes work out of the queue, and a commit would be lost in silence.
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - it is the waiter's, whatever it is
+                _tell(loop, _fail, answer, error)
+            else:
+                _tell(loop, _succeed, answer, result)
+
+        try:
+            self._pool.submit(run)
+        except RuntimeError as error:
+            raise OffloadClosed(f"the thread {self._name} has ended ({error})", "start the component anew") from error
+        return answer
+
+
+def _nothing() -> None:
+    pass
+
+
+def _tell(loop: asyncio.AbstractEventLoop, deed: Callable[..., None], *arguments: object) -> None:
+    try:
+        loop.call_soon_threadsafe(deed, *arguments)
+    except RuntimeError:  # the loop was closed: nobody is left to hear it, and the work is done all the same
+        return
+
+
+def _succeed(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _fail(answer: asyncio.Future[T], error: BaseException) -> None:
+    if answer.done():
+        # The waiter was cancelled. Its work failed all the same, and somebody should be able to read that.
+        told = {"message": "work failed after its waiter was cancelled", "exception": error}
+        answer.get_loop().call_exception_handler(told)
+    elif isinstance(error, StopIteration):  # a future refuses it, since it would end whatever awaits
+        wrapped = RuntimeError("work raised StopIteration")
+        wrapped.__cause__ = error
+        answer.set_exception(wrapped)
+    else:
+        answer.set_exception(error)
+
+
+class _Piece(NamedTuple):
+    work: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class Together:
+    """To call it is to have a piece of blocking work done. Whoever asks while another group is at it is in the next one."""
+
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
+        self._turn = asyncio.Lock()
+        self._waiting: list[_Piece] = []
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        piece = _Piece(work, asyncio.get_running_loop().create_future())
+        self._waiting.append(piece)
+        if len(self._waiting) == 1:  # the first of a group has it done for all
+            await self._do_group()
+        result: T = await piece.done
+        return result
+
+    async def _do_group(self) -> None:
+        group: list[_Piece] = []
+        try:
+            async with self._turn:
+                await asyncio.sleep(0)  # whoever asks in the same moment is in it, too
+                group, self._waiting = self._waiting, []
+                answers = await self._offload(lambda: _all_of(group))
+        except BaseException:
+            if not group:
+                group, self._waiting = self._waiting, []
+            for piece in group:
+                piece.done.cancel()
+            raise
+        for piece, (result, error) in zip(group, answers, strict=True):
+            if piece.done.done():  # nobody waits for it any more
+                continue
+            if error is None:
+                piece.done.set_result(result)
+            else:
+                piece.done.set_exception(error)
+
+
+def _all_of(group: Sequence[_Piece]) -> list[tuple[Any, Exception | None]]:
+    answers: list[tuple[Any, Exception | None]] = []
+    for piece in group:
+        try:
+            answers.append((piece.work(), None))
+        except Exception as error:  # noqa: BLE001 - it is the asker's, whatever it is
+            answers.append((None, error))
+    return answers
+
+
+@contextmanager
+def one_failure() -> Iterator[None]:
+    """Around a group of tasks: of its failures the first. If somebody has cancelled it meanwhile, that is what is raised: the
+    group would forget it, and whoever catches the failure would go on.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        yield
+    except BaseExceptionGroup as failures:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError from None
+        raise failures.exceptions[0] from None
+
+
+class Stop:
+    """Ends blocking work from another thread: it sees so at its next piece, and what it waits for is closed under it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: socket.socket | None = None
+        self.asked = False
+
+    def hold(self, one: socket.socket) -> None:
+        with self._lock:
+            self._held = one
+        self.check()
+
+    def now(self) -> None:
+        with self._lock:
+            self.asked = True
+            if self._held is not None:
+                with suppress(OSError):
+                    # Not the TLS socket's own: that one forgets its encryption, and its reader would take cipher for text.
+                    socket.socket.shutdown(self._held, socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        if self.asked:
+            raise Stopped
+
+
+class Stopped(Exception):
+    """Nobody waits for it any more, or it has taken too long."""

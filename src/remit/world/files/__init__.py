@@ -1,0 +1,1 @@
+"""Durable files, log files, secrets in memory, artifacts."""

@@ -1,0 +1,409 @@
+"""Safe unpacking of tar and zip; bounded decompression.
+
+Read forwards, and counted: what swells without end is noticed on the way.
+
+Nothing that leads out of it, and no more than fits; blocking: see carrier.py.
+
+Whoever made the archive is not trusted, so nothing in it is taken for a path. A name is walked step by step from the directory,
+each step a real one (`O_NOFOLLOW`), so a link that the archive brought itself leads nowhere. The target of a link may climb
+only first, and no higher than the real directories above it; whatever it names from there is inside, or is a link of which the
+same holds.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final
+
+from remit.world.concurrency import Stop
+from remit.world.files.artifacts import NotUnpacked, UnpackBounds, Unpacked
+from remit.world.process.spawn import identity_of
+
+READ_MAX: Final = 4 << 20
+"""No honest reader asks for more at once; one that was told to by a header would have it all in memory."""
+MEMORY_MAX: Final = 256 << 20
+"""So much may reading of an xz archive take: its maker says how much, and could say anything."""
+_PIECE: Final = 64 << 10
+
+
+def is_zip(file: IO[bytes]) -> bool:
+    return _begins(file, b"PK\x03\x04", b"PK\x05\x06")
+
+
+def is_zstd(file: IO[bytes]) -> bool:
+    return _begins(file, b"\x28\xb5\x2f\xfd")
+
+
+def expanded(file: IO[bytes]) -> IO[bytes]:
+    """The bytes inside, or the file itself if it is not compressed."""
+    if _begins(file, b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
+    if _begins(file, b"BZh"):
+        return bz2.BZ2File(file, "rb")
+    if _begins(file, b"\xfd7zXZ\x00"):
+        return io.BufferedReader(_Xz(file), _PIECE)
+    return file
+
+
+def _begins(file: IO[bytes], *marks: bytes) -> bool:
+    file.seek(0)
+    found = file.read(8)
+    file.seek(0)
+    return found.startswith(marks)
+
+
+class _Xz(io.RawIOBase):
+    """As `lzma.LZMAFile`, which lets the file say how much memory it takes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._inner = file, self._anew()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: memoryview, /) -> int:  # type: ignore[override]
+        while True:
+            if self._inner.eof:
+                left = self._inner.unused_data or self._file.read(_PIECE)
+                left = left.lstrip(b"\0")
+                if not left:
+                    return 0
+                self._inner = self._anew()
+            else:
+                left = self._file.read(_PIECE) if self._inner.needs_input else b""
+                if not left and self._inner.needs_input:
+                    raise EOFError("it ends in the middle")
+            try:
+                piece = self._inner.decompress(left, len(into))
+            except lzma.LZMAError as error:
+                raise NotUnpacked(f"it cannot be decompressed ({error})", "compress it anew, with gzip or xz -6") from error
+            if piece:
+                into[: len(piece)] = piece
+                return len(piece)
+
+    @staticmethod
+    def _anew() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY_MAX)
+
+
+class Meter:
+    """A file that is read forwards, and not for ever. It seeks as a reader of archives does: onwards, over what it skips."""
+
+    def __init__(self, file: IO[bytes], bytes_max: int, stop: Stop) -> None:
+        self._file, self._bytes_max, self._stop = file, bytes_max, stop
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= READ_MAX:
+            raise NotUnpacked("a head in it is far too long", "make it anew")
+        self._stop.check()
+        pieces, left = [], size
+        while left and (piece := self._file.read(left)):
+            pieces.append(piece)
+            left -= len(piece)
+        self._at += size - left
+        if self._at > self._bytes_max:
+            raise NotUnpacked(
+                f"it comes to more than {self._bytes_max >> 20} MiB, which is too much for its size", "make it smaller"
+            )
+        return b"".join(pieces)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence != 0 or offset < self._at:
+            raise NotUnpacked("its parts are not one after another", "make it anew")
+        while self._at < offset and self.read(min(READ_MAX, offset - self._at)):
+            pass
+        return self._at
+
+
+PIECE: Final = 256 << 10
+TARGET_MAX: Final = 4_096
+DIRECTORY_BYTES_MAX: Final = 64 << 20
+"""Of a zip's list of parts, which is read whole."""
+
+_PLAIN: Final = "make it anew from plain files"
+
+
+class Unpacking:
+    """Into one directory, or below it at `at`; what is put there belongs to `user` afterwards."""
+
+    def __init__(self, into: Path, user: str, bounds: UnpackBounds, stop: Stop, at: Path = Path()) -> None:
+        self._into, self._bounds, self._stop, self._prefix = into, bounds, stop, at.parts
+        self._identity = identity_of(user)
+        self._files = self._bytes = 0
+        self._bytes_max = bounds.bytes_max
+        self._root = -1
+        self._parent: tuple[tuple[str, ...], int] = ((), -1)
+        """The directory in which the last part was put: the next is often there too."""
+
+    def unpack(self, archive: Path) -> Unpacked:
+        size = archive.stat().st_size
+        self._bytes_max = min(self._bounds.bytes_max, max(self._bounds.ratio_max * size, 64 << 20))
+        with self, archive.open("rb") as file:
+            try:
+                self._at(self._prefix)
+                if is_zip(file):
+                    self._zip(file)
+                elif is_zstd(file):
+                    raise NotUnpacked(
+                        "it is compressed with zstd, which is not read here", "compress it with gzip, xz or bzip2"
+                    )
+                else:
+                    self._tar(file)
+            except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+                raise NotUnpacked(f"it is no archive that can be read ({error})", "make a tar or zip archive of it") from error
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                raise NotUnpacked(
+                    f"it cannot be unpacked ({why})", "see whether it is whole, and whether there is room"
+                ) from error
+        return Unpacked(self._files, self._bytes)
+
+    def copy(self, file: Path, to: Path) -> None:
+        """One plain file, as it is."""
+        with self, _put(to), file.open("rb") as found:
+            self._file(self._parts(str(to)), 0o755, self._pieces(found), replaces=False)
+
+    def make(self, to: Path) -> None:
+        """A directory, unless it is there."""
+        with self, _put(to):
+            self._at(self._parts(str(to)))
+
+    def lead(self, to: Path, target: Path) -> None:
+        """A link to a place of the machine: whoever asks for it has seen that it may be."""
+        with self, _put(to):
+            parts = self._parts(str(to))
+            os.symlink(target, self._last(parts), dir_fd=self._at(parts[:-1]))
+
+    # -- archives --------------------------------------------------------------------------------------------------------------
+
+    def _tar(self, file: IO[bytes]) -> None:
+        meter = Meter(expanded(file), self._bytes_max + (64 << 20), self._stop)
+        with tarfile.open(fileobj=meter, mode="r:", errorlevel=2) as tar:  # type: ignore[call-overload]
+            while (one := tar.next()) is not None:
+                self._count()
+                parts = self._parts(one.name)
+                if one.isdir():
+                    self._directory(parts, one.mode)
+                elif one.isreg():
+                    with tar.extractfile(one) as content:
+                        self._file(parts, one.mode, self._pieces(content))
+                elif one.issym():
+                    self._link(parts, one.linkname)
+                elif one.islnk():
+                    self._hard_link(parts, self._parts(one.linkname))
+                else:
+                    raise NotUnpacked(f"{_shown(one.name)} is a device or a pipe", _PLAIN)
+                tar.members = []  # they are kept for a second look, which nobody takes
+
+    def _zip(self, file: IO[bytes]) -> None:
+        _check_list(file)
+        with zipfile.ZipFile(file) as archive:
+            for one in archive.infolist():
+                self._count()
+                parts, mode = self._parts(one.filename), one.external_attr >> 16
+                sort = stat.S_IFMT(mode)
+                if one.flag_bits & 1:
+                    raise NotUnpacked(f"{_shown(one.filename)} is encrypted", "make it anew without a password")
+                if one.is_dir():
+                    self._directory(parts, mode or 0o755)
+                elif sort == stat.S_IFLNK:
+                    with archive.open(one) as content:
+                        self._link(parts, os.fsdecode(content.read(TARGET_MAX + 1)))
+                elif sort in (0, stat.S_IFREG):
+                    with archive.open(one) as content:
+                        self._file(parts, mode or 0o644, self._pieces(content))
+                else:
+                    raise NotUnpacked(f"{_shown(one.filename)} is a device or a pipe", _PLAIN)
+
+    def _count(self) -> None:
+        self._stop.check()
+        self._files += 1
+        if self._files > self._bounds.files_max:
+            raise NotUnpacked(f"it has more than {self._bounds.files_max} parts", "make several archives of it")
+
+    def _pieces(self, content: Any) -> Iterator[bytes]:
+        while piece := content.read(PIECE):
+            self._stop.check()
+            self._bytes += len(piece)
+            if self._bytes > self._bytes_max:
+                raise NotUnpacked(
+                    f"it comes to more than {self._bytes_max >> 20} MiB, which is too much for its size", "make it smaller"
+                )
+            yield piece
+
+    # -- one part --------------------------------------------------------------------------------------------------------------
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        """The steps of a name; none for the directory itself."""
+        steps = tuple(step for step in name.split("/") if step not in ("", "."))
+        if name.startswith("/") or ".." in steps or "\0" in name:
+            raise NotUnpacked(f"{_shown(name)} leads out of its directory", "make it anew with names below it")
+        if len(steps) > self._bounds.depth_max:
+            raise NotUnpacked(f"{_shown(name)} lies deeper than {self._bounds.depth_max} directories", "make it flatter")
+        return (*self._prefix, *steps)
+
+    def _directory(self, parts: tuple[str, ...], mode: int) -> None:
+        at = self._at(parts)
+        if parts != self._prefix:
+            os.fchmod(at, (mode & 0o755) | 0o700)
+
+    def _file(self, parts: tuple[str, ...], mode: int, pieces: Iterator[bytes], *, replaces: bool = True) -> None:
+        name, at = self._last(parts), self._at(parts[:-1])
+        if replaces:
+            _make_way(name, at)
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
+        try:
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    left = left[os.write(file, left) :]
+            if self._identity is not None:
+                os.fchown(file, self._identity.uid, self._identity.gid)
+            os.fchmod(file, (mode & 0o755) | 0o600)  # no right of another user is taken on by whoever runs it
+        finally:
+            os.close(file)
+
+    def _link(self, parts: tuple[str, ...], target: str) -> None:
+        name, at = self._last(parts), self._at(parts[:-1])
+        if not self._bounds.as_root:
+            _check_target("/".join(parts), target, len(parts) - 1)
+        elif not target or len(target) > TARGET_MAX or "\0" in target:
+            raise NotUnpacked(f"{_shown(name)} is a link to nothing", _PLAIN)
+        _make_way(name, at)
+        os.symlink(target, name, dir_fd=at)
+        if self._identity is not None:
+            os.chown(name, self._identity.uid, self._identity.gid, dir_fd=at, follow_symlinks=False)
+
+    def _hard_link(self, parts: tuple[str, ...], of: tuple[str, ...]) -> None:
+        """A second name of a part that came before: never of anything else, and never of what a link stands for."""
+        if not of or parts == of:
+            raise NotUnpacked(f"{_shown('/'.join(parts))} is a second name of nothing", _PLAIN)
+        source = os.dup(self._at(of[:-1], make=False))
+        try:
+            found = os.stat(of[-1], dir_fd=source, follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode):
+                raise NotUnpacked(f"{_shown('/'.join(parts))} is a second name of what is no file", _PLAIN)
+            name, at = self._last(parts), self._at(parts[:-1])
+            _make_way(name, at)
+            os.link(of[-1], name, src_dir_fd=source, dst_dir_fd=at, follow_symlinks=False)
+        except FileNotFoundError:
+            raise NotUnpacked(f"{_shown('/'.join(parts))} is a second name of what is not there", _PLAIN) from None
+        finally:
+            os.close(source)
+
+    def _last(self, parts: tuple[str, ...]) -> str:
+        if not parts:
+            raise NotUnpacked("a part of it has no name", _PLAIN)
+        return parts[-1]
+
+    # -- where it goes ---------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> None:
+        try:
+            self._into.mkdir(mode=0o755, exist_ok=True)
+            self._root = os.open(self._into, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._own(self._root)
+        except OSError as error:
+            raise NotUnpacked(f"{self._into} cannot be used ({error.strerror})", "see whether there is room") from error
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self._parent[1], self._root):
+            if one >= 0:
+                os.close(one)
+        self._parent, self._root = ((), -1), -1
+
+    def _at(self, parts: tuple[str, ...], *, make: bool = True) -> int:
+        """The directory of these steps, made where it is not there. Good until the next call."""
+        if not parts:
+            return self._root
+        if self._parent[0] == parts:
+            return self._parent[1]
+        at = os.dup(self._root)
+        try:
+            for step in parts:
+                at = self._step(at, step, make)
+        except OSError as error:
+            os.close(at)
+            if isinstance(error, NotADirectoryError) or getattr(error, "errno", 0) in _LINKED:
+                raise NotUnpacked(f"{_shown('/'.join(parts))} goes by a link or a file", _PLAIN) from error
+            raise
+        if self._parent[1] >= 0:
+            os.close(self._parent[1])
+        self._parent = parts, at
+        return at
+
+    def _step(self, at: int, step: str, make: bool) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            below = os.open(step, flags, dir_fd=at)
+        except FileNotFoundError:
+            if not make:
+                raise
+            os.mkdir(step, 0o755, dir_fd=at)
+            below = os.open(step, flags, dir_fd=at)
+            self._own(below)
+        os.close(at)
+        return below
+
+    def _own(self, directory: int) -> None:
+        if self._identity is not None:
+            os.fchown(directory, self._identity.uid, self._identity.gid)
+
+
+@contextmanager
+def _put(to: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise NotUnpacked(f"{to} cannot be put there ({why})", "give each artifact and volume a path of its own") from error
+
+
+_LINKED: Final = (20, 40)
+"""ENOTDIR and ELOOP: what `O_NOFOLLOW` says of a link, with and without `O_DIRECTORY`."""
+
+
+def _make_way(name: str, at: int) -> None:
+    """A later part of the same name stands; but a directory is not thrown away for it."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=at)
+
+
+def _check_target(name: str, target: str, depth: int) -> None:
+    steps = [step for step in PurePosixPath(target).parts if step != "."]
+    climbs = next((count for count, step in enumerate(steps) if step != ".."), len(steps))
+    outside = target.startswith("/") or climbs > depth or ".." in steps[climbs:]
+    if (not steps and target != ".") or outside or len(target) > TARGET_MAX or "\0" in target:
+        raise NotUnpacked(
+            f"{_shown(name)} is a link that leads out of its directory", "make links that are relative and inside"
+        )
+
+
+def _check_list(file: IO[bytes]) -> None:
+    """A zip's list of parts is read whole, and its end says how long that is."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 65_557))
+    tail = file.read(65_557)
+    end = tail.rfind(b"PK\x05\x06")
+    length = int.from_bytes(tail[end + 12 : end + 16], "little") if end >= 0 else 0
+    file.seek(0)
+    if length > DIRECTORY_BYTES_MAX:
+        raise NotUnpacked("its list of parts is too long", "make a tar archive of it")
+
+
+def _shown(name: str) -> str:
+    return ascii(name[:120])

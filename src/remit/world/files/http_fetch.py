@@ -1,0 +1,211 @@
+"""HTTP(S) and file fetch with address checks on every connection.
+
+Blocking, in pieces, each connection checked as it is made; see carrier.py.
+
+A name is looked up once for each connection, all that it comes to is looked at, and the connection is made to that address and
+no other: a name that comes to something else a moment later has no say any more. A redirect is a new source, and is asked all
+of it again; none leads from the network to a file of the node, or from https to http.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urljoin
+
+from remit.law.fetch_policy import why_no_address, why_no_host
+from remit.model.artifacts import PORTS, Address, Unreadable, read_source
+from remit.world.concurrency import Stop, Stopped
+from remit.world.files.artifacts import FetchBounds, NotFetched, Reach
+
+PIECE: Final = 256 << 10
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
+_ALLOW: Final = "name it with `remit agent --artifact-allow` and in a policy's permit.artifactHosts, or use a public one"
+
+Resolve = Callable[[str, int], Sequence[str]]
+"""The addresses that a name comes to, now. Raises OSError."""
+
+
+def resolved(host: str, port: int) -> Sequence[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+def trusting() -> ssl.SSLContext:
+    """The authorities that this machine trusts."""
+    return ssl.create_default_context()
+
+
+class Opened(NamedTuple):
+    """`total`: how many bytes are to come; 0: nobody knows."""
+
+    total: int
+    pieces: Iterator[bytes]
+
+
+class Fetching:
+    """One fetch. `resolve` and `context` stand for the machine's names and the authorities that it trusts."""
+
+    def __init__(self, reach: Reach, bounds: FetchBounds, stop: Stop, resolve: Resolve, context: ssl.SSLContext) -> None:
+        self._reach, self._bounds, self._stop = reach, bounds, stop
+        self._resolve, self._context = resolve, context
+
+    @contextmanager
+    def opened(self, source: str) -> Iterator[Opened]:
+        """Raises `NotFetched`, also while its pieces are taken."""
+        with ExitStack() as held:
+            address = _read(source)
+            try:
+                if address.scheme == "file":
+                    yield self._file(address, held)
+                else:
+                    yield self._over_http(source, address, held)
+            except ssl.SSLCertVerificationError as error:
+                cure = "serve it with a certificate of an authority that the node trusts"
+                raise NotFetched(f"{address.host} does not prove who it is ({error.verify_message})", cure) from error
+            except (http.client.HTTPException, TimeoutError, ssl.SSLError, ConnectionError) as error:
+                if self._stop.asked:
+                    raise Stopped from error
+                why = str(error) or type(error).__name__
+                raise NotFetched(f"{address.host} broke off ({why})", "see whether it is well", again=True) from error
+
+    # -- files of the node -----------------------------------------------------------------------------------------------------
+
+    def _file(self, address: Address, held: ExitStack) -> Opened:
+        path = Path(address.path)
+        lent = next((one for one in self._reach.directories if one in path.parents), None)
+        if lent is None:
+            raise NotFetched(
+                f"{path} is in no directory that this node lends", "start its agent with --artifact-dir, or put it there"
+            )
+        try:
+            file = held.enter_context(os.fdopen(_descend(lent, path.relative_to(lent)), "rb"))
+            found = os.fstat(file.fileno())
+        except OSError as error:
+            raise NotFetched(f"{path} cannot be read ({_why(error)})", "put it there, as a plain file without links") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise NotFetched(f"{path} is no plain file", "name one")
+        return Opened(found.st_size, iter(lambda: file.read(PIECE), b""))
+
+    # -- http and https --------------------------------------------------------------------------------------------------------
+
+    def _over_http(self, source: str, address: Address, held: ExitStack) -> Opened:
+        for _ in range(self._bounds.redirects_max + 1):
+            answer = self._ask(address, held)
+            if answer.status not in _REDIRECTS:
+                return self._body(address, answer)
+            source = urljoin(source, answer.getheader("Location", ""))
+            onward = _read(source)
+            if onward.scheme == "file" or (address.scheme, onward.scheme) == ("https", "http"):
+                raise NotFetched(
+                    f"{address.host} leads from {address.scheme} to {onward.scheme}", "name the last address itself"
+                )
+            address = onward
+        raise NotFetched(f"it was led on more than {self._bounds.redirects_max} times", "name the last address itself")
+
+    def _body(self, address: Address, answer: http.client.HTTPResponse) -> Opened:
+        if answer.status != 200:
+            again = answer.status in _PASSING
+            raise NotFetched(f"{address.host} answers {answer.status}", "see whether it is there", again=again)
+        total = answer.length or 0
+        if total > self._bounds.bytes_max:
+            raise too_large(self._bounds)
+        return Opened(total, self._pieces(answer))
+
+    def _pieces(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        expected, come = answer.length, 0
+        while piece := answer.read1(PIECE):
+            come += len(piece)
+            yield piece
+        if expected is not None and come < expected:
+            raise http.client.IncompleteRead(b"", expected - come)
+
+    def _ask(self, address: Address, held: ExitStack) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(address.host, address.port)
+        connection.sock = self._connected(address, held)
+        shown = f"[{address.host}]" if ":" in address.host else address.host
+        connection.putrequest("GET", address.path, skip_host=True, skip_accept_encoding=True)
+        connection.putheader("Host", shown if address.port == PORTS[address.scheme] else f"{shown}:{address.port}")
+        for name, value in (("User-Agent", "remit-agent"), ("Accept-Encoding", "identity"), ("Connection", "close")):
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        held.callback(answer.close)
+        return answer
+
+    def _connected(self, address: Address, held: ExitStack) -> socket.socket:
+        to = self._permitted(address)
+        last: OSError | None = None
+        for one in to:
+            self._stop.check()
+            try:
+                raw = socket.create_connection((one, address.port), timeout=self._bounds.idle_ms / 1000)
+            except OSError as error:
+                last = error
+                continue
+            held.callback(raw.close)
+            if address.scheme == "http":
+                self._stop.hold(raw)
+                return raw
+            secured = self._context.wrap_socket(raw, server_hostname=address.host, do_handshake_on_connect=False)
+            held.callback(secured.close)
+            self._stop.hold(secured)
+            secured.do_handshake()
+            return secured
+        why = "no address" if last is None else _why(last)
+        raise NotFetched(f"{address.host}:{address.port} cannot be reached ({why})", "see whether it is well", again=True)
+
+    def _permitted(self, address: Address) -> Sequence[str]:
+        """All that the name comes to, if one may connect to each of them: one bad address in an answer is no accident."""
+        why = why_no_host(address.host, self._reach.hosts)
+        if why:
+            raise NotFetched(f"nothing is fetched from there: {why}", _ALLOW)
+        try:
+            found = self._resolve(address.host, address.port)
+        except OSError as error:
+            passing = getattr(error, "errno", 0) == socket.EAI_AGAIN
+            cure = "correct the name, or see whether the node can look names up"
+            raise NotFetched(f"{address.host} cannot be looked up ({_why(error)})", cure, again=passing) from error
+        for one in found:
+            why = why_no_address(ip_address(one.partition("%")[0]), address.host, self._reach.hosts)
+            if why:
+                raise NotFetched(f"nothing is fetched from {address.host}: {why}", _ALLOW)
+        return found
+
+
+def too_large(bounds: FetchBounds) -> NotFetched:
+    return NotFetched(f"it has more than {bounds.bytes_max >> 20} MiB", "make it smaller, or several of it")
+
+
+def _read(source: str) -> Address:
+    try:
+        return read_source(source)
+    except Unreadable as error:
+        raise NotFetched(f"an address {error.cause}", error.cure) from error
+
+
+def _descend(lent: Path, below: Path) -> int:
+    """A file below a directory, by steps of which none may be a link: whoever can write there cannot lead out of it."""
+    with ExitStack() as held:
+        at = os.open(lent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held.callback(os.close, at)
+        for part in below.parts[:-1]:
+            at = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            held.callback(os.close, at)
+        return os.open(below.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "there is a link on the way"
+    return (error.strerror or str(error) or type(error).__name__).lower()

@@ -1,0 +1,321 @@
+"""Size-bounded log files: rotated replica output and append-only trail.
+
+Copied and cut; whose they are is not known here.
+
+A file that is too long is copied to a neighbour and cut to nothing, under the hands of whoever writes to it: that one has
+opened it to append, so it goes on at the beginning. What is written between the last byte copied and the cut is lost, and
+nothing else. A neighbour is named after the place of its first byte in all that was ever written (`a.out@0000000000001024`):
+so a reader keeps its place over any number of cuts, also when it or we were started again meanwhile.
+
+Work may own these files, or run as whoever we are. So nothing here follows a link, waits for a pipe, or copies without end.
+
+In pieces of a size, the oldest of which go; what is in it is not known here.
+
+A line that was added is with the system before anybody is told: killing the process loses none. `settle` forces it to the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from remit.world.files.disk import told
+from remit.world.interfaces import DiskError, Missing, Piece
+
+_OUTPUT_FILE: Final = re.compile(r"(?P<name>.+)@(?P<start>[0-9]{16})")
+_COPYING: Final = ".copying"
+_COPY_BYTES: Final = 1 << 20
+_ROUNDS_MAX: Final = 8
+"""So often a reader begins again because the file was cut while it looked."""
+_OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Older(NamedTuple):
+    start: int
+    size: int
+    name: str
+
+
+class FileSpool:
+    """On the file system of this machine."""
+
+    def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
+        with _inside(directory) as place:
+            file = _open(place, name, os.O_RDWR)
+            if file is None:
+                return False
+            try:
+                size = os.fstat(file).st_size
+                if size <= bytes_max:
+                    return False
+                _cut(place, name, file, size, bytes_max, older)
+            finally:
+                os.close(file)
+            for piece in _older(place, name)[: -older or None]:
+                os.unlink(piece.name, dir_fd=place)
+        return True
+
+    def span(self, directory: Path, name: str) -> tuple[int, int]:
+        with _inside(directory) as place:
+            for _ in range(_ROUNDS_MAX):
+                older = _older(place, name)
+                size = _size(place, name)
+                if older == _older(place, name):
+                    break
+        if size is None and not older:
+            raise Missing(f"{directory / name} is not there", "see whether it was begun, or is too old")
+        base = _end(older)
+        return older[0].start if older else base, base + (size or 0)
+
+    def read(self, directory: Path, name: str, start: int, bytes_max: int) -> Piece:
+        with _inside(directory) as place:
+            for _ in range(_ROUNDS_MAX):
+                older = _older(place, name)
+                found = _read(place, name, older, start, bytes_max)
+                if older == _older(place, name):  # else it was cut meanwhile, and these may be other bytes
+                    break
+        if found is None:
+            raise Missing(f"{directory / name} is not there", "see whether it was begun, or is too old")
+        return found
+
+    def sweep(self, directory: Path, keep: Collection[str], *, files: int, bytes_max: int, age_ms: int) -> None:
+        kept, now_s = frozenset(keep), time.time()
+        with _inside(directory) as place:
+            ended: dict[str, list[tuple[str, os.stat_result]]] = {}
+            for name in _names(place):
+                beginning = name.removeprefix(".").partition("@")[0].removesuffix(_COPYING).rpartition(".")[0]
+                if beginning not in kept:
+                    with suppress(FileNotFoundError):
+                        ended.setdefault(beginning, []).append((name, os.stat(name, dir_fd=place, follow_symlinks=False)))
+            newest = {beginning: max(found.st_mtime for _, found in those) for beginning, those in ended.items()}
+            size = 0
+            for count, beginning in enumerate(sorted(ended, key=lambda one: (-newest[one], one)), start=1):
+                size += sum(found.st_size for _, found in ended[beginning])
+                if count > files or size > bytes_max or (now_s - newest[beginning]) * 1000 > age_ms:
+                    for name, _ in ended[beginning]:
+                        with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                            os.unlink(name, dir_fd=place)
+
+
+def _cut(place: int, name: str, file: int, size: int, bytes_max: int, older: int) -> None:
+    """Copy the last of it away, and begin it anew. One that cannot be copied for want of room is begun anew all the same."""
+    base = _end(_older(place, name))
+    skip = max(0, size - (older + 1) * bytes_max)  # no more than is kept in all
+    with suppress(OSError):  # a hole is no words: work that does not append leaves one when its file is cut
+        skip = max(skip, os.lseek(file, skip, os.SEEK_DATA))
+    draft = f".{name}{_COPYING}"
+    with suppress(FileNotFoundError):
+        os.unlink(draft, dir_fd=place)
+    try:
+        copy = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=place)
+        try:
+            _copy(file, copy, skip, size + bytes_max)
+        finally:
+            os.close(copy)
+        os.rename(draft, f"{name}@{base + skip:016d}", src_dir_fd=place, dst_dir_fd=place)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        with suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=place)
+    os.ftruncate(file, 0)
+
+
+def _copy(file: int, copy: int, offset: int, end_max: int) -> None:
+    """Up to what is there now, and what comes meanwhile, unless that is without end."""
+    while offset < end_max:
+        data = os.pread(file, _COPY_BYTES, offset)
+        if not data:
+            return
+        left = memoryview(data)
+        while left:
+            left = left[os.write(copy, left) :]
+        offset += len(data)
+
+
+def _read(place: int, name: str, older: list[_Older], start: int, bytes_max: int) -> Piece | None:
+    base = _end(older)
+    for piece in older:
+        if start < piece.start + piece.size:
+            data = _bytes(place, piece.name, max(0, start - piece.start), bytes_max)
+            if data:
+                return Piece(max(start, piece.start), data)
+    size = _size(place, name)
+    if size is None:
+        return Piece(base, b"") if older else None
+    at = min(max(start, base), base + size)  # beyond its end: it was cut by another than us
+    return Piece(at, _bytes(place, name, at - base, bytes_max))
+
+
+def _bytes(place: int, name: str, offset: int, bytes_max: int) -> bytes:
+    file = _open(place, name, os.O_RDONLY)
+    if file is None:
+        return b""
+    try:
+        return os.pread(file, bytes_max, offset)
+    finally:
+        os.close(file)
+
+
+def _size(place: int, name: str) -> int | None:
+    try:
+        found = os.stat(name, dir_fd=place, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _names(place: int) -> list[str]:
+    return os.listdir(place)
+
+
+def _older(place: int, name: str) -> list[_Older]:
+    found = []
+    for entry in _names(place):
+        match = _OUTPUT_FILE.fullmatch(entry)
+        if match is not None and match["name"] == name and (size := _size(place, entry)) is not None:
+            found.append(_Older(int(match["start"]), size, entry))
+    return sorted(found)
+
+
+def _end(older: list[_Older]) -> int:
+    return older[-1].start + older[-1].size if older else 0
+
+
+def _open(place: int, name: str, mode: int) -> int | None:
+    """None: there is no plain file of that name."""
+    try:
+        file = os.open(name, mode | _OPEN, dir_fd=place)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            return None
+        raise
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    return None
+
+
+@contextmanager
+def _inside(directory: Path) -> Iterator[int]:
+    try:
+        place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise Missing(f"{directory} cannot be looked into ({why})", "see whether anything was begun there") from error
+    try:
+        yield place
+    except OSError as error:
+        raise DiskError(
+            f"{directory} cannot be used ({error.strerror or error})", "mend the disk, or use another place"
+        ) from error
+    finally:
+        os.close(place)
+
+
+PIECE_BYTES: Final = 8 << 20
+PIECES: Final = 8
+_READ_BYTES: Final = 1 << 20
+_MODE: Final = 0o600
+_SEGMENT_FILE: Final = re.compile(r"(?P<name>.+)\.(?P<number>[0-9]{12})")
+
+
+class FileTrail:
+    """`name` is the piece that is written; the older ones stand beside it with a number, the highest the youngest."""
+
+    def __init__(self, directory: Path, name: str, *, piece_bytes: int = PIECE_BYTES, pieces: int = PIECES) -> None:
+        self._directory, self._name, self._path = directory, name, directory / name
+        self._piece_bytes, self._pieces = piece_bytes, pieces
+        self._unsettled = False
+        self._turning = threading.Lock()
+        with told(directory):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = self._opened()
+            self._size = os.fstat(self._file).st_size
+            self._mend()
+
+    def add(self, line: bytes) -> None:
+        """One whole line. Raises `DiskError`; then nothing of it is there, or a part that the next one is parted from."""
+        with told(self._path):
+            if self._size + len(line) > self._piece_bytes and self._size:
+                self._turn()
+            written = os.write(self._file, line)
+            self._size, self._unsettled = self._size + written, True
+            if written < len(line):
+                os.write(self._file, b"\n")
+                raise OSError(28, "no room for a whole line")
+
+    def settle(self) -> None:
+        """Nothing that was added before this is lost with the machine. It may be asked from another thread."""
+        if not self._unsettled:
+            return
+        self._unsettled = False
+        with told(self._path):
+            with self._turning:
+                file = os.dup(self._file)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+    def backwards(self) -> Iterator[bytes]:
+        """Every line that is kept, the newest first. It may be asked from another thread than the one that adds."""
+        for path in (self._directory / self._name, *reversed(self._older())):
+            with suppress(FileNotFoundError), told(path):
+                yield from _backwards(path)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _opened(self) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self._directory / self._name, flags, _MODE)
+
+    def _mend(self) -> None:
+        """The last line of a process that was killed may be cut short: it ends here."""
+        if self._size:
+            with (self._path).open("rb") as file:
+                file.seek(self._size - 1)
+                if file.read(1) != b"\n":
+                    self._size += os.write(self._file, b"\n")
+
+    def _older(self) -> list[Path]:
+        found = [
+            path
+            for path in self._directory.iterdir()
+            if (match := _SEGMENT_FILE.fullmatch(path.name)) and match["name"] == self._name
+        ]
+        return sorted(found)
+
+    def _turn(self) -> None:
+        older = self._older()
+        number = int(older[-1].name.rpartition(".")[2]) + 1 if older else 1
+        os.fsync(self._file)
+        (self._path).rename(self._directory / f"{self._name}.{number:012d}")
+        with self._turning:
+            os.close(self._file)
+            self._file, self._size = self._opened(), 0
+        for path in older[: max(0, len(older) + 2 - self._pieces)]:
+            path.unlink(missing_ok=True)
+
+
+def _backwards(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        at, rest = file.seek(0, os.SEEK_END), b""
+        while at > 0:
+            start = max(0, at - _READ_BYTES)
+            file.seek(start)
+            lines = (file.read(at - start) + rest).split(b"\n")
+            at, rest = start, lines[0]
+            yield from (line for line in reversed(lines[1:]) if line)
+        if rest:
+            yield rest

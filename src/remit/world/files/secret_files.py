@@ -1,0 +1,130 @@
+"""Files in memory (tmpfs) per attempt.
+
+In the machine's memory, each copy's for its user alone; why is not known.
+
+A directory a copy, of files that their owner may read. It is made beside and given its name once it is whole, so whoever reads
+finds all of it or what was there before. Nobody else's directory is ever used: others may write where ours stands too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final, Protocol
+
+from remit.world.files.disk import told
+from remit.world.interfaces import DiskError, Forbidden
+from remit.world.process.spawn import Identity, identity_of
+
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what it is for; nothing is trusted there that is not ours
+_BESIDE: Final = ".making"
+_GONE: Final = ".going"
+_PRIVATE: Final = 0o700
+_PASSABLE: Final = 0o711
+_FILE: Final = 0o400
+
+
+class Vault(Protocol):
+    """It blocks: called through an offload. `name` is a copy's, safe as a file's. Raises `DiskError` and `NotStarted`."""
+
+    def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
+        """These files and no others, for `user`; where they are. What was there under that name is gone."""
+        ...
+
+    def place(self, name: str, /) -> Path:
+        """Where they would be: the same as long as this machine runs."""
+        ...
+
+    def has(self, name: str, /) -> bool: ...
+
+    def remove(self, name: str, /) -> None: ...
+
+    def names(self) -> tuple[str, ...]: ...
+
+
+class FileVault:
+    """`owner` is the directory of whoever keeps them: each has a vault of its own. Without memory for files it is `below`, on a
+    disk: `in_memory` says which.
+    """
+
+    def __init__(self, owner: Path, below: Path, memory: Path = MEMORY) -> None:
+        digest = hashlib.sha256(os.fsencode(owner.absolute())).hexdigest()[:16]
+        self.in_memory = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
+        self._root = memory / f"remit-{os.geteuid()}-{digest}" if self.in_memory else below
+
+    def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
+        identity = identity_of(user)
+        beside, place = self._root / (name + _BESIDE), self.place(name)
+        with told(place):
+            self._make_root()
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(_PRIVATE)
+            for path, data in files.items():
+                _write(beside, path, data, identity)
+            _own(beside, identity)
+            self.remove(name)
+            beside.rename(place)
+        return place
+
+    def place(self, name: str, /) -> Path:
+        return self._root / name
+
+    def has(self, name: str, /) -> bool:
+        return self.place(name).is_dir()
+
+    def remove(self, name: str, /) -> None:
+        """First its name: what is half removed is not half there."""
+        going = self._root / (name + _GONE)
+        shutil.rmtree(going, ignore_errors=True)
+        try:
+            self.place(name).rename(going)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise DiskError(f"{self.place(name)} cannot be removed ({error.strerror})", "see who holds it") from error
+        shutil.rmtree(going, ignore_errors=True)
+
+    def names(self) -> tuple[str, ...]:
+        try:
+            found = sorted(one.name for one in self._root.iterdir())
+        except OSError:
+            return ()
+        return tuple(dict.fromkeys(name.removesuffix(_BESIDE).removesuffix(_GONE) for name in found))
+
+    def destroy(self) -> None:
+        """All of it, when nothing runs any more."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _make_root(self) -> None:
+        """Work that runs as another user passes through, and finds its own by its name; nobody else sees who is there."""
+        self._root.mkdir(_PRIVATE, parents=not self.in_memory, exist_ok=True)
+        found = self._root.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise Forbidden(f"{self._root} is somebody else's", "remove it: secrets are not put where another may look")
+        self._root.chmod(_PASSABLE if os.geteuid() == 0 else _PRIVATE)
+
+
+def _write(root: Path, path: PurePosixPath, data: bytes, identity: Identity | None) -> None:
+    place = root
+    for part in path.parts[:-1]:
+        place = place / part
+        place.mkdir(_PRIVATE, exist_ok=True)
+        _own(place, identity)
+    file = os.open(place / path.parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE)
+    try:
+        if identity is not None:
+            os.fchown(file, identity.uid, identity.gid)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+    finally:
+        os.close(file)
+
+
+def _own(directory: Path, identity: Identity | None) -> None:
+    if identity is not None:
+        os.chown(directory, identity.uid, identity.gid, follow_symlinks=False)

@@ -1,0 +1,251 @@
+"""Host inventory (CPU, memory, GPUs), free ports, TCP and HTTP probes.
+
+Reads what the system says, and does not judge it.
+
+Asked over TCP, within a time; what follows from the answer is not known here: see agent/probes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from remit.world.interfaces import Clock, Equipment, Gpu, NoPorts, Probed
+from remit.world.process.cgroup_discovery import own_groups
+
+_MEMORY: Final = Path("/proc/meminfo")
+_DEVICES: Final = Path("/dev")
+_GPU_TOOL: Final = "nvidia-smi"
+_GPU_WORDS: Final = ("--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
+_GPU_WAIT_S: Final = 10
+_GPUS_MAX: Final = 64
+
+PORTS_KEPT_MS: Final = 60_000
+"""So long a port that was given out is not given out again: whoever got it needs time to listen there."""
+_TRIES_MAX: Final = 20
+
+
+class ThisHost:
+    """The real one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def equipment(self) -> Equipment:
+        system = os.uname()
+        return Equipment(
+            hostname=system.nodename,
+            kernel=f"{system.sysname} {system.release} {system.machine}",
+            boot=self._clock.boot(),
+            cpu_milli=_cpu_milli(),
+            memory_bytes=_memory_bytes(),
+            gpus=gpus(),
+        )
+
+
+class KernelPorts:
+    """The kernel is asked for free ones; all of one answer are held while it is put together, so they differ."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._given: dict[int, int] = {}
+
+    async def free(self, count: int, /) -> list[int]:
+        if count < 0:
+            raise ValueError(f"{count} ports")
+        now_ms = self._clock.now_ms()
+        self._given = {port: at_ms for port, at_ms in self._given.items() if now_ms - at_ms < PORTS_KEPT_MS}
+        held: list[socket.socket] = []
+        found: list[int] = []
+        try:
+            for _ in range(count * _TRIES_MAX):
+                if len(found) == count:
+                    break
+                held.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+                # On every interface: one that is free on the loopback alone may be another's elsewhere.
+                held[-1].bind(("", 0))
+                port: int = held[-1].getsockname()[1]
+                if port not in self._given:
+                    found.append(port)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise NoPorts(
+                f"{count} ports cannot be had ({why})", "raise the limit of open files, or end what listens"
+            ) from error
+        finally:
+            for one in held:
+                one.close()
+        if len(found) < count:
+            cause = f"{len(found)} of {count} ports were free that were not given out in the last minute"
+            raise NoPorts(cause, "widen net.ipv4.ip_local_port_range, or ask for fewer at a time")
+        self._given |= dict.fromkeys(found, now_ms)
+        return found
+
+
+def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Could one listen there?"""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: what was closed just now is free
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+# -- what we may use -----------------------------------------------------------------------------------------------------------
+
+
+def _cpu_milli() -> int:
+    """The processors that we may run on, and no more than the quota of any group that we are in."""
+    quotas = (_quota_milli(place) for _, places in own_groups() for place in places)
+    return min([len(os.sched_getaffinity(0)) * 1000, *(quota for quota in quotas if quota > 0)])
+
+
+def _quota_milli(place: Path) -> int:
+    """0: none."""
+    words = _text(place / "cpu.max").split()  # version 2: "max 100000" or "150000 100000"
+    if not words:
+        words = [_text(place / "cpu.cfs_quota_us").strip(), _text(place / "cpu.cfs_period_us").strip()]
+    quota, period = (int(word) if word.isdigit() else 0 for word in (*words, "", "")[:2])
+    return max(1, quota * 1000 // period) if quota and period else 0
+
+
+def _memory_bytes() -> int:
+    found = re.search(r"^MemTotal:\s+(\d+) kB$", _text(_MEMORY), re.MULTILINE)
+    total = int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    names = ("memory.max", "memory.limit_in_bytes")
+    limits = (_text(place / name).strip() for _, places in own_groups() for place in places for name in names)
+    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+# -- GPUs ----------------------------------------------------------------------------------------------------------------------
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """By the maker's tool; where it is not there or fails, by the devices, which do not say what they are."""
+    return listed_gpus(_smi()) or device_gpus(_names(_DEVICES))
+
+
+def listed_gpus(text: str) -> tuple[Gpu, ...]:
+    found = []
+    for line in text.splitlines()[:_GPUS_MAX]:
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == 3 and words[0].isdigit():
+            found.append(Gpu(f"gpu-{words[0]}", words[1], int(words[2]) << 20 if words[2].isdigit() else 0))
+    return tuple(found)
+
+
+def device_gpus(names: Iterable[str]) -> tuple[Gpu, ...]:
+    numbers = sorted(int(name.removeprefix("nvidia")) for name in names if re.fullmatch(r"nvidia\d{1,4}", name))
+    return tuple(Gpu(f"gpu-{number}") for number in numbers[:_GPUS_MAX])
+
+
+def _smi() -> str:
+    tool = shutil.which(_GPU_TOOL)
+    if tool is None:
+        return ""
+    return said_by((tool, *_GPU_WORDS), wait_s=_GPU_WAIT_S)
+
+
+def said_by(words: tuple[str, ...], *, wait_s: float, uid: int | None = None) -> str:
+    """What a tool prints; nothing if it fails, or takes too long: a driver that hangs must not hang us. With `uid`, which takes
+    root, it is run by that user.
+    """
+    who: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": (), "cwd": "/"}
+    try:
+        done = subprocess.run(  # noqa: S603
+            words, capture_output=True, timeout=wait_s, check=False, text=True, errors="replace", **who
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return [place.name for place in directory.iterdir()]
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+HEAD_BYTES_MAX: Final = 16 << 10
+_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]{0,100}))?\r?\n")
+_BAD: Final = re.compile(r"[\x00-\x20\x7f]")
+
+
+class SocketProber:
+    """Real connections, one a question."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
+        if _BAD.search(path) or not path.startswith("/"):
+            return Probed(ok=False, detail="the path is none that can be asked for")
+        head = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: remit-probe\r\nConnection: close\r\n\r\n"
+        return await self._asked(host, port, head.encode(), timeout_ms)
+
+    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> Probed:
+        return await self._asked(host, port, b"", timeout_ms)
+
+    async def _asked(self, host: str, port: int, head: bytes, timeout_ms: int) -> Probed:
+        try:
+            async with self._clock.timeout_ms(timeout_ms), _connection(host, port) as (reader, writer):
+                if not head:
+                    return Probed(ok=True, detail=f"port {port} takes connections")
+                writer.write(head)
+                return _judged(await _first_line(reader))
+        except TimeoutError:
+            return Probed(ok=False, detail=f"no answer within {timeout_ms} ms")
+        except OSError as error:
+            # What asyncio says of a failed connection names only itself and the address again.
+            why = (os.strerror(error.errno) if error.errno else str(error)).lower()
+            return Probed(ok=False, detail=f"port {port} cannot be reached ({why})")
+
+
+@asynccontextmanager
+async def _connection(host: str, port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(host, port, limit=HEAD_BYTES_MAX)
+    try:
+        yield reader, writer
+    finally:
+        # Dropped, not closed politely: one that never reads must not hold us up.
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _first_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError:
+        return b"too long"
+
+
+def _judged(line: bytes) -> Probed:
+    if not line:
+        return Probed(ok=False, detail="the connection was closed without an answer")
+    found = _STATUS.fullmatch(line)
+    if found is None:
+        return Probed(ok=False, detail="the answer was not HTTP")
+    status, word = int(found[1]), (found[2] or b"").decode("ascii", "replace").strip()
+    shown = "".join(letter if letter.isprintable() else "?" for letter in word)
+    return Probed(ok=200 <= status < 400, detail=f"status {status} {shown}".strip())

@@ -1,0 +1,1 @@
+"""Sockets, framed RPC, HTTP server, TLS."""

@@ -1,0 +1,288 @@
+"""Certificate authority and certificates (PEM in and out).
+
+Bytes in PEM in and out; files and connections are elsewhere.
+
+Every certificate has one purpose. A server's names hosts and may only answer; a caller's names one of our own roles and may
+only call; the one that an agent answers with names its nodes and no host, so nobody who looks for a host takes it for a server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from remit.law.certificate_identity import NOBODY, Bearer, bearer_of
+from remit.world.interfaces import WorldError
+
+DAY_S: Final = 86_400
+EARLY: Final = timedelta(minutes=5)
+"""A certificate is good from a little before it was made: clocks differ."""
+RENEW_PART: Final = 3
+"""It is renewed when less than a third of its life is left."""
+DIGEST: Final = "sha256:"
+REQUEST_BYTES_MAX: Final = 16 << 10
+
+
+class Lifespans(NamedTuple):
+    """How long certificates last, in seconds."""
+
+    authority_s: int = 3650 * DAY_S
+    server_s: int = 90 * DAY_S
+    agent_s: int = 30 * DAY_S
+
+
+class KeyPair(NamedTuple):
+    """A certificate and its key, each in PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+class AgentPair(NamedTuple):
+    """Two certificates for one key: `calling` to call with, `answering` to answer with. Neither is good for the other."""
+
+    calling: bytes
+    answering: bytes
+
+
+class NoCertificate(WorldError):
+    """These bytes are not what they should be."""
+
+
+class CertificateAuthority:
+    """Signs; its key is as precious as all that trusts it."""
+
+    def __init__(self, pair: KeyPair, lifespans: Lifespans = Lifespans()) -> None:
+        self.pem = pair.certificate
+        self._certificate = read_certificate(pair.certificate)
+        self._key = _read_key(pair.key)
+        self._lifespans = lifespans
+        if _public(self._certificate.public_key()) != _public(self._key.public_key()):
+            raise NoCertificate("the authority's key is not that of its certificate", "restore both from one backup")
+
+    @staticmethod
+    def made(name: str, lifespans: Lifespans = Lifespans()) -> KeyPair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        called = _called(f"remit authority {name}")
+        made = (
+            _begun(called, called, key.public_key(), lifespans.authority_s)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+        )
+        return KeyPair(_pem(made.sign(key, hashes.SHA256())), _key_pem(key))
+
+    def server(self, hosts: Sequence[str]) -> KeyPair:
+        """To answer with, at these names and addresses."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [_host(host) for host in hosts]
+        return KeyPair(self._signed(key.public_key(), names, ExtendedKeyUsageOID.SERVER_AUTH, "server"), _key_pem(key))
+
+    def caller(self, bearer: Bearer) -> KeyPair:
+        """To call with, as one of our own."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        return KeyPair(self._for(key.public_key(), bearer, ExtendedKeyUsageOID.CLIENT_AUTH), _key_pem(key))
+
+    def agent(self, request: bytes, bearer: Bearer) -> AgentPair:
+        """For the key of a request. What else the request asks for is not looked at: whoever signs says who it is."""
+        key = requested_key(request)
+        return AgentPair(
+            self._for(key, bearer, ExtendedKeyUsageOID.CLIENT_AUTH), self._for(key, bearer, ExtendedKeyUsageOID.SERVER_AUTH)
+        )
+
+    def _for(self, key: ec.EllipticCurvePublicKey, bearer: Bearer, purpose: x509.ObjectIdentifier) -> bytes:
+        names = [x509.UniformResourceIdentifier(name) for name in bearer.names]
+        return self._signed(key, names, purpose, bearer.role)
+
+    def _signed(
+        self, key: ec.EllipticCurvePublicKey, names: Iterable[x509.GeneralName], purpose: x509.ObjectIdentifier, role: str
+    ) -> bytes:
+        last_s = self._lifespans.agent_s if role == "agent" else self._lifespans.server_s
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        made = (
+            _begun(_called(f"remit {role}"), self._certificate.subject, key, last_s, self._certificate.not_valid_after_utc)
+            .add_extension(issuer, critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        )
+        return _pem(made.sign(self._key, hashes.SHA256()))
+
+
+# -- reading -------------------------------------------------------------------------------------------------------------------
+
+
+def read_certificate(pem: bytes) -> x509.Certificate:
+    """The first of them."""
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise NoCertificate(
+            f"that is no certificate in PEM ({error})", "give one that begins with BEGIN CERTIFICATE"
+        ) from error
+
+
+def left_s(pem: bytes) -> float:
+    """How long it is still good for; below 0 when it has run out."""
+    return (read_certificate(pem).not_valid_after_utc - datetime.now(UTC)).total_seconds()
+
+
+def due_s(pem: bytes) -> float:
+    """In how long it should be renewed; below 0 when that is overdue."""
+    found = read_certificate(pem)
+    life = found.not_valid_after_utc - found.not_valid_before_utc - EARLY
+    return left_s(pem) - life.total_seconds() / RENEW_PART
+
+
+def hosts_of(pem: bytes) -> tuple[str, ...]:
+    """The hosts that it names, as people write them."""
+    try:
+        names = read_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
+
+
+def bearer_in(pem: bytes) -> Bearer:
+    """Whose it is, by the names of ours that it has."""
+    try:
+        names = read_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return NOBODY
+    return bearer_of(names.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def issued_by(pem: bytes, authority: bytes) -> bool:
+    try:
+        read_certificate(pem).verify_directly_issued_by(read_certificate(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def certificate_digest(pem: bytes) -> str:
+    """By which it is known in a command line: of the whole certificate, so nothing in it can be another."""
+    return DIGEST + hashlib.sha256(read_certificate(pem).public_bytes(serialization.Encoding.DER)).hexdigest()
+
+
+def key_digest(pem: bytes) -> str:
+    """Of the public key alone: the same for every certificate that was made for it."""
+    return DIGEST + hashlib.sha256(_public(read_certificate(pem).public_key())).hexdigest()
+
+
+# -- asking --------------------------------------------------------------------------------------------------------------------
+
+
+def made_key() -> bytes:
+    return _key_pem(ec.generate_private_key(ec.SECP256R1()))
+
+
+def request_for(key: bytes) -> bytes:
+    """It shows that its sender has the key; who that is, the token says."""
+    built = x509.CertificateSigningRequestBuilder().subject_name(_called("remit agent"))
+    return built.sign(_read_key(key), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
+    cure = "send a certificate signing request in PEM, for a P-256 key, signed by it"
+    if len(request) > REQUEST_BYTES_MAX:
+        raise NoCertificate(f"the request has more than {REQUEST_BYTES_MAX} bytes", cure)
+    try:
+        found = x509.load_pem_x509_csr(request)
+        key = found.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise NoCertificate("the request is not for a P-256 key", cure)
+        good = found.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise NoCertificate(f"the request cannot be read ({error})", cure) from error
+    if not good:
+        raise NoCertificate("the request is not signed by its own key", cure)
+    return key
+
+
+def requested_digest(request: bytes) -> str:
+    """As `key_digest` of every certificate that is made for it."""
+    return DIGEST + hashlib.sha256(_public(requested_key(request))).hexdigest()
+
+
+# -- making --------------------------------------------------------------------------------------------------------------------
+
+
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise NoCertificate(f"{host!r} is no name of a host", "write it in ASCII, as its address or its DNS name") from error
+
+
+def _begun(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, last_s: int, not_after: datetime | None = None
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    end = now + timedelta(seconds=last_s)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLY)
+        .not_valid_after(end if not_after is None else min(end, not_after))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    try:
+        found = serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise NoCertificate(f"that is no key in PEM without a password ({error})", "restore it from a backup") from error
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise NoCertificate("the key is not one of P-256", "restore the one that was made")
+    return found
+
+
+def _public(key: object) -> bytes:
+    told: bytes = key.public_bytes(  # type: ignore[attr-defined]  # every public key has it; they share no type
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return told

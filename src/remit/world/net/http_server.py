@@ -1,0 +1,449 @@
+"""HTTP server on uvicorn's parser: limits, drain at shutdown.
+
+On one bound socket, within bounds, and to the end when it closes; uvicorn parses them.
+
+What is beyond a bound is turned away before anybody has heard it. At the end nothing new is taken, and what was taken is
+finished, for so long as that may last. Nobody polls: a server that nobody asks costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from email.utils import formatdate
+from typing import Any, Final, NamedTuple
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from remit.law.certificate_identity import NOBODY, Bearer
+from remit.world.clock import Patience
+from remit.world.net.connections import BACKLOG, Bound, Corked, Crowd, origin
+from remit.world.net.tls import Doorstep, bearer_at, greeting
+
+CONNECTIONS_MAX: Final = 2_000
+HEAD_BYTES_MAX: Final = 64 << 10
+HEAD_S_MAX: Final = 10.0
+"""How long the head of a request may take to come, from the connection or from its first byte."""
+PIPELINED_MAX: Final = 32
+"""So many requests are taken from a connection before the first of them is answered."""
+KEEP_ALIVE_S: Final = 75
+DRAIN_S: Final = 15.0
+"""How long what was taken may still take at the end."""
+
+Turned = Callable[[str, int, str, str], None]
+"""Hears of a connection that was closed unheard: from which address, with which status and code, and why."""
+
+Whole = Callable[[Mapping[str, Any], int, Sequence[tuple[bytes, bytes]], bytes], bool]
+"""Sends the answer to the request of this scope in one piece: status, headers and body, as ASGI's two messages would. False: it
+cannot be done so just now, and nothing was sent; the messages can."""
+Piece = Callable[[Mapping[str, Any], bytes], bool]
+"""Sends one more piece of an answer that has begun and says nowhere how long it is, with the same proviso."""
+
+
+@asynccontextmanager
+async def http_listening(
+    app: Callable[..., Any],
+    bound: Bound,
+    *,
+    closing: Callable[[], None],
+    connections_max: int = CONNECTIONS_MAX,
+    secure: Callable[[], ssl.SSLContext] | None = None,
+    turned: Turned = lambda address, status, code, why: None,
+) -> AsyncGenerator[None, None]:
+    """Answer with an ASGI application as long as this lasts. `closing` is called when nothing new is taken any more: what would
+    go on for ever is to end then. `secure`: over TLS, with the context that is good when somebody comes. Who has shown a
+    certificate stands in the ASGI scope, as `bearer`; `abort` there closes the connection at once, `whole` sends an answer
+    at once (`Whole`), and `piece` one piece of it (`Piece`). `turned` hears of every connection that was closed unheard.
+    """
+    # It complains of hostile requests and of our bugs, in many lines; the application tells our own bugs, in one.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+    config = Config(
+        app,
+        http=_Guarded,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+    )
+    config.load()
+    shared = _Shared(connections_max, turned)
+
+    def factory() -> _Guarded:
+        return _Guarded(config, shared, {})
+
+    try:
+        async with _taking(bound, factory, shared, secure):
+            yield
+    finally:
+        for connection in list(shared.connections):
+            connection.shutdown()
+        closing()
+        await _drained(shared)
+
+
+def _taking(
+    bound: Bound, factory: Callable[[], _Guarded], shared: _Shared, secure: Callable[[], ssl.SSLContext] | None
+) -> AbstractAsyncContextManager[None]:
+    if secure is None:
+        return _taking_all(bound, factory)
+    doorstep = Doorstep(
+        secure,
+        lambda: len(shared.connections),
+        shared.connections_max,
+        _PLAIN.words,
+        lambda address, why: shared.turned(address, _PLAIN.status, _PLAIN.code, why),
+        shared.crowd,
+    )
+    return greeting(bound.socket, factory, doorstep)
+
+
+@asynccontextmanager
+async def _taking_all(bound: Bound, factory: Callable[[], _Guarded]) -> AsyncGenerator[None, None]:
+    server = await asyncio.get_running_loop().create_server(factory, sock=bound.socket, backlog=BACKLOG)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+async def _drained(shared: _Shared) -> None:
+    """Until what was taken is answered, and the answers have left."""
+    until = asyncio.get_running_loop().time() + DRAIN_S
+    try:
+        while shared.tasks and (left := until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(set(shared.tasks), timeout=left)
+    finally:
+        for task in shared.tasks:
+            task.cancel()
+        for connection in list(shared.connections):
+            connection.transport.close()  # what is written already still goes out
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+class _Shared(ServerState):
+    """What all connections have in common."""
+
+    def __init__(self, connections_max: int, turned: Turned) -> None:
+        super().__init__()
+        self.connections_max, self.turned = connections_max, turned
+        self.crowd = Crowd(connections_max)
+        self.resting = Patience(asyncio.get_running_loop())
+        """Those that were answered, and may ask again."""
+        self.silent: dict[_Guarded, None] = {}
+        """Those that have not asked for anything yet, the first that came first."""
+        self._dated = 0
+
+    def date(self) -> None:
+        """The header is written once a second, and only if somebody asks."""
+        now = int(time.time())
+        if now != self._dated:
+            self._dated = now
+            self.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
+
+
+_PROBLEM: Final = '{{"title":"{title}","status":{status},"code":"{code}","detail":"{detail}","cure":"{cure}"}}'
+_TURNED: Final = (
+    "HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\ncontent-length: {length}\r\n"
+    "retry-after: 5\r\nconnection: close\r\n\r\n{body}"
+)
+
+
+class _Away(NamedTuple):
+    """Why a connection is closed before anybody has heard a request, and in which bytes that is said."""
+
+    status: int
+    code: str
+    detail: str
+    words: bytes
+
+
+def _turned(status: int, title: str, code: str, detail: str, cure: str) -> _Away:
+    body = _PROBLEM.format(title=title, status=status, code=code, detail=detail, cure=cure)
+    return _Away(status, code, detail, _TURNED.format(status=status, title=title, length=len(body), body=body).encode())
+
+
+_BUSY: Final = _turned(503, "Service Unavailable", "overloaded", "too many connections", "use fewer, or come back later")
+_CROWDED: Final = _turned(
+    503,
+    "Service Unavailable",
+    "overloaded",
+    "too many connections from this address",
+    "keep connections and use them again, or come back later",
+)
+_LARGE: Final = _turned(
+    431, "Request Header Fields Too Large", "too_large", "the head of the request is too large", "send less"
+)
+_SLOW: Final = _turned(408, "Request Timeout", "timeout", "the head of the request did not come in time", "send it at once")
+_NO_HTTP: Final = _turned(
+    400, "Bad Request", "malformed", "this is no HTTP/1.1 request", "speak HTTP/1.1; https:// only where the server says so"
+)
+_UPGRADE: Final = _turned(
+    400, "Bad Request", "malformed", "a body cannot come with an Upgrade, and no other protocol is spoken", "send no Upgrade"
+)
+_PLAIN: Final = _turned(400, "Bad Request", "tls", "this server speaks TLS alone", "write https:// instead of http://")
+
+
+class _Guarded(HttpToolsProtocol):
+    """One connection. The head of each request must come soon and be small; there are only so many connections."""
+
+    server_state: _Shared
+
+    def __init__(self, config: Config, shared: _Shared, state: dict[str, Any]) -> None:
+        super().__init__(config, shared, state)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._heading = False
+        """Has a head begun, and not ended? Most come whole: only of those that do not is the time taken."""
+        self._loose = 0
+        """So many bytes have come since the last that something was made of: a head, a chunk's head or a trailer goes on."""
+        self._turned = False
+        self._in_the_middle = False
+        """Was it turned away for what it was still sending?"""
+        self._deaf = False
+        """What still comes is not listened to; what was taken is answered."""
+        self._answering: RequestResponseCycle | None = None
+        """The last that was begun; those in the pipeline come after it."""
+        self._bearer: Bearer = NOBODY
+        self.due_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._corked = Corked(transport, self.loop, self._sends_on)
+        super().connection_made(self._corked)
+        self._bearer = bearer_at(transport)
+        shared = self.server_state
+        welcome = shared.crowd.may_come(self._address)
+        shared.crowd.came(self._address)
+        if not welcome and not self._make_room(self._address):
+            self._turn(_CROWDED)
+        elif len(self.connections) > shared.connections_max and not self._make_room():
+            self._turn(_BUSY)
+        else:
+            shared.silent[self] = None
+            self._await_head()
+
+    def _sends_on(self) -> bool:
+        """Was it answered before all of it had come?"""
+        if self._turned:
+            return self._in_the_middle
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and cycle.response_complete and cycle.more_body
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _make_room(self, address: str | None = None) -> bool:
+        """Whoever came and says nothing goes first: else a few thousand who say nothing would shut out everybody else. With an
+        `address`, somebody from there.
+        """
+        silent = self.server_state.silent
+        first = next((one for one in silent if address is None or origin(one._address) == origin(address)), None)
+        if first is not None:
+            first._turn(_BUSY if address is None else _CROWDED)
+        return first is not None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server_state.crowd.left(self._address)
+        self._head_came()
+        self.server_state.silent.pop(self, None)
+        self.server_state.resting.let_go(self)
+        self._abandon()  # uvicorn tells only the last that came, which may be waiting behind it
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Who has asked, and will say nothing more, may still want to hear the answer. Of one that goes on for ever nobody can
+        tell whether it is still heard.
+        """
+        one = self._answering
+        wanted = one is not None and not (one.response_complete or one.response_started or self.cycle.more_body)
+        if wanted and self._hears() and self.scheme == "http":
+            self._fall_deaf()
+            return True
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        if self._corked.lingers:
+            self._corked.passed(len(data))
+        if not self._hears() or self._corked.lingers:
+            return
+        self._loose += len(data)
+        super().data_received(data)
+        if not self._hears():
+            return
+        if self._heading and self._head_timer is None:
+            self._await_head()
+        if self._loose > HEAD_BYTES_MAX:
+            self._turn(_LARGE)
+
+    def _hears(self) -> bool:
+        """Is something made of what comes? Of the rest of the last request, too, if that one is to be answered."""
+        return not self._turned and not (self._deaf and not self.cycle.more_body)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.server_state.resting.let_go(self)
+        self.scope["bearer"] = self._bearer  # type: ignore[typeddict-unknown-key]
+        # None of these leads to the scope itself, which goes as soon as nobody needs it.
+        self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope["whole"] = self._whole  # type: ignore[typeddict-unknown-key]
+        self.scope["piece"] = self._piece  # type: ignore[typeddict-unknown-key]
+        self._heading = True
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        if self._turned or self._deaf:
+            return
+        if self._loose > HEAD_BYTES_MAX and _size(self.url, self.headers) > HEAD_BYTES_MAX:
+            self._turn(_LARGE)
+            return
+        upgrades = self.parser.should_upgrade()
+        if upgrades and any(name in _BODIED for name, _ in self.headers):
+            self._turn(_UPGRADE)  # of such a request the parser gives us no body, and takes it for the next one
+            return
+        if self.url[:1] != b"/":
+            self._name_host()
+        self._loose = 0
+        self.server_state.silent.pop(self, None)
+        self.server_state.date()
+        super().on_headers_complete()
+        self.headers = []  # trailers come to it, and are not listened to
+        if upgrades or len(self.pipeline) >= PIPELINED_MAX:
+            self._fall_deaf()
+
+    def _name_host(self) -> None:
+        """A request may have the host in its first line; then that one counts."""
+        with suppress(httptools.HttpParserInvalidURLError):
+            url = httptools.parse_url(self.url)
+            host = (url.host or b"") + (b":%d" % url.port if url.port else b"")
+            self.headers[:] = [(b"host", host), *((name, value) for name, value in self.headers if name != b"host")]
+
+    def _fall_deaf(self) -> None:
+        """Once what has come is answered, the connection is closed; the asker is told so with the last answer."""
+        self._deaf = True
+        self.cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _whole(self, scope: Mapping[str, Any], status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        cycle = self._answering
+        if cycle is None or cycle.scope is not scope or cycle.disconnected or cycle.response_started or self.flow.write_paused:
+            return False
+        pieces, lines, closes = [STATUS_LINE[status]], 1, False
+        for name, value in (*cycle.default_headers, *headers):
+            pieces += (name, b": ", value, b"\r\n")
+            lines += 1
+            closes = closes or name == b"connection"
+        head = b"".join(pieces)
+        if head.count(b"\r") != lines or head.count(b"\n") != lines or _UNFIT.search(head):
+            return False  # somebody's words would end a header and begin another: uvicorn says so
+        cycle.keep_alive = cycle.keep_alive and not closes
+        head += b"\r\n" if closes or cycle.keep_alive else b"connection: close\r\n\r\n"
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self._corked.write_whole(head if scope["method"] == "HEAD" else head + body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
+    def _piece(self, scope: Mapping[str, Any], data: bytes) -> bool:
+        cycle = self._answering
+        if cycle is None or cycle.scope is not scope or cycle.disconnected or cycle.response_complete or self.flow.write_paused:
+            return False
+        if not cycle.chunked_encoding or not data or scope["method"] == "HEAD":
+            return False
+        self._corked.write_whole(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def on_chunk_header(self) -> None:
+        self._loose = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._loose = 0
+        if self._hears():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._loose = 0
+        if self._hears():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """In place of uvicorn's, which sets a timer for each answer."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self.server_state.resting.keep(self, KEEP_ALIVE_S)
+
+    def over(self) -> None:
+        """It has not asked again for so long."""
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        self._turn(_NO_HTTP)
+
+    def shutdown(self) -> None:
+        self._head_came()
+        super().shutdown()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S_MAX, self._turn, _SLOW)
+
+    def _head_came(self) -> None:
+        self._heading = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _abandon(self) -> None:
+        """Nobody hears the answer that is being made, if one is."""
+        one = self._answering
+        if one is not None and not one.response_complete:
+            one.disconnected = True
+            one.message_event.set()
+
+    def _turn(self, why: _Away) -> None:
+        """Say why, and close; nobody has heard the request. In the middle of an answer there is nothing to be said; an answer
+        that is yet to come is waited for, if it is to an earlier request.
+        """
+        self._head_came()
+        self.server_state.silent.pop(self, None)
+        self.server_state.turned(self._address, why.status, why.code, why.detail)
+        one = self._answering
+        unanswered = one is not None and not (one.response_started or one.response_complete)
+        if unanswered and (self.pipeline or not self.cycle.more_body):
+            self._fall_deaf()
+            return
+        self._turned, self._in_the_middle = True, why in (_LARGE, _NO_HTTP, _UPGRADE)
+        if not self.transport.is_closing():
+            if one is None or one.response_complete or unanswered:
+                self._abandon()
+                self._corked.write_whole(why.words)
+            self.transport.close()
+
+
+_BODIED: Final = frozenset((b"content-length", b"transfer-encoding"))
+
+
+def _size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+    return len(url) + sum(len(name) + len(value) for name, value in headers)
+
+
+_UNFIT: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

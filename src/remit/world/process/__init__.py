@@ -1,0 +1,1 @@
+"""Processes, cgroups, sandbox, exec. `*_main.py` files run standalone (`python -I -S`)."""

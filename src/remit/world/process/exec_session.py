@@ -1,0 +1,448 @@
+"""Exec session interface and implementation: a command beside a running process.
+
+Promises only: see promises.py.
+
+Processes and descriptors; who asked for it is not known here.
+
+What begins it is a program of its own (enter.py), which is told what to do over a socket and hears nothing else of ours. All
+that comes of the command is in a cgroup below its run's: it counts against that one's limits, and is ended alone or with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from remit.world.interfaces import Ended, NotStarted, Order, Running
+from remit.world.process import procfs, spawn
+from remit.world.process.cgroups import Cgroups, GroupMark
+from remit.world.process.exec_main import NEWUSER
+
+
+class Window(NamedTuple):
+    """How large a terminal is, in letters."""
+
+    rows: int = 24
+    columns: int = 80
+
+
+class Said(NamedTuple):
+    """Some of what a command has written. All that one with a terminal writes is `stdout`."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+class Session(Protocol):
+    """A command that runs beside a run, and our ends of its streams. It ends, at the latest, when that run has."""
+
+    async def read(self) -> Said | None:
+        """What it writes, as it comes; None when nothing more can come. One reader at a time."""
+        ...
+
+    async def feed(self, data: bytes, /) -> None:
+        """Returns when all of it is taken; also when the command does not want any more. One feeder at a time."""
+        ...
+
+    def end_input(self) -> None:
+        """There is no more. On a terminal: what the key for that does."""
+        ...
+
+    def resize(self, window: Window, /) -> None:
+        """Of its terminal, if it has one."""
+        ...
+
+    async def wait(self) -> Ended:
+        """Returns when the command itself has ended."""
+        ...
+
+    async def end(self) -> None:
+        """Kill all that came of it. Returns when nothing of it is left. What was written may still be read."""
+        ...
+
+    async def close(self) -> None:
+        """End it, and let go: nothing can be read any more."""
+        ...
+
+
+PROGRAM: Final = Path(__file__).with_name("exec_main.py")
+READ_BYTES: Final = 32 << 10
+BEGIN_S: Final = 10.0
+"""So long a command may take to begin: it only has to be found and begun."""
+
+_LOOK_S: Final = 0.01
+_TOLD_BYTES_MAX: Final = 4_096
+_NAMESPACES: Final = {"user": NEWUSER, "mnt": 0x00020000, "pid": 0x20000000, "ipc": 0x08000000}
+_OVER: Final = (errno.EPIPE, errno.EIO, errno.EBADF)
+"""What the far end of a stream or terminal answers once nobody is there."""
+_END_KEY: Final = b"\x04"
+
+_STEPS: Final = {
+    "join": ("what it is to run beside has ended", "look whether it runs, and ask again"),
+    "namespaces": ("the sandbox cannot be entered", "run the agent as root, or as the user whose work it is"),
+    "user": ("its user cannot be taken on", "run the agent as root, or leave `user` out"),
+    "terminal": ("no terminal can be had", "ask for none, or see what the machine says of it"),
+    "directory": ("its working directory cannot be entered", "see whether it is still there"),
+}
+
+
+class Surroundings(NamedTuple):
+    """What a run is in: the process whose namespaces are joined, and which; the group, if any."""
+
+    pid: int
+    namespaces: int
+    mark: GroupMark | None
+
+
+def surroundings(running: Running, order: Order, mark: GroupMark | None, members: Sequence[int]) -> Surroundings:
+    """`members`: all that came of the run. Raises `NotStarted`."""
+    if order.sandbox == "none":
+        return Surroundings(running.pid, 0, mark)
+    # The first process of the sandbox is bubblewrap's own: its namespaces are what it made, whatever the work has done since.
+    # It has its second only when it is done with making them.
+    numbers = {procfs.inside(pid): pid for pid in members}
+    if 1 not in numbers or max(numbers) < 2:
+        raise NotStarted("its sandbox is not ready", "ask again in a moment")
+    first = numbers[1]
+    joined = sum(flag for name, flag in _NAMESPACES.items() if _namespace(first, name) != _namespace(os.getpid(), name))
+    return Surroundings(first, joined, mark)
+
+
+def _namespace(pid: int, name: str) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/{name}").readlink())
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise NotStarted(f"its sandbox cannot be looked at ({why})", "run the agent as root, or as that user") from error
+
+
+async def enter(
+    order: Order, around: Surroundings, cgroups: Cgroups, name: str, is_there: Callable[[], bool], window: Window | None
+) -> Entered:
+    """`name`: of the group below that of the run. `is_there`: does the run go on? Asked once nothing can take its numbers."""
+    with ExitStack() as kept:
+        beside = _pinned(around.pid, kept)
+        if not is_there():
+            raise NotStarted("what it is to run beside has ended", "look whether it runs, and ask again")
+        group = _group_below(cgroups, around.mark, name, kept)
+        with ExitStack() as passed:
+            entrances = _entrances(cgroups, group, passed)
+            ours, theirs = socket.socketpair()
+            kept.callback(ours.close)
+            passed.callback(theirs.close)
+            ends, streams = _pipes(kept, passed) if window is None else ((-1, -1, -1), (subprocess.DEVNULL,) * 3)
+            process = _started(theirs.fileno(), streams, (beside, theirs.fileno(), *entrances))
+        kept.callback(_reap, process)
+        entered = Entered(process.pid, beside, cgroups, group)
+        kept.callback(os.close, entered.handle)
+        kept.callback(entered.kill)
+        ours.setblocking(False)
+        spec = _spec(order, around, beside, entrances, window)
+        terminal = await _begun(ours, spec, order, kept)
+        entered.take(terminal if window is not None else -1, ends)
+        kept.pop_all()
+        ours.close()
+        process.returncode = 0  # from here on it is watched by its number, and by another
+    return entered
+
+
+class Entered:
+    """Satisfies `Session`. It is killed when the process that it is beside ends."""
+
+    def __init__(self, pid: int, beside: int, cgroups: Cgroups, group: str) -> None:
+        self.pid = pid
+        self._beside, self._cgroups, self._group = beside, cgroups, group
+        self._loop = asyncio.get_running_loop()
+        self._terminal = -1
+        self._input = -1
+        self._outputs: dict[int, str] = {}
+        self._feeding: asyncio.Future[None] | None = None
+        self._over: asyncio.Future[Ended] = self._loop.create_future()
+        self.handle = os.pidfd_open(pid)
+
+    def take(self, terminal: int, pipes: Sequence[int]) -> None:
+        """From here on the descriptors are this one's."""
+        if terminal >= 0:
+            self._terminal, self._input, self._outputs = terminal, terminal, {terminal: "stdout"}
+        else:
+            self._input, self._outputs = pipes[0], {pipes[1]: "stdout", pipes[2]: "stderr"}
+        for file in (self._input, *self._outputs):
+            os.set_blocking(file, False)
+        self._loop.add_reader(self._beside, self._beside_ended)
+        self._loop.add_reader(self.handle, self._has_ended)
+
+    async def read(self) -> Said | None:
+        while self._outputs:
+            for file, name in tuple(self._outputs.items()):
+                try:
+                    data = os.read(file, READ_BYTES)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    data = b""  # how a terminal says that nobody is at its other end
+                if data:
+                    self._outputs[file] = self._outputs.pop(file)  # the other one is looked at first next time
+                    return Said("stdout" if name == "stdout" else "stderr", data)
+                self._close_output(file)
+            if self._outputs:
+                await self._readable(self._outputs)
+        return None
+
+    async def feed(self, data: bytes, /) -> None:
+        left = memoryview(data)
+        while left and self._input >= 0:
+            try:
+                left = left[os.write(self._input, left) :]
+            except BlockingIOError:
+                await self._writable(self._input)
+            except OSError as error:
+                if error.errno not in _OVER:
+                    raise
+                self._close_input()
+
+    def end_input(self) -> None:
+        if self._terminal < 0:
+            self._close_input()
+        elif self._input >= 0:
+            with suppress(OSError):
+                os.write(self._input, _END_KEY)
+
+    def resize(self, window: Window, /) -> None:
+        if self._terminal >= 0:
+            with suppress(OSError):
+                fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *window, 0, 0))
+
+    async def wait(self) -> Ended:
+        return await asyncio.shield(self._over)
+
+    def kill(self) -> None:
+        """All that is found of it now."""
+        if self._group:
+            self._cgroups.kill(self._group)
+        members = procfs.tree(self.pid) if not self._group and not self._over.done() else ()
+        for one in members:
+            with suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+        if not self._over.done():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+    async def end(self) -> None:
+        self.kill()
+        await self.wait()
+        while self._group and self._cgroups.members(self._group):
+            self._cgroups.kill(self._group)
+            await asyncio.sleep(_LOOK_S)
+
+    async def close(self) -> None:
+        try:
+            await self.end()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._close_input()
+        for file in tuple(self._outputs):
+            self._close_output(file)
+        for handle in (self.handle, self._beside):
+            if handle >= 0:
+                self._loop.remove_reader(handle)
+                os.close(handle)
+        self.handle = self._beside = -1
+        if self._group:
+            self._cgroups.remove(self._group)
+
+    def _has_ended(self) -> None:
+        told = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
+        if told is not None:
+            self._loop.remove_reader(self.handle)
+            exited = told.si_code == os.CLD_EXITED
+            self._over.set_result(Ended(code=told.si_status) if exited else Ended(signal=told.si_status))
+
+    def _beside_ended(self) -> None:
+        self._loop.remove_reader(self._beside)
+        self.kill()
+
+    def _close_input(self) -> None:
+        file, self._input = self._input, -1
+        if file >= 0:
+            self._loop.remove_writer(file)
+            if self._feeding is not None:
+                _tell(self._feeding)  # who waits until more is taken learns that nothing will be
+            if file != self._terminal:
+                os.close(file)
+
+    def _close_output(self, file: int) -> None:
+        del self._outputs[file]
+        self._loop.remove_reader(file)
+        if file == self._terminal:
+            self._close_input()
+            self._terminal = -1
+        os.close(file)
+
+    async def _readable(self, files: Sequence[int] | dict[int, str]) -> None:
+        came: asyncio.Future[None] = self._loop.create_future()
+        watched = tuple(files)
+        for file in watched:
+            self._loop.add_reader(file, _tell, came)
+        try:
+            await came
+        finally:
+            for file in watched:
+                self._loop.remove_reader(file)
+
+    async def _writable(self, file: int) -> None:
+        came = self._feeding = self._loop.create_future()
+        self._loop.add_writer(file, _tell, came)
+        try:
+            await came
+        finally:
+            self._feeding = None
+            if self._input == file:  # else the number may be somebody else's by now
+                self._loop.remove_writer(file)
+
+
+def _tell(came: asyncio.Future[None]) -> None:
+    if not came.done():
+        came.set_result(None)
+
+
+# -- how it begins -------------------------------------------------------------------------------------------------------------
+
+
+def _pinned(pid: int, kept: ExitStack) -> int:
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError as error:
+        raise NotStarted("what it is to run beside has ended", "look whether it runs, and ask again") from error
+    kept.callback(os.close, handle)
+    return handle
+
+
+def _group_below(cgroups: Cgroups, mark: GroupMark | None, name: str, kept: ExitStack) -> str:
+    if mark is None:
+        return ""
+    group = f"{mark.name}/{name}"
+    try:
+        for place in cgroups.places(group):
+            Path(place).mkdir(mode=0o755)
+    except OSError as error:
+        cgroups.remove(group)
+        why = (error.strerror or str(error)).lower()
+        raise NotStarted(f"the cgroup of its replica cannot be joined ({why})", "see whether that still runs") from error
+    kept.callback(cgroups.remove, group)
+    return group
+
+
+def _entrances(cgroups: Cgroups, group: str, passed: ExitStack) -> tuple[int, ...]:
+    try:
+        return passed.enter_context(cgroups.entrances(group)) if group else ()
+    except OSError as error:
+        raise NotStarted("what it is to run beside has ended", "look whether it runs, and ask again") from error
+
+
+def _pipes(kept: ExitStack, passed: ExitStack) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Our ends, and the command's."""
+    ours, theirs = list[int](), list[int]()
+    for stream in range(3):
+        read, write = os.pipe2(os.O_CLOEXEC)
+        near, far = (write, read) if stream == 0 else (read, write)
+        kept.callback(os.close, near)
+        passed.callback(os.close, far)
+        ours.append(near)
+        theirs.append(far)
+    return (ours[0], ours[1], ours[2]), (theirs[0], theirs[1], theirs[2])
+
+
+def _started(control: int, streams: Sequence[int], passed: Sequence[int]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(  # noqa: S603 - our own program, and nothing of the order is in its arguments
+            (sys.executable, "-I", "-S", str(PROGRAM), str(control)),
+            env={},
+            cwd="/",
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            pass_fds=tuple(passed),
+            start_new_session=True,
+        )
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise NotStarted(f"nothing can be started now ({why})", "see what the machine says of it") from error
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _spec(order: Order, around: Surroundings, beside: int, entrances: Sequence[int], window: Window | None) -> bytes:
+    identity = spawn.identity_of(order.user)
+    said: dict[str, Any] = {
+        "argv": order.argv,
+        "env": dict(order.env),
+        "directory": str(order.directory) if order.directory is not None else "",
+        "user": None if identity is None else identity,
+        "beside": beside,
+        "namespaces": around.namespaces,
+        "confined": order.sandbox != "none",
+        "entrances": list(entrances),
+        "files": spawn.FILES,
+        "window": window,
+    }
+    return json.dumps(said).encode()
+
+
+async def _begun(control: socket.socket, spec: bytes, order: Order, kept: ExitStack) -> int:
+    """The terminal, if there is one. Returns when the command has its first instruction; raises `NotStarted`."""
+    loop = asyncio.get_running_loop()
+    terminal, told = -1, b""
+    try:
+        async with asyncio.timeout(BEGIN_S):
+            await loop.sock_sendall(control, spec)
+            control.shutdown(socket.SHUT_WR)
+            while True:
+                came: asyncio.Future[None] = loop.create_future()
+                loop.add_reader(control, _tell, came)
+                try:
+                    await came
+                finally:
+                    loop.remove_reader(control)
+                piece, files, _, _ = socket.recv_fds(control, _TOLD_BYTES_MAX, 1)
+                for file in files:
+                    terminal = file
+                    os.set_inheritable(file, False)
+                    kept.callback(os.close, file)
+                if not piece or len(told) > _TOLD_BYTES_MAX:
+                    break
+                told += piece
+    except TimeoutError:
+        raise NotStarted("it did not begin in time", "see whether the machine is overloaded, and ask again") from None
+    except OSError as error:
+        raise NotStarted("it ended before it began", "see what the machine says of it") from error
+    for line in told.splitlines():
+        _check(json.loads(line), order)
+    return terminal
+
+
+def _check(told: dict[str, Any], order: Order) -> None:
+    if "step" in told:
+        step, code = str(told["step"]), int(told["errno"])
+        why = str(told.get("bug") or os.strerror(code).lower())
+        if step == "run":
+            raise NotStarted(f"{order.argv[0]} cannot be run ({why})", spawn.CURES.get(code, "see what it needs"))
+        cause, cure = _STEPS.get(step, ("it did not get to its first instruction", "see what the machine says of it"))
+        raise NotStarted(f"{order.argv[0]} cannot be run: {cause} ({why})", cure)

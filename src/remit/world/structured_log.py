@@ -1,0 +1,177 @@
+"""Structured log lines (JSON or text), rate-limited, redacted.
+
+A line each, with fields to join lines by. No rules here.
+
+A line is JSON for programs, or words for people. Whatever was put into it, it is one line: control signs are escaped, long
+values are cut, and what looks like a token is hidden. Of what repeats itself, one in a while is told, with how many were not.
+
+Fields that join the lines of different processes have one name everywhere: `trace` (of a request), `operation` (its id),
+`tenant`, `workload`, `replica`, `attempt`, `node`, `revision`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, BinaryIO, Final, Literal
+
+import msgspec
+
+from remit.model.counters import Counts
+from remit.model.problems import escaped
+
+Form = Literal["json", "text"]
+Level = Literal["debug", "info", "warning", "error"]
+LEVELS: Final[tuple[Level, ...]] = ("debug", "info", "warning", "error")
+
+VALUE_MAX: Final = 2_000
+FIELDS_MAX: Final = 40
+QUIET_MS: Final = 10_000
+"""The same is not told again for so long."""
+KINDS_MAX: Final = 1_000
+"""Of so many sorts of lines it is known when they were told last."""
+RECENT_MAX: Final = 500
+"""So many of the last lines are remembered, for a report."""
+HIDDEN: Final = "[hidden]"
+
+_SECRET: Final = re.compile(r"remit_[A-Za-z0-9]{12,}|(?i:bearer)[ \t]+\S+")
+_PRIVATE: Final = frozenset(("authorization", "token", "secret", "password", "cookie", "key"))
+_CONTROL: Final = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+"""What JSON leaves as it is, and a terminal would obey."""
+_NUMBERS: Final[dict[Level, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class Chronicle:
+    """The log of one part of a process. `bind` makes one that says some fields in each line."""
+
+    def __init__(
+        self,
+        part: str,
+        *,
+        wall: Callable[[], str],
+        now_ms: Callable[[], int],
+        form: Form = "text",
+        level: Level = "info",
+        file: BinaryIO | None = None,
+    ) -> None:
+        self.part, self.level, self.counts = part, level, Counts(LEVELS)
+        self._now_ms = now_ms
+        self._told: dict[str, tuple[int, int]] = {}
+        """When each sort was told last, and how many were not since."""
+        self._write = _Writer(form, wall, self.counts, file)
+        self._fields: dict[str, object] = {"part": part}
+
+    def bind(self, **fields: object) -> Chronicle:
+        """Another one that says these in each line. What is told and counted is common to both."""
+        one = object.__new__(Chronicle)
+        one.__dict__.update(self.__dict__)
+        one._fields = {**self._fields, **fields}
+        return one
+
+    def recent(self) -> list[str]:
+        """The last lines, as they were written."""
+        return [line.decode() for line in self._write.recent]
+
+    def tells(self, level: Level) -> bool:
+        """Is it worth making a line of this level?"""
+        return _NUMBERS[level] >= _NUMBERS[self.level]
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._tell("debug", event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._tell("info", event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._tell("warning", event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self._tell("error", event, fields)
+
+    def seldom(self, level: Level, sort: str, event: str, **fields: object) -> None:
+        """As above, but of one `sort` not more than one in a while; it says how many were passed over."""
+        if not self.tells(level):
+            return
+        now_ms = self._now_ms()
+        at_ms, passed = self._told.pop(sort, (now_ms - QUIET_MS, 0))
+        if now_ms - at_ms < QUIET_MS:
+            self._told[sort] = at_ms, passed + 1
+            return
+        while len(self._told) >= KINDS_MAX:
+            del self._told[next(iter(self._told))]
+        self._told[sort] = now_ms, 0
+        more = {"passed_over": passed} if passed else {}
+        self._tell(level, event, {**fields, **more})
+
+    def _tell(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
+        if _NUMBERS[level] >= _NUMBERS[self.level]:
+            self._write(level, event, {**self._fields, **fields})
+
+
+class _Writer:
+    """Writes lines, each with one call of the system: lines of several processes in one file stay whole.
+
+    Nothing is loaded for it. A library of logging was tried here: three functions of ours stood in it, and loading it at the
+    first line held up an agent's loop for so long that its node was taken for silent.
+    """
+
+    def __init__(self, form: Form, wall: Callable[[], str], counts: Counts, file: BinaryIO | None) -> None:
+        self._form, self._wall, self._counts, self._file = form, wall, counts, file
+        self.recent: deque[bytes] = deque(maxlen=RECENT_MAX)
+
+    def __call__(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
+        self._counts.add(level)
+        told = {"time": self._wall(), **_tidied(level, {**fields, "event": event})}
+        line = _json(told) if self._form == "json" else _text(told)
+        self.recent.append(line)
+        file = sys.stderr.buffer if self._file is None else self._file
+        with suppress(OSError, ValueError):  # whoever read this is gone: that ends nobody's work
+            file.write(line + b"\n")
+            file.flush()
+
+
+def _tidied(level: Level, fields: Mapping[str, object]) -> dict[str, Any]:
+    """Nothing empty, nothing secret, nothing endless."""
+    found: dict[str, Any] = {"level": level}
+    for field, value in fields.items():
+        if value is None or value == "":
+            continue
+        if len(found) >= FIELDS_MAX:
+            break
+        found[field] = HIDDEN if field.lower() in _PRIVATE else _plain(value)
+    return found
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    if len(text) > VALUE_MAX:
+        text = f"{text[:VALUE_MAX]}… ({len(text)} signs)"
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()  # a half of a sign is none
+    return _SECRET.sub(HIDDEN, text)
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    said = msgspec.json.encode(fields)
+    if said.isascii():
+        return said
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", said.decode()).encode()
+
+
+def _text(fields: Mapping[str, Any]) -> bytes:
+    """`10:03:22.113 warning agent: it happened  node=a replica=shop/web-0`."""
+    rest = dict(fields)
+    time, level, part, event = (str(rest.pop(field, "")) for field in ("time", "level", "part", "event"))
+    words = " ".join(f"{field}={_quoted(value)}" for field, value in rest.items())
+    line = f"{time[11:23]} {level:<7} {part}: {event}" + (f"  {words}" if words else "")
+    return escaped(line).encode("utf-8", "backslashreplace")
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text or not text else text
