@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from remit.world.net.connections import FEW, Crowd, origin
+from remit.world.net.connections import FEW, ConnectionLimiter, origin
 
 
-def taken(crowd: Crowd, address: str) -> int:
+def taken(crowd: ConnectionLimiter, address: str) -> int:
     """As many as it gets."""
     count = 0
-    while crowd.count < crowd.most and crowd.may_come(address):
+    while crowd.count < crowd.limit and crowd.admits(address):
         crowd.came(address)
         count += 1
     return count
 
 
 def test_one_address_has_half__the_next_half_of_the_rest__and_the_sixth_still_a_few() -> None:
-    crowd = Crowd(2_000)
+    crowd = ConnectionLimiter(2_000)
     held = [taken(crowd, f"10.0.0.{number}") for number in range(12)]
     assert held[:6] == [1_000, 500, 250, 125, 63, FEW]
     assert sum(held) == 2_000
@@ -27,13 +27,13 @@ def test_one_address_has_half__the_next_half_of_the_rest__and_the_sixth_still_a_
 
 
 def test_those_who_come_in_just_now_count_too() -> None:
-    inside, coming = Crowd(100), Crowd(100)
+    inside, coming = ConnectionLimiter(100), ConnectionLimiter(100)
     for _ in range(40):
         inside.came("10.0.0.1")
     for _ in range(10):
         coming.came("10.0.0.1")
-    assert not inside.may_come("10.0.0.1", coming)
-    assert inside.may_come("10.0.0.2", coming)
+    assert not inside.admits("10.0.0.1", coming)
+    assert inside.admits("10.0.0.2", coming)
 
 
 @pytest.mark.parametrize(

@@ -175,23 +175,26 @@ _OWN_BITS: Final = 64
 """Of an address of IPv6 the rest is its holder's to choose, so that counts as one."""
 
 
-class Crowd:
-    """Those of one listener, of `most` in all."""
+class ConnectionLimiter:
+    """Limits the connections of one listener, in all and per client address.
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    When the listener is nearly full, addresses that hold many connections are refused first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.count = 0
         self._held: Counter[str] = Counter()
 
-    def may_come(self, address: str, beside: Crowd | None = None) -> bool:
-        """One more from there, as far as its share goes; `beside` are others who count as well. Whether there is room at all is
-        another question.
+    def admits(self, address: str, other: ConnectionLimiter | None = None) -> bool:
+        """Return whether `address` may open one more connection. Connections counted by `other` (for example those still in
+        their TLS handshake) count as well.
         """
         at = origin(address)
         mine, all_ = self._held[at], self.count
-        if beside is not None:
-            mine, all_ = mine + beside._held[at], all_ + beside.count
-        return mine < max(FEW, self.most - all_)
+        if other is not None:
+            mine, all_ = mine + other._held[at], all_ + other.count
+        return mine < max(FEW, self.limit - all_)
 
     def came(self, address: str) -> None:
         self.count += 1

@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 
 from remit.law.certificate_identity import NOBODY, Bearer
 from remit.world.clock import Patience
-from remit.world.net.connections import BACKLOG, Bound, Corked, Crowd, origin
+from remit.world.net.connections import BACKLOG, Bound, ConnectionLimiter, Corked, origin
 from remit.world.net.tls import Doorstep, bearer_at, greeting
 
 CONNECTIONS_MAX: Final = 2_000
@@ -137,7 +137,7 @@ class _Shared(ServerState):
     def __init__(self, connections_max: int, turned: Turned) -> None:
         super().__init__()
         self.connections_max, self.turned = connections_max, turned
-        self.crowd = Crowd(connections_max)
+        self.crowd = ConnectionLimiter(connections_max)
         self.resting = Patience(asyncio.get_running_loop())
         """Those that were answered, and may ask again."""
         self.silent: dict[_Guarded, None] = {}
@@ -221,7 +221,7 @@ class _Guarded(HttpToolsProtocol):
         super().connection_made(self._corked)
         self._bearer = bearer_at(transport)
         shared = self.server_state
-        welcome = shared.crowd.may_come(self._address)
+        welcome = shared.crowd.admits(self._address)
         shared.crowd.came(self._address)
         if not welcome and not self._make_room(self._address):
             self._turn(_CROWDED)

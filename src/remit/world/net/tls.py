@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from remit.law.certificate_identity import NOBODY, Bearer, bearer_of
 from remit.world.interfaces import NotServed, WorldError
-from remit.world.net.connections import Crowd
+from remit.world.net.connections import ConnectionLimiter
 
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 HANDSHAKE_S_MAX: Final = 10.0
@@ -201,7 +201,7 @@ class Doorstep(NamedTuple):
     """What whoever does not speak TLS is told."""
     turned: Callable[[str, str], None] = lambda address, why: None
     """Hears of whoever was not let in: from which address, and why."""
-    crowd: Crowd | None = None
+    crowd: ConnectionLimiter | None = None
     """Those inside, by their addresses; None: all who come are as good."""
 
 
@@ -224,7 +224,7 @@ class _Greeter:
     def __init__(self, factory: Callable[[], asyncio.BaseProtocol], doorstep: Doorstep) -> None:
         self._factory, self._doorstep = factory, doorstep
         self._greeted: set[asyncio.Task[None]] = set()
-        self._coming = Crowd(doorstep.connections_max)
+        self._coming = ConnectionLimiter(doorstep.connections_max)
 
     async def take(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -248,7 +248,7 @@ class _Greeter:
         crowd = self._doorstep.crowd
         if len(self._greeted) + self._doorstep.known() >= self._doorstep.connections_max:
             return "too many connections"
-        if crowd is not None and not crowd.may_come(address, self._coming):
+        if crowd is not None and not crowd.admits(address, self._coming):
             return "too many connections from this address"
         return ""
 
