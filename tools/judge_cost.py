@@ -16,7 +16,7 @@ def main() -> None:
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "src")]
     from remit.simulate.checkers.judge import Stand
     from remit.simulate.checkers.reference.history import Step
-    from tests.unit.simulate.checkers.crowd import crowd, lives
+    from tests.unit.simulate.checkers.busy_scope import crowd, lives
 
     pen = crowd()
     judge, inner = pen.world.judge, pen.world.judge.applied

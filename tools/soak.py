@@ -34,7 +34,7 @@ from remit.simulate.shrink import NotRepeated, save, shrink
 from remit.simulate.simulation import Run
 
 ROOT = Path(__file__).resolve().parent.parent
-KILLS_SCRIPT = "tests/integration/store/kills.py"
+KILLS_SCRIPT = "tests/integration/store/kill_writer_main.py"
 CHAOS_MODULE = "tests.integration.chaos.driver"
 CHAOS_MINUTES_MAX = 5
 CHAOS_SETTLES_S = 300

@@ -26,7 +26,7 @@ from remit.simulate import coverage
 from remit.simulate.scenarios import names
 from remit.simulate.simulation import Run
 from tests.properties.effort import SOAKING
-from tests.scenarios.standing import begun_together, standing
+from tests.scenarios.standing_runs import begun_together, standing
 
 ROOT = Path(__file__).parents[2]
 HASH_SEED = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"

@@ -8,7 +8,7 @@ from remit.simulate import coverage
 from remit.simulate.checkers.registry import Violation
 from remit.simulate.scenarios import names
 from remit.simulate.simulation import simulate
-from tests.planted.bugs import BUGS, REQUIRED, Bug
+from tests.planted.registry import BUGS, REQUIRED, Bug
 from tests.planted.scenarios import TEXTS, world
 
 ROWS = range(1, 46)

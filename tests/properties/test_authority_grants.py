@@ -43,8 +43,7 @@ from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.quota_checks import across
 from remit.simulate.checkers.reference.rows import of_kind, outstanding, phase_of
-from tests.properties.effort import tries
-from tests.properties.machines import (
+from tests.properties.authority_world import (
     HOUR,
     OPERATOR,
     USER,
@@ -57,6 +56,7 @@ from tests.properties.machines import (
     tenant,
     workload,
 )
+from tests.properties.effort import tries
 from tests.properties.test_authority_machine import NUMBER, REACHED, Asking
 
 __all__ = ["REACHED"]

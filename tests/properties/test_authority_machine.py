@@ -66,9 +66,7 @@ from remit.simulate.checkers.reference.lifecycle import HOLDING, ON_NODE, RUNS
 from remit.simulate.checkers.reference.rows import of_kind, phase_of
 from remit.store.memory import Snapshot
 from remit.store.protocol import StoreError
-from tests.properties.cached import stale
-from tests.properties.effort import tries
-from tests.properties.machines import (
+from tests.properties.authority_world import (
     HOUR,
     LEASES,
     OPERATOR,
@@ -83,7 +81,9 @@ from tests.properties.machines import (
     tenant,
     workload,
 )
-from tests.properties.tallies import Tallies
+from tests.properties.books_check import stale
+from tests.properties.coverage_counts import Tallies
+from tests.properties.effort import tries
 
 REACHED = Tallies("authority")
 

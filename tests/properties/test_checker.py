@@ -21,8 +21,8 @@ from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from remit.simulate.checkers.quota_checks import across
-from tests.properties.machines import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
-from tests.unit.commitment.desk import T1, bind, move, slice_of, spawned
+from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
+from tests.unit.commitment.authority_fixture import T1, bind, move, slice_of, spawned
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Tale = Callable[[Scope], Awaitable[object]]

@@ -16,9 +16,9 @@ from remit.model.resources import Amount
 from remit.observation.node_columns import Columns, Left, Rows, over
 from remit.observation.topology_counts import ColumnPeers
 from tests.properties.effort import tries
-from tests.unit.law.draws import MODELS, TOPOLOGY_KEYS, amounts, few, nodes_left, one_of, scenes
-from tests.unit.law.oracle import Scene, Work, broken, devices_found
-from tests.unit.law.scalar import OneNode, PlainPeers
+from tests.unit.law.fit_oracle import Scene, Work, broken, devices_found
+from tests.unit.law.scalar_fit import OneNode, PlainPeers
+from tests.unit.law.strategies import MODELS, TOPOLOGY_KEYS, amounts, few, nodes_left, one_of, scenes
 
 
 class Asked(NamedTuple):

@@ -19,10 +19,10 @@ from remit.proposal.placement.plugins import Score
 from remit.proposal.placement.topology_gates import FINE, PREFER_WEIGHT, SCALE
 from tests.properties.effort import tries
 from tests.properties.test_fit import ask_of
-from tests.unit.law.draws import GROUPS, nodes_left, scenes, works
-from tests.unit.law.oracle import Scene, Work
-from tests.unit.law.scalar import OneNode, PlainPeers
-from tests.unit.proposal.slow import Slow
+from tests.unit.law.fit_oracle import Scene, Work
+from tests.unit.law.scalar_fit import OneNode, PlainPeers
+from tests.unit.law.strategies import GROUPS, nodes_left, scenes, works
+from tests.unit.proposal.placement.fragmentation_oracle import Slow
 
 FRAGMENTATION = "fragmentation"
 PROFILES: dict[str, tuple[Score, ...]] = {

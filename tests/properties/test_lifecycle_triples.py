@@ -27,7 +27,7 @@ from remit.model.claims import (
     Spawn,
 )
 from remit.model.records import Phase
-from tests.properties.machines import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
 
 RUNS = ("bound", "starting", "running", "ready", "serving")
 ON_NODE = (*RUNS, "draining", "stopping")

@@ -104,7 +104,7 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount, Duration
-from tests.properties.merging import (
+from tests.properties.merge_model import (
     BOOT,
     INCARNATION,
     INVARIANTS,

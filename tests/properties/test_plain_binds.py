@@ -17,12 +17,12 @@ from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Mark, Refuse
 from remit.model.kinds import NodeHealth, Policy, PolicySpec
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
-from tests.properties.cached import stale
-from tests.properties.machines import OPERATOR, Scope, node, story
+from tests.properties.authority_world import OPERATOR, Scope, node, story
+from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import APART, DEEDS, books, summed
-from tests.properties.test_batches_on_top import SORTS, Twins, one_by_one, plain
-from tests.unit.commitment.desk import T1, bind, spawned
-from tests.unit.commitment.test_restoring import led_again, marked, restored
+from tests.properties.test_pipelined_batches import SORTS, Twins, one_by_one, plain
+from tests.unit.commitment.authority_fixture import T1, bind, spawned
+from tests.unit.commitment.test_recovery import led_again, marked, restored
 
 PLAINLY = placement._plainly
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from remit.commitment.rulings import placement
 from remit.model.claims import Apply, Bind, Code, Reserve
 from remit.model.kinds import Placement, Taint
-from tests.properties.cached import stale
-from tests.properties.machines import OPERATOR, Scope, furnished, node, run, tenant
+from tests.properties.authority_world import OPERATOR, Scope, furnished, node, run, tenant
+from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import books, summed
-from tests.unit.commitment.desk import T1, bind, move, moving, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, move, moving, spawned
 
 NODES = ("n1", "n2")
 SLOWLY: dict[str, Any] = {"_plainly": lambda *_: False, "_plainly_reserved": lambda *_: False}

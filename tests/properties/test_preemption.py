@@ -17,9 +17,9 @@ from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec
 from remit.model.metadata import Metadata
 from remit.observation.node_columns import Columns, Left
 from remit.proposal.placement.preemption import Candidates, Eviction, Leaving, Spare, plan
+from tests.properties.authority_world import amounts, workload
 from tests.properties.effort import tries
-from tests.properties.machines import amounts, workload
-from tests.unit.law.oracle import devices_found
+from tests.unit.law.fit_oracle import devices_found
 
 
 class Runner(NamedTuple):

@@ -6,7 +6,7 @@ import pytest
 
 from remit.simulate.faults.fault_schedule import draw
 from remit.simulate.scenarios import load, names
-from tests.scenarios.standing import standing
+from tests.scenarios.standing_runs import standing
 
 CPU_S_MAX = 10.0
 ROWS = range(1, 46)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.tree import ROOT
+from tests.tidy.source_tree import ROOT
 
 PLANTED = '''"""Is the ban awake?"""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from remit.model.claims import Code
-from tests.tidy.tree import ROOT
+from tests.tidy.source_tree import ROOT
 
 PROPOSERS_OWN = {"OVERRIDE"}
 """What keeps a proposer from claiming, and is no rule of the authority."""
@@ -25,7 +25,7 @@ def asserted(text: str) -> set[str]:
 
 
 def test_every_code_is_the_answer_to_some_claim() -> None:
-    seen = {name for file in sorted(DOOR.glob("test_*.py")) for name in asserted(file.read_text())}
+    seen = {name for file in sorted(DOOR.rglob("test_*.py")) for name in asserted(file.read_text())}
     missing = [code.name for code in Code if code.name not in seen | PROPOSERS_OWN]
     assert not missing, f"no test of the authority asserts {', '.join(missing)}"
     assert seen <= {code.name for code in Code}

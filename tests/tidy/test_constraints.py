@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.tidy.tree import ROOT
+from tests.tidy.source_tree import ROOT
 
 LINE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*==[0-9][0-9a-z.]*")
 SEEDED = {"pip", "setuptools"}

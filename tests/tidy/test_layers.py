@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.tree import ROOT
+from tests.tidy.source_tree import ROOT
 
 LINT = Path(sys.executable).parent / "lint-imports"
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tidy.tree import ROOT, pages
+from tests.tidy.source_tree import ROOT, pages
 
 LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"")
 ELSEWHERE = re.compile(r"^[a-z][a-z0-9+.-]*:")

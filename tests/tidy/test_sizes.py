@@ -6,7 +6,7 @@ import ast
 import tomllib
 from pathlib import Path
 
-from tests.tidy.tree import Module, definitions, modules
+from tests.tidy.source_tree import Module, definitions, modules
 
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 800

@@ -17,7 +17,7 @@ from remit.model.records import Replica
 from remit.model.wire.agent_messages import LogsOf
 from remit.world.interfaces import LinkError
 from remit.world.net.rpc_client import SocketLink
-from tests.integration.agent.scope import AgentProcess, Scope, play, shell, until
+from tests.integration.agent.control_plane import AgentProcess, Scope, play, shell, until
 
 BOUNDS = "file_bytes=20000,older=2,copies=3,node_bytes=1000000,age_ms=60000"
 LINKS: dict[Scope, SocketLink] = {}

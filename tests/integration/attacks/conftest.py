@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.attacks.stage import Stage
+from tests.integration.attacks.attack_server import Stage
 
 
 @pytest.fixture(scope="package")

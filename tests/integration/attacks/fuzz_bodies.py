@@ -24,10 +24,10 @@ from typing import Any, Final, NamedTuple
 from remit.model.wire.agent_messages import Beat, MaterialOf, NodeState, RunState
 from remit.model.wire.exec_frames import MEDIA, Begin, Part, spoken
 from remit.serve.http.openapi import MANIFESTS
+from tests.integration.attacks.attack_server import Stage
 from tests.integration.attacks.fuzz_decoders import _encode
-from tests.integration.attacks.mutating import mutated
-from tests.integration.attacks.stage import Stage
-from tests.unit.serve.asking import node, secret, tenant, workload
+from tests.integration.attacks.mutations import mutated
+from tests.unit.serve.in_memory_server import node, secret, tenant, workload
 
 ANSWER_S_MAX: Final = 10.0
 GROWTH_MIB_MAX: Final = 200

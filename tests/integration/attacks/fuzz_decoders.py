@@ -41,7 +41,7 @@ from remit.serve.http import bodies
 from remit.serve.http.openapi import MANIFESTS
 from remit.serve.http.replies import Failure
 from remit.world.net.frames import NoFrame, next_frame
-from tests.integration.attacks.mutating import mutated
+from tests.integration.attacks.mutations import mutated
 
 REFUSALS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 """What a decoder of messages may raise: whoever calls one expects these."""

@@ -20,8 +20,8 @@ from remit.model.claims import Acquire, Actor, Apply, Delete, Move, Role, Vacate
 from remit.model.kinds import Node, Taint
 from remit.model.wire.agent_messages import Beat, MaterialOf, NodeState, OrdersOf
 from remit.model.wire.exec_frames import MEDIA, Begin, Part, spoken
-from tests.integration.attacks.stage import LEASE, WITHIN_S, Intruder, Refusal, attack
-from tests.unit.serve.asking import node, tenant
+from tests.integration.attacks.attack_server import LEASE, WITHIN_S, Intruder, Refusal, attack
+from tests.unit.serve.in_memory_server import node, tenant
 
 REPLICA = "/v1/tenants/acme/replicas/web-0"
 STATUS = Call()

@@ -17,8 +17,8 @@ from remit.cli.main import remit
 from remit.world.clock import BootClock
 from remit.world.interfaces import Order
 from remit.world.process.runner import ProcessRunner
-from tests.integration.attacks.stage import Intruder, Refusal, attack
-from tests.unit.serve.asking import tenant, workload
+from tests.integration.attacks.attack_server import Intruder, Refusal, attack
+from tests.unit.serve.in_memory_server import tenant, workload
 
 MINE: Final = "/v1/tenants/acme/workloads"
 MERGE: Final = "application/merge-patch+json"
@@ -183,7 +183,7 @@ def a_name_that_is_none(by: Intruder) -> list[Refusal]:
 
 @attack(404)
 def a_path_in_the_place_of_a_name(by: Intruder) -> list[Refusal]:
-    """A29: whose output is read is a name, and never a path. A planted link: test_work.py."""
+    """A29: whose output is read is a name, and never a path. A planted link: test_hostile_workloads.py."""
     text = by.member()
     names = (
         "..%2f..%2fetc%2fpasswd",
@@ -202,7 +202,7 @@ def a_path_in_the_place_of_a_name(by: Intruder) -> list[Refusal]:
 
 @attack(0, noted=())
 def what_a_shell_would_read(by: Intruder) -> None:
-    """A30: words of a command are words. Nothing is refused; with a whole agent: test_work.py."""
+    """A30: words of a command are words. Nothing is refused; with a whole agent: test_hostile_workloads.py."""
     words = (";$(id)", "`id`", "a|b", "&&", "$HOME", "*", "\n", "-x", "$(PORT)")
     told = asyncio.run(_ran(Order(("printf", "<%s>", *words), {"PATH": os.defpath}, stdout=by.stage.server.data / "said")))
     assert told == 0
@@ -211,7 +211,7 @@ def what_a_shell_would_read(by: Intruder) -> None:
 
 @attack(0, noted=())
 def a_library_for_the_agent(by: Intruder) -> None:
-    """A31: what steers a loader reaches the work alone. Nothing is refused; with a whole agent and bubblewrap: test_work.py."""
+    """A31: what steers a loader reaches the work alone. Nothing is refused; with a whole agent and bubblewrap: test_hostile_workloads.py."""
     order = Order(
         ("sh", "-c", "echo $LD_PRELOAD"), {"PATH": os.defpath, "LD_PRELOAD": "/x/e.so"}, stdout=by.stage.server.data / "heard"
     )

@@ -9,9 +9,9 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Final
 
-from tests.integration.attacks.stage import Intruder, Refusal, attack, refusal
-from tests.integration.serve.a_server import Reply, ask_on
-from tests.unit.serve.asking import tenant, workload
+from tests.integration.attacks.attack_server import Intruder, Refusal, attack, refusal
+from tests.integration.serve.server_process import Reply, ask_on
+from tests.unit.serve.in_memory_server import tenant, workload
 
 MINE: Final = "/v1/tenants/acme/workloads"
 HELD: Final = 2_100

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 
-from tests.integration.attacks.stage import CANARY, Intruder, Refusal, attack
-from tests.unit.serve.asking import node, secret, workload
+from tests.integration.attacks.attack_server import CANARY, Intruder, Refusal, attack
+from tests.unit.serve.in_memory_server import node, secret, workload
 
 MINE, OTHERS = "/v1/tenants/acme/workloads", "/v1/tenants/bolt/workloads"
 MERGE = "application/merge-patch+json"

@@ -9,10 +9,10 @@ import random
 
 import pytest
 
+from tests.integration.attacks.attack_server import Stage
 from tests.integration.attacks.fuzz_bodies import fuzz
 from tests.integration.attacks.fuzz_decoders import DECODERS, seeds, tried
-from tests.integration.attacks.mutating import mutated
-from tests.integration.attacks.stage import Stage
+from tests.integration.attacks.mutations import mutated
 
 BODIES = 400
 INPUTS = 150

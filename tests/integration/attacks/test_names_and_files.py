@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from tests.integration.cli.test_up import REMIT
-from tests.unit.serve.asking import Api, story, tenant, workload
+from tests.unit.serve.in_memory_server import Api, story, tenant, workload
 
 NAMES: Final = {
     "a path": "../x",

@@ -38,9 +38,9 @@ from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica
 from remit.model.resources import Amount, Duration
 from tests.integration.chaos.cluster import Cluster, Program
-from tests.integration.chaos.judging import Judged, Life, Line, Stall, crowds, judge, lives, read, still_alive
+from tests.integration.chaos.job_records import Judged, Life, Line, Stall, crowds, judge, lives, read, still_alive
 
-WORK: Final = Path(__file__).with_name("work.py")
+WORK: Final = Path(__file__).with_name("job_main.py")
 BEAT_MS: Final = 500
 FENCE_MS: Final = 15_000
 AGENTS: Final = 3

@@ -24,7 +24,7 @@ MORE = Path(__file__).with_name("more.yaml")
 
 def scope(data: Path, *words: str, cluster: Path = CLUSTER) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    command = [sys.executable, "-m", "tests.integration.a_scope", str(data), str(cluster), *words]
+    command = [sys.executable, "-m", "tests.integration.stored_scope", str(data), str(cluster), *words]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 
 

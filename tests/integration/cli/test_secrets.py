@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_asking import Scope
 from tests.integration.cli.test_explain import settled
+from tests.integration.cli.test_read_commands import Scope
 
 CANARY = "canary-7c1f-that-nobody-may-see"
 

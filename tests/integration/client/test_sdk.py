@@ -26,8 +26,8 @@ from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
 from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from remit.world.production import production
-from tests.integration.client.proxy import proxied
-from tests.integration.serve.a_server import BEAT, Server
+from tests.integration.client.tcp_proxy import proxied
+from tests.integration.serve.server_process import BEAT, Server
 
 ROOT = Path(__file__).resolve().parents[3]
 ACME = Tenant(metadata=Metadata(name="acme"), spec=TenantSpec(quota=Amount.parse({"cpu": "100", "memory": "64Gi"})))

@@ -11,7 +11,7 @@ import pytest
 
 from remit.world.net import connections, http_server
 from remit.world.net.connections import Bound
-from tests.integration.serve.test_listening import GET, ask, listening, said
+from tests.integration.serve.test_http_listener import GET, ask, listening, said
 
 POST = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 MUCH = b"a" * 300_000

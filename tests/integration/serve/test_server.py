@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from remit.model.identity import digest_of
-from tests.integration.serve.a_server import Server, ask_on
-from tests.unit.serve.asking import tenant, workload
+from tests.integration.serve.server_process import Server, ask_on
+from tests.unit.serve.in_memory_server import tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
 

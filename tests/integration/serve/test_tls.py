@@ -21,7 +21,7 @@ from remit.client.api import Api, Trust, Unanswered
 from remit.client.blocking import BlockingApi
 from remit.model.kinds import Tenant
 from remit.world.net.certificates import CertificateAuthority
-from tests.integration.serve.places import HERE, THERE, machines, why_not
+from tests.integration.serve.network_namespaces import HERE, THERE, machines, why_not
 
 REMIT = str(Path(sys.executable).parent / "remit")
 
@@ -98,7 +98,7 @@ def test_everybody_speaks_tls_and_mistakes_are_told_with_the_cure(tmp_path: Path
 
 
 def test_http_where_https_was_written_is_told(tmp_path: Path) -> None:
-    from tests.integration.serve.a_server import Server
+    from tests.integration.serve.server_process import Server
 
     with Server(tmp_path / "data") as plain:
         token = str(tmp_path / "data" / "token")

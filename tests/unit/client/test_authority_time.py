@@ -15,9 +15,9 @@ from remit.law.overrides import in_force
 from remit.law.timing import DRIFT_MAX_PERCENT
 from remit.model.claims import Actor, Operation, Verdict
 from remit.world.interfaces import World
-from tests.unit.client.fakes import ACTOR, BIND, WINDOW_MS, FakeAuthority, Passing, bench
+from tests.unit.client.fake_authority import ACTOR, BIND, WINDOW_MS, FakeAuthority, Passing, bench
 from tests.unit.law.test_overrides import override
-from tests.unit.world.virtual import VirtualClock, run_virtually, virtual_world
+from tests.unit.world.virtual_world import VirtualClock, run_virtually, virtual_world
 
 
 @dataclass

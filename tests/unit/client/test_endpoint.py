@@ -10,8 +10,8 @@ import pytest
 
 from remit.client.endpoint import InProcess, Overloaded, Silence, Turned
 from remit.model.claims import Accepted, Bind, Operation, OperationID, Verdict
-from tests.unit.client.fakes import ACTOR, BIND, FakeAuthority
-from tests.unit.world.virtual import run_virtually, virtual_world
+from tests.unit.client.fake_authority import ACTOR, BIND, FakeAuthority
+from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 
 def operation(claim: Any = BIND) -> Operation:

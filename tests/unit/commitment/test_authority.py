@@ -12,8 +12,8 @@ from remit.commitment import authority as module
 from remit.commitment.outcomes import batch_key
 from remit.model.claims import Accepted, Apply, Bind, Delete, Refused, Spawn
 from remit.store import chain
-from tests.properties.machines import USER, Scope, furnished, node, run, story, workload
-from tests.unit.commitment.desk import T1, spawned
+from tests.properties.authority_world import USER, Scope, furnished, node, run, story, workload
+from tests.unit.commitment.authority_fixture import T1, spawned
 
 NOTHING = Delete("Secret", "none", "t1")
 

@@ -10,7 +10,7 @@ from remit.commitment.standby import Standby
 from remit.model.objects import key_of
 from remit.store import chain
 from remit.store.memory import MemoryStore
-from tests.properties.machines import CountedIds, FakeClock
+from tests.properties.authority_world import CountedIds, FakeClock
 
 FLOOR = key_of("Lease", ANY_LEASE)
 

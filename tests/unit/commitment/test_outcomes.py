@@ -11,8 +11,8 @@ from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation
 from remit.model.metadata import Metadata
 from remit.model.secrets import Config, DataSpec
 from remit.store import chain
-from tests.properties.machines import USER, Scope, story, workload
-from tests.unit.commitment.desk import spawned
+from tests.properties.authority_world import USER, Scope, story, workload
+from tests.unit.commitment.authority_fixture import spawned
 
 NOTHING = Delete("Secret", "none", "t1")
 

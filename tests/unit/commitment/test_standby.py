@@ -19,7 +19,7 @@ from remit.model.claims import Accepted, Apply
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import Compacted, Corrupt, Page, Store, Unavailable
-from tests.properties.machines import USER, CountedIds, FakeClock, Scope, story, workload
+from tests.properties.authority_world import USER, CountedIds, FakeClock, Scope, story, workload
 
 
 def standby(scope: Scope, name: str = "s") -> Standby:

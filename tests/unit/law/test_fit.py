@@ -30,7 +30,7 @@ from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from remit.observation.node_columns import Left
-from tests.unit.law.scalar import OneNode, PlainPeers
+from tests.unit.law.scalar_fit import OneNode, PlainPeers
 
 
 def ask_for(

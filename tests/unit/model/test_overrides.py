@@ -10,7 +10,7 @@ from remit.model import kinds, objects
 from remit.model.manifests.field_rules import _EFFECTS
 from remit.model.manifests.reader import read
 from remit.model.manifests.validation import judge
-from tests.unit.model.test_manifests import HEAD
+from tests.unit.model.manifests.test_reader import HEAD
 
 GOOD = {
     "pause-expansion": "{tenants: [risk], workloads: [web/shop]}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remit.model.wire.agent_messages import Heard, NodeHeard
 from remit.observation.health import Hearing, is_mass
-from tests.unit.correction.table import ready
+from tests.unit.correction.controller_fixture import ready
 
 NODES = {"here": NodeHeard(500, "one"), "gone": NodeHeard(9_000, "one"), "new": NodeHeard(0, "")}
 HEARING = Hearing(Heard("one", 20_000, NODES), sent_ms=100_000)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from remit.model.kinds import Affinity, Placement, Spread
 from remit.model.metadata import Deadline
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
-from tests.unit.observation.rows import Told, policy, ready, tenant, work
+from tests.unit.observation.row_fixtures import Told, policy, ready, tenant, work
 
 APART = Placement(anti_affinity=(Affinity(label_selector={"app": "shy"}, topology_key="node"),))
 SPREAD = Placement(topology_spread=(Spread(topology_key="zone"),))

@@ -15,9 +15,9 @@ from remit.model.resources import Duration
 from remit.proposal.attempts import words
 from remit.proposal.placement.builtin_plugins import DEFAULT
 from remit.proposal.placement.plugins import Filter, PluginError, Score
-from tests.properties.machines import amounts, furnished, node, run
-from tests.unit.commitment.desk import incarnation, meets, move
-from tests.unit.proposal.mind import Mind, binds, nodes, quota, rank, want
+from tests.properties.authority_world import amounts, furnished, node, run
+from tests.unit.commitment.authority_fixture import incarnation, meets, move
+from tests.unit.proposal.scheduler_fixture import Mind, binds, nodes, quota, rank, want
 
 SPREAD = Placement(topology_spread=(Spread(topology_key="zone"),))
 

@@ -12,9 +12,9 @@ from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, Ove
 from remit.model.metadata import Metadata
 from remit.model.records import SummarySpec
 from remit.model.resources import Duration
-from tests.properties.machines import OPERATOR, Scope, amounts, furnished, node, run, workload
-from tests.unit.commitment.desk import meets, move, offer
-from tests.unit.proposal.mind import Mind, binds, mark, minds, nodes, quota, rank, refused, reserves, want
+from tests.properties.authority_world import OPERATOR, Scope, amounts, furnished, node, run, workload
+from tests.unit.commitment.authority_fixture import meets, move, offer
+from tests.unit.proposal.scheduler_fixture import Mind, binds, mark, minds, nodes, quota, rank, refused, reserves, want
 
 
 async def override(scope: Scope, name: str, effect: Any, ttl_s: int = 60, by: int = 0, **scoped: tuple[str, ...]) -> None:

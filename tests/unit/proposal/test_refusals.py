@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from remit.model.claims import Code, Explain, Refused
-from tests.unit.proposal.mind import Mind, binds, minds, quota, want
+from tests.unit.proposal.scheduler_fixture import Mind, binds, minds, quota, want
 
 STEP_MS = 20
 MINUTE_MS = 60_000

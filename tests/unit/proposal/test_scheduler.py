@@ -16,9 +16,9 @@ from remit.model.objects import AnyObject
 from remit.proposal.scheduler import Rhythm, Scheduler
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
-from tests.properties.machines import HOUR, OPERATOR, USER, node, tenant, workload
-from tests.unit.client.fakes import Passing
-from tests.unit.world.virtual import run_virtually, virtual_world
+from tests.properties.authority_world import HOUR, OPERATOR, USER, node, tenant, workload
+from tests.unit.client.fake_authority import Passing
+from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 
 class Wire(Passing):

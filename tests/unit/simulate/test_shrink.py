@@ -16,7 +16,7 @@ from remit.simulate.faults.fault_schedule import draw
 from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, load, names
 from remit.simulate.shrink import NotRepeated, read_replay, save, shrink
 from remit.simulate.simulation import CRASHED, Run
-from tests.unit.simulate.pretended import broken, pretended
+from tests.unit.simulate.fake_runs import broken, pretended
 
 SCENARIO = Scenario("pre tended/x", "nothing is run", duration="5m", heal="3m")
 PLAN = tuple(Injection(number, 3.0 * number, "loss" if number % 2 else "kill-leader", 8.0) for number in range(40))

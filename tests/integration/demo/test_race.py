@@ -1,0 +1,358 @@
+"""Does `remit demo` show what it promises, and does it notice when that is not so? Faults are planted in the store it uses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
+from remit.commitment.authority import Authority
+from remit.commitment.outcomes import batch_key
+from remit.demo.authority_process import AUTHORITY, DemoFailed, Stamping, Watched, address_of
+from remit.demo.demo_command import ROUNDS, demo
+from remit.demo.demo_processes import Served
+from remit.demo.race import Race
+from remit.demo.verify import _one_outcome
+from remit.model.objects import decode, encode
+from remit.model.records import Phase, Replica
+from remit.store import chain
+from remit.store.protocol import Committed, Head
+from remit.store.sqlite.database_file import FILE_NAME
+from remit.store.sqlite.store import SqliteStore
+from remit.world.interfaces import Clock
+from remit.world.production import production
+from tests.contracts.stores import OneThread
+from tests.integration.store.failing_disks import small_disk
+
+REMIT = Path(sys.executable).parent / "remit"
+GPU = ("node-gpu-4", "gpu-0")
+
+
+def shown(*arguments: str, **env: str) -> tuple[int, str]:
+    """As a user would run it: a process of its own, its output piped."""
+    command = [str(REMIT), "demo", "race", "--rounds", "10", *arguments]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_demo_kills_restarts_and_gives_account(tmp_path: Path) -> None:
+    """F01, F02: two schedulers race for one GPU, and the answers that the kill swallowed are found again."""
+    data = tmp_path / "data"
+    code, said = shown("--data", str(data), COLUMNS="80")
+    assert code == 0, said
+    flat = " ".join(said.split())
+    killed = re.search(r"SIGKILL to process (\d+) in round 6", flat)
+    after = re.search(r"Restarted: process (\d+) took over .* \(epoch 2\)", flat)
+    assert killed and after and killed[1] != after[1]
+    assert re.search(r"✓ one owner gpu-0 of node-gpu-4 belongs to fraud/fraud-batch-\d+ \(running\)", flat)
+    assert "✓ never two owners 10 owners one after another" in flat
+    assert re.search(r"✓ nothing lost (\d+) operations acknowledged; \1 found again with the same verdict, 0 lost", flat)
+    assert re.search(r"✓ in flight settled [1-9]", flat)
+    assert "✓ epoch raised 1 before the kill, 2 after" in flat
+    assert re.search(r"✓ chain unbroken sequence 1 to \d+", flat)
+    for name in ("one-owner-per-device", "node-ledgers-balance", "one-binding", "grants-cover", "quota-covers", "no-excess"):
+        assert f"✓ {name} " in flat
+    assert "device_taken" in flat and "cure device freed" in flat
+    assert "One owner, balanced books, nothing lost." in flat
+    assert "✗" not in said
+    assert (data / FILE_NAME).is_file()
+    lines = [line.replace(str(data), "DATA") for line in said.splitlines()]
+    assert not [line for line in lines if len(line) > 80 or line != line.rstrip()]
+
+
+def test_without_a_terminal_there_is_no_colour_and_no_progress_bar() -> None:
+    code, said = shown()
+    assert code == 0, said
+    assert "\x1b" not in said and "\r" not in said and "━" not in said
+
+
+def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep")
+    code, said = shown("--data", str(tmp_path))
+    assert code == 2
+    assert "name another directory" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("part", ["place", "race"])
+def test_a_directory_that_cannot_be_made_is_said_in_a_line(part: str) -> None:
+    result = CliRunner().invoke(demo, [part, "--data", "/dev/null/here"])
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert "The demo failed: " in result.output and "/dev/null/here cannot be used" in result.output
+
+
+def test_missing_manifests_are_told_with_a_cure(tmp_path: Path) -> None:
+    code, said = shown("--examples", str(tmp_path))
+    assert code == 2
+    assert "--examples" in said
+
+
+def test_outside_a_checkout_no_path_of_the_installation_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = tmp_path / "lib" / "python3.11" / "site-packages" / "remit" / "cli" / "demo.py"
+    monkeypatch.setattr(sys.modules["remit.demo.demo_command"], "__file__", str(installed))
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    result = CliRunner().invoke(demo, ["race"])
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert f"are not in {tmp_path}/mine/examples; they come with the repository" in said
+    assert f"{tmp_path}/lib" not in said
+
+
+def test_the_longer_race_of_the_help_is_longer() -> None:
+    said = CliRunner().invoke(demo, ["race", "--help"]).output
+    longer = re.search(r"--rounds (\d+) --seed 7 +a longer race", said)
+    assert longer and int(longer[1]) > ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, "0 met silence and were"), (1, "1 met silence and was"), (2, "2 met silence and were")]
+)
+def test_one_was_sent_again_and_two_were(tmp_path: Path, count: int, told: str) -> None:
+    world = production()
+    race = Race(tmp_path, tmp_path / "s", world, world.chance, 2)
+    race.retried = count
+    assert _one_outcome(race).told.startswith(f"{told} sent again under the same id")
+
+
+@pytest.mark.mounts
+@pytest.mark.parametrize("size", ["16k", "200k", "1m"])
+def test_a_full_disk_ends_the_demo_soon_with_the_reason_and_a_cure(tmp_path: Path, size: str) -> None:
+    """F11: before the store is there, while the stage is set, and in the race. Not only that a deadline passed."""
+    with small_disk(tmp_path / "disk", size) as disk:
+        began = time.monotonic()
+        code, said = shown("--rounds", "500", "--data", str(disk / "data"))
+        took_s = time.monotonic() - began
+    assert code == 1, said
+    assert "The demo failed: the authority c" in said
+    assert str(disk / "data") in said.split("The demo failed:")[1]
+    assert "no room" in said and "free space there" in said
+    assert "Traceback" not in said
+    assert took_s < 60, f"took {took_s:.1f} s"  # three at leisure; a busy machine takes longer
+
+
+class Deaf:
+    def sent(self, operations: object) -> None: ...
+
+    def answered(self, ids: object, verdicts: object, epoch: int) -> None: ...
+
+
+def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None:
+    """The demo waits a little for a store that cannot write, and then ends; a restart, which is silent, it waits for."""
+    failures: list[NoVerdict] = [Silence("torn"), Turned("b", "deposed"), Overloaded(7, "full"), Overloaded(8)]
+
+    class Failing:
+        head = Head("i", 1, 1, "", 0, "")
+
+        async def status(self) -> Status:
+            raise failures[0]
+
+    async def scene() -> None:
+        world, authority = production(address_of(tmp_path / "s")), cast(Authority, Failing())
+        watched = Watched(tmp_path / "s", Deaf(), world.clock)
+        async with world.link.serve(AUTHORITY, Stamping(authority)):
+            while failures:
+                expected = failures[0]
+                with pytest.raises(type(expected)) as caught:
+                    await watched.status()
+                assert (str(caught.value), vars(caught.value)) == (str(expected), vars(expected))
+                failures.pop(0)
+            failures.append(Overloaded(0, "full: make room"))
+            with pytest.raises(DemoFailed, match=r"cannot go on: full: make room; or name another directory with --data"):
+                async with asyncio.timeout(20):
+                    while True:
+                        with suppress(Overloaded):
+                            await watched.status()
+                        await asyncio.sleep(0.05)
+        await world.offload.close()
+
+    asyncio.run(scene())
+
+
+# -- planted faults ------------------------------------------------------------------------------------------------------
+
+Plant = Callable[[Path], Awaitable[None]]
+
+
+async def garbage_in_the_file(data: Path) -> None:
+    with (data / FILE_NAME).open("r+b") as file:
+        file.write(os.urandom(8192))
+
+
+async def emptied(data: Path) -> None:
+    for path in sorted(data.glob("*")):  # noqa: ASYNC240 - nothing else runs meanwhile
+        path.unlink()
+
+
+async def shortened_log(data: Path) -> None:
+    log = data / f"{FILE_NAME}-wal"
+    os.truncate(log, log.stat().st_size // 2)
+
+
+async def written(data: Path, change: Callable[[SqliteStore], Awaitable[tuple[list[tuple[str, bytes]], list[str]]]]) -> None:
+    """One batch by a writer that breaks the law but not the chain."""
+    store = await SqliteStore.open(data, offload=OneThread(), holder="planted", incarnation="planted")
+    try:
+        puts, deletes = await change(store)
+        head = chain.advance(store.place.head, puts, deletes)
+        assert isinstance(await store.commit(chain.batch(store.place, head, puts, deletes)), Committed)
+    finally:
+        await store.close()
+
+
+async def forgotten_outcome(data: Path) -> None:
+    async def change(store: SqliteStore) -> tuple[list[tuple[str, bytes]], list[str]]:
+        return [], [row.key for row in (await store.range(batch_key(1)[:-4])).rows[5:7]]
+
+    await written(data, change)
+
+
+async def second_owner(data: Path) -> None:
+    async def change(store: SqliteStore) -> tuple[list[tuple[str, bytes]], list[str]]:
+        rows = (await store.range("replica/")).rows
+        replicas = {row.key: replica for row in rows if isinstance(replica := decode(row.value), Replica)}
+        owner = next(one for one in replicas.values() if (one.status.node, *one.status.devices) == GPU)
+        name, other = next((key, one) for key, one in replicas.items() if one.status.phase is Phase.PENDING)
+        return [(name, encode(replace(other, status=owner.status)))], []
+
+    await written(data, change)
+
+
+def between_kill_and_restart(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+    start, starts = Served.start, []
+
+    async def planted(data: Path, socket: Path, clock: Clock) -> Served:
+        starts.append(socket)
+        if len(starts) == 2:
+            await plant(data)
+        return await start(data, socket, clock)
+
+    monkeypatch.setattr(Served, "start", planted)
+
+
+def after_the_race(monkeypatch: pytest.MonkeyPatch, plant: Plant, data: Path) -> None:
+    stop = Race.stop
+
+    async def planted(race: Race) -> None:
+        await stop(race)
+        await plant(data)
+
+    monkeypatch.setattr(Race, "stop", planted)
+
+
+def failed(data: Path) -> str:
+    result = CliRunner().invoke(demo, ["race", "--rounds", "4", "--data", str(data)])
+    assert result.exit_code == 1, result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert "nothing lost." not in result.output
+    return " ".join(result.output.split())
+
+
+def test_garbage_in_the_store_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """F13: the restarted process refuses to serve what it cannot believe."""
+    between_kill_and_restart(monkeypatch, garbage_in_the_file)
+    said = failed(tmp_path / "data")
+    assert "The demo failed: the authority could not take over" in said
+    assert "restore a backup" in said
+
+
+def test_a_store_that_was_emptied_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, emptied)
+    assert "acknowledged operations are lost" in failed(tmp_path / "data")
+
+
+def test_a_store_that_went_back_in_time_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, shortened_log)
+    assert "acknowledged operations are lost" in failed(tmp_path / "data")
+
+
+def test_an_acknowledged_operation_that_is_gone_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, forgotten_outcome)
+    said = failed(tmp_path / "data")
+    assert re.search(r"✗ nothing lost \d+ operations acknowledged; \d+ found again with the same verdict, [1-9]\d* lost", said)
+    assert "✗ one outcome each" in said
+    assert "do not hold" in said
+
+
+def test_a_second_owner_is_noticed_by_history_and_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    after_the_race(monkeypatch, second_owner, data)
+    said = failed(data)
+    for name in ("one owner", "never two owners", "one-owner-per-device", "no-excess"):
+        assert f"✗ {name} " in said
+    assert "✓ chain unbroken" in said
+
+
+def test_a_row_that_was_written_beside_the_chain_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    async def beside(data: Path) -> None:
+        from remit.store.protocol import Commit
+
+        store = await SqliteStore.open(data, offload=OneThread(), holder="planted", incarnation="planted")
+        assert isinstance(await store.commit(Commit(puts=(("note/planted", b"{}"),))), Committed)
+        await store.close()
+
+    after_the_race(monkeypatch, beside, data)
+    assert "✗ chain unbroken" in failed(data)
+
+
+def left_running(place: bytes) -> list[Path]:
+    """Processes that were started with this path."""
+    found = []
+    for told in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it may be gone by now
+            if place in told.read_bytes():
+                found.append(told)
+    return found
+
+
+@pytest.mark.parametrize("line", [b"Remit demo", b"The stage", b"objects from", b"The race"])
+def test_sigterm_leaves_no_process_and_no_temporary_directory(tmp_path: Path, line: bytes) -> None:
+    command = [str(REMIT), "demo", "race", "--rounds", "500"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while line not in process.stdout.readline():
+            pass
+        assert list(tmp_path.iterdir())
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (128 + signal.SIGTERM, b"")
+    assert list(tmp_path.iterdir()) == []
+    assert not left_running(str(tmp_path).encode())
+
+
+def test_no_process_is_left_behind_when_the_demo_is_interrupted(tmp_path: Path) -> None:
+    async def interrupted() -> int:
+        process = await asyncio.create_subprocess_exec(
+            *(str(REMIT), "demo", "race", "--rounds", "500", "--data", str(tmp_path / "data")),
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        while b"The race" not in await process.stdout.readline():
+            pass
+        process.kill()  # the hardest way: the child must notice by itself
+        await process.wait()
+        return int((tmp_path / "data" / "owner").read_text())
+
+    server = asyncio.run(interrupted())
+    for _ in range(100):
+        if not Path(f"/proc/{server}").exists():
+            return
+        asyncio.run(asyncio.sleep(0.1))
+    pytest.fail(f"process {server} still runs")

@@ -1,0 +1,277 @@
+"""Is damage noticed, named and never served as data? Bytes are flipped in real files, and SQLite's file layer made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from remit.store import chain
+from remit.store.protocol import HEAD, Commit, Committed, Corrupt, NewerSchema, Row, StoreError, Unanswered, Unavailable
+from remit.store.sqlite import maintenance
+from remit.store.sqlite.backup import restore
+from remit.store.sqlite.database_file import FILE_NAME, SCHEMA
+from remit.store.sqlite.store import SqliteStore
+from tests.contracts.stores import put, run
+from tests.integration.store.failing_disks import failing_files, opened
+
+PAGE = 8192
+
+
+async def filled(directory: Path, rows: int = 400) -> dict[str, Row]:
+    """A store whose rows are all in the database file: indexed, and its write-ahead log carried over by closing."""
+    async with opened(directory) as store:
+        for n in range(rows):
+            await put(store, (f"key/{n:05}", b"needle-%05d" % n * 20))
+        await store.compact(await store.revision())
+        return {row.key: row for row in (await store.range("key/")).rows}
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+
+
+async def read_all(directory: Path, rows: dict[str, Row]) -> list[StoreError]:
+    """Open and read everything one by one. What is answered must be right; what cannot be must be an error."""
+    errors: list[StoreError] = []
+    try:
+        async with opened(directory) as store:
+            for key, row in rows.items():
+                try:
+                    assert await store.get(key) == row
+                except StoreError as error:
+                    errors.append(error)
+            if errors:
+                with pytest.raises(Corrupt):
+                    await put(store, ("more", b""))
+    except StoreError as error:
+        errors.append(error)
+    return errors
+
+
+def check_cure(errors: list[StoreError]) -> None:
+    assert errors
+    for error in errors:
+        assert type(error) is Corrupt, repr(error)
+        assert "restore a backup" in str(error)
+
+
+@pytest.mark.parametrize("what", [b"needle-00123", b"key/00123"])
+def test_a_flipped_byte_in_a_row_is_noticed(tmp_path: Path, what: bytes) -> None:
+    """F13."""
+    rows = run(filled(tmp_path))
+    content = (tmp_path / FILE_NAME).read_bytes()
+    places = [at for at in range(len(content)) if content.startswith(what, at)]
+    assert places
+    for at in places[:1] + places[-1:]:
+        flip(tmp_path / FILE_NAME, at)
+        check_cure(run(read_all(tmp_path, rows)))
+        flip(tmp_path / FILE_NAME, at)
+    assert run(read_all(tmp_path, rows)) == []
+
+
+def test_a_flipped_byte_on_any_page_is_noticed_or_harmless(tmp_path: Path) -> None:
+    """F13."""
+    rows = run(filled(tmp_path / "sound", rows=150))
+    size = (tmp_path / "sound" / FILE_NAME).stat().st_size
+    noticed = 0
+    for page in range(size // PAGE):
+        shutil.copytree(tmp_path / "sound", tmp_path / "hurt")
+        flip(tmp_path / "hurt" / FILE_NAME, page * PAGE + 200 + 37 * page % 7_900)
+        if errors := run(read_all(tmp_path / "hurt", rows)):
+            check_cure(errors)
+            noticed += 1
+        shutil.rmtree(tmp_path / "hurt")
+    assert noticed >= 3
+
+
+def test_a_page_of_zeros_is_noticed(tmp_path: Path) -> None:
+    rows = run(filled(tmp_path))
+    with (tmp_path / FILE_NAME).open("r+b") as file:
+        at = (tmp_path / FILE_NAME).read_bytes().find(b"needle-00200") // PAGE * PAGE
+        file.seek(at)
+        file.write(b"\0" * PAGE)
+    check_cure(run(read_all(tmp_path, rows)))
+
+
+def test_a_truncated_file_is_noticed(tmp_path: Path) -> None:
+    rows = run(filled(tmp_path))
+    with (tmp_path / FILE_NAME).open("r+b") as file:
+        file.truncate(PAGE * 6)
+    check_cure(run(read_all(tmp_path, rows)))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all" * 100, b"SQLite format 3\0" + b"\0" * 200])
+def test_a_file_that_is_no_store_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    check_cure(run(read_all(tmp_path, {})))
+    assert (tmp_path / FILE_NAME).read_bytes() == content
+
+
+def test_the_database_is_gone_but_its_log_is_not(tmp_path: Path) -> None:
+    (tmp_path / f"{FILE_NAME}-wal").write_bytes(b"left behind")
+    check_cure(run(read_all(tmp_path, {})))
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_newer_schema_is_refused_and_the_file_untouched(tmp_path: Path) -> None:
+    run(filled(tmp_path))
+    path = tmp_path / FILE_NAME
+    with path.open("r+b") as file:
+        file.seek(60)
+        file.write((SCHEMA + 1).to_bytes(4, "big"))
+    before = {place.name: place.read_bytes() for place in tmp_path.iterdir()}
+
+    async def refused() -> None:
+        with pytest.raises(NewerSchema, match="nothing was touched: upgrade Remit"):
+            async with opened(tmp_path):
+                pass
+
+    run(refused())
+    (tmp_path / "other").mkdir()
+    with pytest.raises(NewerSchema, match="upgrade Remit"):
+        restore(path, tmp_path / "other", incarnation="second")
+    after = {place.name: place.read_bytes() for place in tmp_path.iterdir() if place.is_file()}
+    assert {**after, "owner": b""} == {**before, "owner": b""}
+
+
+def test_a_damaged_backup_does_not_replace_a_sound_store(tmp_path: Path) -> None:
+    rows = run(filled(tmp_path / "data"))
+    backup = tmp_path / "backup.sqlite"
+    shutil.copy(tmp_path / "data" / FILE_NAME, backup)
+    flip(backup, backup.read_bytes().find(b"needle-00123"))
+    with pytest.raises(Corrupt, match="the store was not touched: use another backup"):
+        restore(backup, tmp_path / "data", incarnation="second")
+    assert run(read_all(tmp_path / "data", rows)) == []
+    assert {place.name for place in (tmp_path / "data").iterdir()} == {FILE_NAME, "owner"}
+
+
+@pytest.mark.parametrize("place", ["data", "data/deeper/still", "there", "owned"])
+def test_a_damaged_backup_leaves_nothing_where_it_was_to_be_restored(tmp_path: Path, place: str) -> None:
+    run(filled(tmp_path))
+    backup = tmp_path / FILE_NAME
+    flip(backup, backup.read_bytes().find(b"needle-00123"))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "owned").mkdir()
+    (tmp_path / "owned" / "owner").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(Corrupt, match="use another backup"):
+        restore(backup, tmp_path / place, incarnation="second")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_store_is_replaced_and_kept_aside(tmp_path: Path) -> None:
+    rows = run(filled(tmp_path / "data"))
+    backup = tmp_path / "backup.sqlite"
+    shutil.copy(tmp_path / "data" / FILE_NAME, backup)
+    hurt = b"no database any more" * 1_000
+    (tmp_path / "data" / FILE_NAME).write_bytes(hurt)
+    (tmp_path / "data" / f"{FILE_NAME}-wal").write_bytes(b"its log")
+    restored = restore(backup, tmp_path / "data", incarnation="second")
+    assert restored.replaced is not None
+    assert restored.replaced.revision is None
+    assert "not a SQLite database" in restored.replaced.unreadable
+    assert Path(restored.replaced.kept_at).read_bytes() == hurt
+    assert Path(restored.replaced.kept_at + "-wal").read_bytes() == b"its log"
+    assert run(read_all(tmp_path / "data", rows)) == []
+
+
+# The disk fails under a running store
+
+
+async def settle_one(store: SqliteStore, place: chain.Place, value: bytes) -> chain.Place:
+    """Write one batch of the chain as an authority does; a lost answer is settled."""
+    pairs = (("settled", value),)
+    head = chain.advance(place.head, pairs, ())
+    try:
+        answer = await store.commit(chain.batch(place, head, pairs))
+    except Unanswered:
+        settled = await chain.settle(store, place, head)
+        assert isinstance(settled, chain.Place)
+        return settled
+    assert isinstance(answer, Committed)
+    return chain.Place(head, answer.revision)
+
+
+@pytest.mark.parametrize("call", ["wal sync", "wal write"])
+def test_the_disk_fails_while_committing__unanswered__and_the_chain_settles_it(tmp_path: Path, call: str) -> None:
+    """F01, F12."""
+
+    async def story() -> None:
+        with failing_files() as faults:
+            async with opened(tmp_path) as store:
+                first = await put(store, ("a", b"1"))
+                faults.arm(call)
+                with pytest.raises(Unanswered, match="settle it, and check the disk"):
+                    await put(store, ("a", b"2"))
+                assert faults.struck == [call]
+                row = await store.get("a")
+                assert row is not None
+                assert row.value in (b"1", b"2")
+                faults.arm(call)
+                place = await settle_one(store, store.place, b"3")
+                assert await chain.read_place(store) == place
+                place = await settle_one(store, place, b"4")
+                last = await put(store, ("a", b"5"))
+                assert last > first
+            async with opened(tmp_path) as store:
+                assert await store.get("a") == Row("a", b"5", last)
+                row = await store.get("settled")
+                assert row is not None
+                assert row.value == b"4"
+
+    run(story())
+
+
+def test_the_disk_fails_for_a_whole_group__each_is_unanswered(tmp_path: Path) -> None:
+    async def story() -> None:
+        with failing_files() as faults:
+            async with opened(tmp_path) as store:
+                faults.arm("wal sync")
+                commits = [Commit(puts=((f"k{n}", b""),)) for n in range(10)]
+                answers = await asyncio.gather(*(store.commit(commit) for commit in commits), return_exceptions=True)
+                assert [type(answer) for answer in answers] == [Unanswered] * 10
+                assert faults.struck == ["wal sync"], "one group, one fsync"
+                assert await put(store, ("after", b"")) == store.place.revision + 1
+
+    run(story())
+
+
+def test_the_disk_fails_in_a_checkpoint__commits_go_on_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "WAL_PAGES_DUE", 4)
+
+    async def story() -> None:
+        with failing_files() as faults:
+            async with opened(tmp_path) as store:
+                kept = {}
+                for n in range(60):
+                    if n % 10 == 0:
+                        faults.arm(("db sync", "db write")[n // 10 % 2])
+                    kept[f"k{n}"] = await put(store, (f"k{n}", b"v" * 9_000))
+                assert len(faults.struck) >= 4
+            async with opened(tmp_path) as store:
+                assert {row.key: row.revision for row in (await store.range("k")).rows} == kept
+
+    run(story())
+
+
+def test_the_disk_fails_while_reading__unavailable_and_later_it_works(tmp_path: Path) -> None:
+    async def story() -> None:
+        rows = await filled(tmp_path)
+        with failing_files() as faults:
+            async with opened(tmp_path) as store:
+                faults.arm("db read")
+                with pytest.raises(Unavailable, match="check the disk"):
+                    await store.range("key/")
+                assert {row.key: row for row in (await store.range("key/")).rows} == rows
+                assert await store.get(HEAD) is not None
+
+    run(story())

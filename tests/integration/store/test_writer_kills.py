@@ -1,0 +1,39 @@
+"""Does a store survive SIGKILL at any moment? The short form; `make soak` runs hundreds of kills."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from remit.store.protocol import Commit
+from remit.store.sqlite.store import SqliteStore
+from tests.contracts.stores import OneThread
+from tests.integration.store.kill_writer_main import Acknowledged, Parent, kill_loop, rows_of
+
+KILLS = 25
+
+
+def test_nothing_acknowledged_is_lost_over_many_kills(tmp_path: Path) -> None:
+    """F13, F20."""
+    report = kill_loop(KILLS, seed=1, directory=tmp_path)
+    assert report.violations == []
+    assert report.kills == KILLS
+    assert report.commits_acknowledged > KILLS
+
+
+def test_the_check_sees_what_is_missing(tmp_path: Path) -> None:
+    """The checker itself, with planted losses: a commit that is not there, half of one, and a head that went back."""
+    told = Acknowledged({0: (1, 7)}, 5, 1, [])
+    said = "\n".join(asyncio.run(Parent(tmp_path).look(told)))
+    assert "1 was acknowledged, 0 is there" in said
+    assert "head 5 was acknowledged" in said
+
+    async def plant() -> None:
+        thread = OneThread()
+        store = await SqliteStore.open(tmp_path, offload=thread, holder="planter", incarnation="planted")
+        await store.commit(Commit(puts=(*rows_of(2, 1)[1:], ("w2/last", b"1"))))
+        await store.close()
+        thread.close()
+
+    asyncio.run(plant())
+    assert "half a transaction" in "\n".join(asyncio.run(Parent(tmp_path).look(Acknowledged({}, 0, 0, []))))

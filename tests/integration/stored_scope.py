@@ -1,0 +1,124 @@
+"""What does a scope leave behind? A real authority and a real scheduler on a data directory, for commands to look at.
+
+    python -m tests.integration.stored_scope DATA MANIFEST... [--spawn WORKLOAD=COUNT...] [--stay]
+
+Declares the manifests, makes nodes ready, makes replicas, and lets the scheduler place them until nothing moves; then says so
+in one line, and ends; or, with --stay, goes on owning the directory until its stdin ends. No test is in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from remit.assembly import embedded
+from remit.client.authority_client import Client
+from remit.client.endpoint import InProcess
+from remit.client.lease_holder import Tenure, acquire
+from remit.commitment.authority import Authority
+from remit.demo.authority_process import until_stdin_ends
+from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Mark, Role, Spawn
+from remit.model.kinds import Node, NodeHealth, Workload
+from remit.model.manifests.reader import read
+from remit.model.objects import AnyObject
+from remit.model.resources import Duration
+from remit.proposal.scheduler import Rhythm, Scheduler
+from remit.world.interfaces import World
+from remit.world.production import production
+
+TTL = Duration(60_000)
+QUIET_MS = 400
+
+
+async def must(client: Client, *claims: AnyClaim) -> None:
+    for claim, verdict in zip(claims, await client.ask_many(claims), strict=True):
+        if not isinstance(verdict, Accepted):
+            raise SystemExit(f"{claim} was {verdict}")
+
+
+def client_of(authority: Authority, world: World, name: str, role: Role) -> Client:
+    return Client({"authority": InProcess(authority)}, Actor(name, role), world)
+
+
+async def leading(authority: Authority, world: World, role: Role) -> Client:
+    client = client_of(authority, world, role.value, role)
+    tenure = await acquire(client, world.clock, role.value, TTL)
+    if not isinstance(tenure, Tenure):
+        raise SystemExit(f"{role}: {tenure}")
+    client.actor = tenure.actor
+    return client
+
+
+async def furnish(authority: Authority, world: World, things: list[AnyObject], spawn: dict[str, int]) -> None:
+    people = client_of(authority, world, "ann", Role.OPERATOR)
+    first = [thing for thing in things if not isinstance(thing, Workload)]
+    works = [thing for thing in things if isinstance(thing, Workload)]
+    await must(people, *(Apply(thing) for thing in first))
+    await must(client_of(authority, world, "bob", Role.USER), *(Apply(thing) for thing in works))
+    nodes = await leading(authority, world, Role.NODES)
+    for thing in first:
+        row = await authority.store.get(f"node/{thing.metadata.name}") if isinstance(thing, Node) else None
+        if row is not None:
+            await must(nodes, Mark(thing.metadata.name, row.revision, NodeHealth.READY))
+    workloads = await leading(authority, world, Role.WORKLOADS)
+    for work in works:
+        meta = work.metadata
+        await must(workloads, Spawn(meta.tenant, meta.name, 1, 0, spawn.get(meta.name, work.spec.replicas)))
+
+
+async def until_quiet(authority: Authority, world: World) -> None:
+    """No commit for a while; a scheduler that only waits writes nothing."""
+    before, since_ms = -1, world.clock.now_ms()
+    while world.clock.now_ms() - since_ms < QUIET_MS:
+        await world.clock.sleep_ms(50)
+        now = await authority.store.revision()
+        if now != before:
+            before, since_ms = now, world.clock.now_ms()
+
+
+async def play(data: Path, files: list[Path], spawn: dict[str, int], *, stay: bool) -> None:
+    things: list[AnyObject] = []
+    for file in files:
+        found = read(file.read_bytes(), str(file))
+        if found.problems:
+            raise SystemExit("\n".join(map(str, found.problems)))
+        things += found.objects
+    world = production()
+    try:
+        async with embedded(data, world) as authority, asyncio.TaskGroup() as group:
+            running = group.create_task(authority.run())
+            await furnish(authority, world, things, spawn)
+            client = client_of(authority, world, "scheduler-1", Role.SCHEDULER)
+            scheduler = Scheduler(
+                authority.store, authority.store, client, world, name="scheduler-1", rhythm=Rhythm(lease_ms=2_000)
+            )
+            placing = group.create_task(scheduler.run())
+            while scheduler.cycle is None:
+                await world.clock.sleep_ms(20)
+            await until_quiet(authority, world)
+            sys.stdout.write(f"settled at {await authority.store.revision()}\n")
+            sys.stdout.flush()
+            if stay:
+                await until_stdin_ends()
+            placing.cancel()
+            running.cancel()
+    finally:
+        await world.offload.close()
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    stay = "--stay" in words
+    spawn: dict[str, int] = {}
+    while "--spawn" in words:
+        at = words.index("--spawn")
+        name, _, count = words[at + 1].partition("=")
+        spawn[name] = int(count)
+        del words[at : at + 2]
+    data, *files = [Path(word) for word in words if word != "--stay"]
+    asyncio.run(play(data, files, spawn, stay=stay))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""Which wrong turns could an authority take with its chain, its outcomes and its epochs?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.client.authority_client import Client
+from remit.commitment import authority, batch, decide, recovery
+from remit.commitment.authority import Authority, Deposed
+from remit.commitment.books import Moment
+from remit.commitment.draft import Draft
+from remit.commitment.outcomes import Entry, Outcomes
+from remit.commitment.rulings import leases, placement, transitions
+from remit.commitment.standby import Standby
+from remit.model.claims import Actor, Code, Operation, Refused, Vacate, Verdict, window_of
+from remit.model.objects import key_of
+from remit.model.records import LeaseSpec, Phase, Replica
+from remit.model.resources import Duration
+from remit.store import chain
+from remit.store.protocol import Commit, Committed, Head, Store, Unanswered, Unavailable
+from tests.planted.planted_bug import bug, overrule
+
+FENCED = ("accepted_entries_held_their_lease", "lease_epochs_never_decrease")
+ONCE = ("one_outcome_per_operation", "one_answer_per_operation")
+TOLD = ("acknowledged_is_in_history", *ONCE)
+
+
+# ------------------------------------------------------------------------------------------------------------ the fence
+
+
+@bug(15, 16, scenario="restores", seed=2, expects=FENCED)
+def the_epoch_check_is_skipped(patch: pytest.MonkeyPatch) -> None:
+    """Whoever names a role acts in it, at whatever epoch of its lease."""
+    patch.setattr(decide, "claimant", lambda draft, actor: None)
+
+
+@bug(15, 18, scenario="takeovers", seed=3, expects=FENCED)
+def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A lapsed lease goes to another holder without a new epoch."""
+    made = LeaseSpec
+
+    def same(*, holder: str = "", epoch: int = 0, **more: Any) -> Any:
+        return made(holder=holder, epoch=max(1, epoch - 1) if holder else epoch, **more)
+
+    patch.setattr(leases, "LeaseSpec", same)
+
+
+@bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
+    """A lease may be acquired in the middle of its holder's term."""
+    lapsed = leases._lapsed
+
+    def half(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
+        return lapsed(draft, lease, replace(spec, ttl=Duration(spec.ttl // 2)))
+
+    patch.setattr(leases, "_lapsed", half)
+
+
+@bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """A renewal is answered with yes, and the term runs on from when the lease was acquired."""
+    renew = Authority._renew
+
+    async def forget(self: Authority, actors: Sequence[Actor]) -> list[bool]:
+        before = dict(self.hearing.at_ms)
+        held = await renew(self, actors)
+        self.hearing.at_ms.update({actor.lease: before[actor.lease] for actor in actors if actor.lease in before})
+        return held
+
+    patch.setattr(Authority, "_renew", forget)
+
+
+@bug(15, scenario="meddlers", expects=("accepted_entries_held_their_lease", "leases_are_not_taken_from_the_living"))
+def anybody_gives_up_anybodys_lease(patch: pytest.MonkeyPatch) -> None:
+    """Whose lease it is is not asked of whoever gives it up."""
+    vacate = leases.vacate
+
+    def unasked(draft: Draft, operation: Operation, claim: Vacate) -> int | Refused:
+        found = draft.thing(key_of("Lease", claim.lease))
+        if found is not None:
+            spec = found[0].spec
+            actor = replace(operation.actor, name=spec.holder, epoch=spec.epoch, lease=claim.lease)
+            operation = replace(operation, actor=actor)
+        return vacate(draft, operation, claim)
+
+    overrule(patch, Vacate, unasked)
+
+
+@bug(2, 15, scenario="takeovers", expects=("chain_is_unbroken",))
+def commits_are_not_guarded(patch: pytest.MonkeyPatch) -> None:
+    """A batch no longer compares the head that its writer last saw."""
+    batch = chain.batch
+
+    def unguarded(place: chain.Place, *args: Any, **more: Any) -> Commit:
+        return batch(place, *args, **more)._replace(guards=())
+
+    patch.setattr(chain, "batch", unguarded)
+
+
+@bug(8, 15, scenario="takeovers", expects=("chain_is_unbroken",))
+def a_takeover_does_not_raise_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A standby writes its own name into the head, and leaves the epoch as it is."""
+    seize = chain.seize
+
+    async def keep(store: Store, holder: str, incarnation: str) -> chain.Place:
+        place = await chain.read_place(store)
+        if place is None:
+            return await seize(store, holder, incarnation)
+        head = replace(chain.advance(place.head, (), ()), holder=holder)
+        try:
+            answer = await store.commit(chain.batch(place, head, ()))
+        except Unanswered:
+            return await keep(store, holder, incarnation)
+        return chain.Place(head, answer.revision) if isinstance(answer, Committed) else await keep(store, holder, incarnation)
+
+    patch.setattr(chain, "seize", keep)
+
+
+@bug(4, 8, scenario="takeovers", expects=(*TOLD, *FENCED))
+def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A standby reads the books while it waits, and takes over on what it read then."""
+    wait = Standby.wait_for_silence
+    take_over = Standby.take_over
+    read: dict[str, Any] = {}
+
+    async def read_ahead(self: Standby) -> None:
+        moment = Moment(self.clock.now_ms(), self.clock.boot(), {}, self.clock.now_ms(), 0, "")
+        try:
+            place = await chain.read_place(self.store)
+            read[self.name] = None if place is None else await recovery.load(self.store, place, moment)
+        except Unavailable:
+            read[self.name] = None
+        await wait(self)
+
+    async def on_what_was_read(self: Standby, beat_ms: int) -> Authority:
+        leading, old = await take_over(self, beat_ms), read[self.name]
+        if old is not None:
+            leading.books, leading.outcomes = old
+        return leading
+
+    patch.setattr(Standby, "wait_for_silence", read_ahead)
+    patch.setattr(Standby, "take_over", on_what_was_read)
+
+
+# --------------------------------------------------------------------------------------------------------- lost answers
+
+
+@bug(1, scenario="lost-answers", expects=TOLD)
+def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
+    """After a lost answer the head is read, and what lands after that read is passed over as one's own."""
+
+    async def write(self: Authority, prepared: batch.Prepared) -> int | None:
+        head = prepared.head
+        try:
+            answer = await self.store.commit(chain.batch(self._place, head, prepared.puts, prepared.deletes))
+        except Unanswered:
+            answer = None
+        if isinstance(answer, Committed):
+            now: chain.Place | None = chain.Place(head, answer.revision)
+        else:
+            now = await chain.read_place(self.store)
+        if now is None or now.head.epoch != self.head.epoch:
+            raise Deposed(now.head if now else None)
+        self._place = now
+        if now.head != head:
+            return None
+        self.books.absorb(prepared.draft, now.revision, dict(prepared.puts))
+        self.outcomes.record(head.sequence, prepared.batch, now.revision)
+        self.hearing.at_ms.update(prepared.draft.heard)
+        self._oldest = prepared.oldest
+        return now.revision
+
+    patch.setattr(Authority, "_write", write)
+
+
+@bug(1, scenario="lost-answers", expects=TOLD)
+def a_settled_batch_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    """A batch that did land is decided once more, as if it had not."""
+    settle = chain.settle
+
+    async def drop(store: Store, place: chain.Place, lost: Head) -> chain.Place | chain.Deposed:
+        settled = await settle(store, place, lost)
+        if isinstance(settled, chain.Place) and settled.head == lost:
+            return chain.Place(replace(settled.head, count=settled.head.count + 1), settled.revision)
+        return settled
+
+    patch.setattr(chain, "settle", drop)
+
+
+@bug(1, 12, scenario="lost-answers", expects=TOLD)
+def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
+    """A batch is answered as soon as it is decided, and written meanwhile."""
+    write = Authority._write
+
+    async def early(self: Authority, prepared: batch.Prepared) -> int | None:
+        if not prepared.answers:
+            return await write(self, prepared)
+        place, head = self._place, prepared.head
+        commit = chain.batch(place, head, prepared.puts, prepared.deletes)
+
+        async def later() -> None:
+            try:
+                await self.store.commit(commit)
+            except (Unanswered, Unavailable):
+                return
+
+        later_ = asyncio.ensure_future(later())
+        await asyncio.sleep(0)
+        del later_
+        revision = place.revision + 1
+        self._place = chain.Place(head, revision)
+        self.books.absorb(prepared.draft, revision, dict(prepared.puts))
+        self.outcomes.record(head.sequence, prepared.batch, revision)
+        self.hearing.at_ms.update(prepared.draft.heard)
+        self._oldest = prepared.oldest
+        return revision
+
+    patch.setattr(Authority, "_write", early)
+
+
+BESIDE = (
+    "one_binding_per_attempt",
+    "phases_move_along_edges_by_their_owners",
+    "no_more_replicas_than_desired",
+    "node_sums_never_rise_above_capacity",
+    "refusals_change_nothing",
+)
+
+
+@bug(2, 12, scenario="small-batches", expects=BESIDE)
+def the_next_batch_is_decided_beside_the_one_under_way(patch: pytest.MonkeyPatch) -> None:
+    """A batch that is decided while another is being written does not know what that one changes."""
+    patch.setattr(batch.Ground, "draft", lambda self: Draft(self.books, self.moment))
+    patch.setattr(Draft, "subtract", lambda self, before: None)
+
+
+@bug(2, 12, scenario="small-batches", expects=BESIDE)
+def a_batch_is_written_once_more_with_the_next(patch: pytest.MonkeyPatch) -> None:
+    """What is decided on top of a batch that is being written has that batch's changes among its own."""
+    patch.setattr(Draft, "subtract", lambda self, before: None)
+
+
+@bug(1, 37, scenario="small-batches", expects=ONCE)
+def ids_of_the_batch_under_way_are_not_known(patch: pytest.MonkeyPatch) -> None:
+    """An operation that comes again while its batch is being written is decided again, in the next."""
+    prepare = batch.prepare
+
+    def forgetful(ground: batch.Ground, operations: Sequence[Operation], *faults: Any) -> batch.Prepared:
+        below = None if ground.below is None else ground.below._replace(entries={})
+        return prepare(ground._replace(below=below), operations, *faults)
+
+    patch.setattr(authority, "prepare", forgetful)
+
+
+@bug(15, scenario="takeovers", expects=TOLD)
+def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """A refusal is answered at once, by whoever believes to lead; the batch that says so follows, or does not."""
+    ask = Authority.ask
+
+    async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
+        if self._ended is None and operations:
+            said = batch.prepare(self.ground(), operations).answers
+            refused = [
+                Refused(Code(one.code), one.detail, self._place.revision) for one in said if isinstance(one, Entry) and one.code
+            ]
+            if len(refused) == len(said):
+                return [*refused]
+        return await ask(self, operations)
+
+    patch.setattr(Authority, "ask", at_once)
+
+
+@bug(1, scenario="lost-answers", expects=TOLD)
+def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """An operation that was decided before is decided again."""
+    judge = Outcomes.judge
+
+    def forget(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        return None if operation_id in self._kept else judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", forget)
+
+
+@bug(1, scenario="meddlers", expects=("an_id_stands_for_one_payload",))
+def an_id_answers_whatever_is_asked_under_it(patch: pytest.MonkeyPatch) -> None:
+    """What an id was used for is not compared: its outcome is the answer to anything."""
+    judge = Outcomes.judge
+
+    def whatever(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        return self.known(operation_id) or judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", whatever)
+
+
+@bug(1, scenario="short-windows", expects=ONCE)
+def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
+    """An id from before the horizon is taken for a new one."""
+    judge = Outcomes.judge
+
+    def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        issued = window_of(operation_id)
+        if issued is not None and issued[0] == self.incarnation and issued[1] < self.horizon:
+            return None
+        return judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", execute)
+
+
+@bug(10, scenario="restores", expects=("ids_are_executed_in_their_time",))
+def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
+    """Whoever asks again after a restore, under an id that was issued before it, is heard."""
+    judge = Outcomes.judge
+
+    def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
+        issued = window_of(operation_id)
+        if issued is not None and issued[0] != self.incarnation and operation_id not in self._kept:
+            return None
+        return judge(self, operation_id, taken)
+
+    patch.setattr(Outcomes, "judge", execute)
+
+
+@bug(1, scenario="meddlers", expects=("abandoned_is_never_done",))
+def what_is_abandoned_may_happen_all_the_same(patch: pytest.MonkeyPatch) -> None:
+    """Whoever abandons something is told so, and nothing is kept of it."""
+    abandon = batch._abandon
+
+    def forget(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
+        return abandon(ground, draft, operation, target, dict(entries))
+
+    patch.setattr(batch, "_abandon", forget)
+
+
+@bug(1, scenario="lost-answers", seed=3, expects=("abandoned_is_never_done", *TOLD))
+def what_has_happened_is_called_abandoned(patch: pytest.MonkeyPatch) -> None:
+    """Whoever abandons something that was accepted is told that it will never happen."""
+    abandon = batch._abandon
+
+    def deny(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
+        ruled = abandon(ground, draft, operation, target, entries)
+        return ruled if isinstance(ruled, Refused) else Refused(Code.ABANDONED, f"operation {target} was abandoned")
+
+    patch.setattr(batch, "_abandon", deny)
+
+
+@bug(8, 20, scenario="takeovers", seed=2, expects=TOLD)
+def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
+    """A successor does not read what was answered before it."""
+    read = recovery._load_outcomes
+
+    async def forget(store: Store, head: Head, at: recovery.Revision) -> Outcomes:
+        known = await read(store, head, at)
+        return Outcomes(known.incarnation, known.window, known.horizon)
+
+    patch.setattr(recovery, "_load_outcomes", forget)
+
+
+# --------------------------------------------------------------------------------------------------------- what is cited
+
+
+@bug(4, 30, scenario="crowd", seed=2, expects=("cited_evidence_was_true",))
+def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """What a claim says of a replica is taken for what stands, whatever revision it was seen at."""
+    find = placement.find
+
+    def whatever(draft: Draft, name: str, at: int) -> Replica | Refused:
+        found = draft.replica(name)
+        if found is None or found[0].status.phase is Phase.RELEASED:  # what is forgotten too early shows elsewhere
+            return find(draft, name, at)
+        return found[0]
+
+    for room in (placement, transitions):
+        patch.setattr(room, "find", whatever)
+
+
+@bug(4, scenario="crowd", expects=("what_was_seen_is_on_record",))
+def what_was_seen_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """The record of an operation does not say on which revision it was decided."""
+    entry_of = batch.entry_of
+
+    def forgetful(*args: Any, **more: Any) -> Entry:
+        return replace(entry_of(*args, **more), seen=0)
+
+    patch.setattr(batch, "entry_of", forgetful)
+
+
+@bug(1, 37, scenario="crowd", expects=TOLD)
+def verdicts_change_places_on_the_way_to_their_caller(patch: pytest.MonkeyPatch) -> None:
+    """A client hands the verdicts on several claims to its caller in another order."""
+    ask_once = Client._ask_once
+
+    async def mixed(self: Client, endpoint: Any, course: Any) -> list[Verdict]:
+        return list(reversed(await ask_once(self, endpoint, course)))
+
+    patch.setattr(Client, "_ask_once", mixed)
+
+
+# ------------------------------------------------------------------------------------------------------------ the chain
+
+
+@bug(13, scenario="crowd", expects=("chain_is_unbroken",))
+def the_digest_leaves_values_out(patch: pytest.MonkeyPatch) -> None:
+    """A batch's digest is taken over its keys alone."""
+    digest = chain.digest
+    patch.setattr(chain, "digest", lambda before, puts, deletes: digest(before, [(key, b"") for key, _ in puts], deletes))
+
+
+@bug(33, scenario="crowd", expects=("entries_say_who_and_what",))
+def the_audit_forgets_who_did_it(patch: pytest.MonkeyPatch) -> None:
+    """An entry does not say whose claim it was."""
+    entry_of = batch.entry_of
+    patch.setattr(batch, "entry_of", lambda *args, **more: replace(entry_of(*args, **more), actor=""))

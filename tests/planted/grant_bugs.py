@@ -1,0 +1,157 @@
+"""Which wrong turns could be taken with what is handed on: grants within a scope, across a border, and policies on lease?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.commitment import recovery
+from remit.commitment.draft import Draft
+from remit.commitment.rulings import grants, peer_scopes, placement
+from remit.law.ledgers import GrantLedger
+from remit.model.claims import Accept, AnyClaim, Close, Credit, Issue, Operation, Refused, Yield
+from remit.model.objects import key_of
+from remit.model.records import Grant
+from remit.model.resources import Amount, Duration
+from remit.simulate.actors.budget_controllers import Budgets, Lender
+from tests.planted.planted_bug import bug, overrule
+
+HANDS = ("grants_are_in_one_hand",)
+DRAWN = ("draws_are_on_living_grants",)
+GIVEN = ("what_is_given_back_is_not_drawn",)
+SUMS = ("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota")
+
+
+@bug(34, scenario="guesses", expects=DRAWN)
+def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
+    """A grant that was handed on is drawn on when the one it was carved out of has run out."""
+
+    def alone(draft: Draft, ledger: GrantLedger) -> Refused | None:
+        if not ledger.live or not ledger.alive(draft.moment.now_ms):
+            return lifeless(draft, ledger)
+        return None
+
+    def hand_on(self: Budgets) -> Iterator[AnyClaim]:
+        for claim in offers(self):
+            yield claim
+            if isinstance(claim, Issue):
+                longer = Duration(10 * claim.spec.ttl)
+                yield Issue(self.new_name("handed-on"), replace(claim.spec, parent=claim.name, ttl=longer))
+
+    lifeless, offers = placement.lifeless, Budgets._offers
+    patch.setattr(Budgets, "_offers", hand_on)
+    patch.setattr(placement, "lifeless", alone)
+    patch.setattr(grants, "lifeless", alone)
+    patch.setattr(grants, "_capped", lambda draft, deadline, parent: deadline)
+
+
+@bug(18, 34, scenario="lapsed-grants", expects=DRAWN)
+def a_grant_is_used_past_its_term(patch: pytest.MonkeyPatch) -> None:
+    """What has run out is drawn on as before."""
+    patch.setattr(GrantLedger, "alive", lambda self, now_ms: True)
+
+
+@bug(34, scenario="lapsed-grants", seed=2, expects=HANDS)
+def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) -> None:
+    """A grant that ran out in another scope is taken back without its report."""
+    close, tend = grants.close, Lender._tend
+
+    def take_back(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
+        ledger = draft.grant(claim.name)
+        if ledger is not None and ledger.lent_away and not ledger.alive(draft.moment.now_ms):
+            draft.drop(key_of("Grant", claim.name))
+            return 0
+        return close(draft, operation, claim)
+
+    def impatient(self: Lender, grant: Grant, *args: Any) -> Iterator[AnyClaim]:
+        yield Close(grant.metadata.name)
+        yield from tend(self, grant, *args)
+
+    overrule(patch, Close, take_back)
+    patch.setattr(Lender, "_tend", impatient)
+
+
+@bug(37, scenario="two-scopes", expects=GIVEN)
+def what_is_drawn_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    """A scope returns a part of what it holds without asking whether that is drawn."""
+    covers = grants._covers
+
+    def blindly(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
+        return covers(draft, ledger, amount) if drawing else None
+
+    patch.setattr(grants, "_covers", blindly)
+
+
+@bug(37, scenario="two-scopes", seed=2, expects=GIVEN)
+def a_grant_is_closed_as_if_nothing_were_drawn(patch: pytest.MonkeyPatch) -> None:
+    """A scope that closes what it holds reports that it kept nothing."""
+    close, taken = grants.close, GrantLedger.taken
+
+    def empty(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(GrantLedger, "taken", lambda self: Amount() if self.grant.spec.issuer else taken(self))
+            return close(draft, operation, claim)
+
+    overrule(patch, Close, empty)
+
+
+@bug(10, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
+def a_grant_is_resurrected_by_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope goes on with the grants that its backup remembers."""
+    patch.setattr(recovery, "disown", lambda *args, **more: None)
+
+
+@bug(10, 37, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
+def letters_to_another_incarnation_are_heeded(patch: pytest.MonkeyPatch) -> None:
+    """Whoever a letter was for, and whoever wrote it, it counts."""
+    for room in (grants, peer_scopes):
+        patch.setattr(room, "misaddressed", lambda draft, peer, letter: None)
+
+
+@bug(37, scenario="two-scopes", seed=3, expects=HANDS)
+def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
+    """An offer that comes again brings its amount again."""
+
+    def again(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
+        found = draft.thing(key_of("Grant", claim.name))
+        if found is None or claim.serial > found[0].status.serial or not found[0].spec.issuer:
+            return accept(draft, operation, claim)
+        grant: Grant = found[0]
+        draft.put(replace(grant, spec=replace(grant.spec, amount=claim.spec.amount)))
+        return claim.serial
+
+    accept = grants.accept
+    overrule(patch, Accept, again)
+
+
+@bug(37, scenario="two-scopes", expects=HANDS)
+def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
+    """A holder reports that it gave something back, and keeps it."""
+    give_back = grants.give_back
+
+    def keep(draft: Draft, operation: Operation, claim: Yield) -> int | Refused:
+        ruled = give_back(draft, operation, claim)
+        found = draft.thing(key_of("Grant", claim.name))
+        if isinstance(ruled, int) and found is not None:
+            kept = replace(found[0].spec, amount=found[0].spec.amount + claim.amount)
+            less[claim.name, ruled] = found[0].spec.amount
+            draft.put(replace(found[0], spec=kept))
+        return ruled
+
+    def believe(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
+        said = less.get((claim.name, claim.report), claim.remaining)
+        return credit(draft, operation, replace(claim, remaining=said))
+
+    credit = grants.credit
+    less: dict[tuple[str, int], Any] = {}
+    overrule(patch, Yield, keep)
+    overrule(patch, Credit, believe)
+
+
+@bug(18, 34, scenario="lapsed-policies", expects=("policy_in_force_is_recorded_and_alive",))
+def a_policy_is_used_past_its_lease(patch: pytest.MonkeyPatch) -> None:
+    """Work is placed under a policy that was not renewed in time."""
+    patch.setattr(placement, "_ahead", lambda draft, deadline: True)

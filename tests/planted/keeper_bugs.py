@@ -1,0 +1,112 @@
+"""Which wrong turns could be taken between an agent, its keeper and what they run? Each in a world that is there for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.agent.agent import Agent
+from remit.agent.attempts import GONE
+from remit.agent.keeper import keeper
+from remit.agent.keeper.journal import Journal
+from remit.agent.keeper.keeper import Keeper
+from remit.agent.keeper.protocol import Begun
+from remit.agent.probes import Health
+from remit.agent.reconciler import Act, Mind, Say, Start
+from remit.model.claims import Move
+from remit.world.interfaces import Ended
+from tests.planted.node_bugs import APART
+from tests.planted.planted_bug import bug
+
+ORDERED = ("runs_only_what_was_ordered", *APART)
+KEPT = ("what_is_ordered_is_not_stopped",)
+
+
+@bug(37, 38, scenario="keepers-stall", expects=ORDERED)
+def an_end_is_told_while_a_start_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    """An agent says that a copy has ended as soon as its keeper's table does not have it."""
+    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+
+
+@bug(37, 38, scenario="keepers-stall", expects=ORDERED)
+def a_start_that_was_given_up_is_begun(patch: pytest.MonkeyPatch) -> None:
+    """A keeper forgets which copies it was told to begin no more."""
+
+    async def forget(self: Keeper, copy: Any) -> Begun | None:
+        return self._starts.get(copy)
+
+    patch.setattr(Keeper, "_bar", forget)
+
+
+@bug(18, scenario="keepers-stall", expects=KEPT)
+def a_keeper_that_wakes_ends_before_it_listens(patch: pytest.MonkeyPatch) -> None:
+    """A keeper that stood still looks at its deadlines before it hears what was renewed meanwhile."""
+    patch.setattr(keeper, "LATE_MS", 1 << 40)
+
+
+@bug(34, scenario="cut-nodes", expects=APART)
+def renewals_are_taken_from_the_future(patch: pytest.MonkeyPatch) -> None:
+    """A renewal counts from half a minute after it was sent."""
+
+    def ahead(self: Keeper, sent_ms: dict[str, int]) -> None:
+        for node, at_ms in sent_ms.items():
+            self._renewed_ms[node] = at_ms + 30_000
+
+    patch.setattr(Keeper, "_renew", ahead)
+
+
+@bug(14, 36, scenario="keepers-killed", expects=(*ORDERED, "orphans_end"))
+def a_keeper_forgets_its_journal(patch: pytest.MonkeyPatch) -> None:
+    """Of what a keeper writes down nothing stays: one that was killed finds nothing of what it had started."""
+    patch.setattr(Journal, "write", lambda self, entries, *, durably: None)
+
+
+@bug(36, scenario="keepers-killed", expects=ORDERED)
+def what_a_dead_keeper_began_is_taken_for_ended(patch: pytest.MonkeyPatch) -> None:
+    """A keeper that comes back takes all that it had begun for ended, and does not look."""
+
+    async def over(self: Keeper, kept: Begun) -> None:
+        if kept.alive:
+            await self._note(replace(kept, ended=Ended(), ended_ms=self._world.clock.now_ms()))
+
+    patch.setattr(Keeper, "_find_again", over)
+
+
+@bug(36, scenario="agents-killed", expects=(*ORDERED, "attempts_have_one_result"))
+def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
+    """What is started again within its attempt is told as the attempt's end, and started all the same."""
+    following = Mind._when_it_ended
+
+    def both(self: Mind, now_ms: int, copy: Any, order: Any, *args: Any) -> Iterator[Act]:
+        for deed in following(self, now_ms, copy, order, *args):
+            yield deed
+            if isinstance(deed, Start):
+                yield Say(copy, Move(copy.key, order.revision, "crash", copy.attempt, GONE))
+
+    patch.setattr(Mind, "_when_it_ended", both)
+    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+
+
+@bug(36, scenario="unwell", expects=KEPT)
+def a_start_up_probe_is_asked_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    """An agent that comes back asks whether everything has started, also of what has been unwell since."""
+    make = Health.__init__
+
+    def anew(self: Health, probes: Any, now_ms: int, of: int = 0, *, started: bool = False) -> None:
+        make(self, probes, now_ms, of)
+
+    patch.setattr(Health, "__init__", anew)
+
+
+@bug(18, 34, scenario="agent-stalls", expects=APART)
+def the_agent_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
+    """The deadline is looked at only when the agent says something: one that stands still is not fenced."""
+
+    async def never(self: Keeper) -> None:
+        await asyncio.Event().wait()
+
+    patch.setattr(Keeper, "_hold_deadlines", never)

@@ -1,0 +1,368 @@
+"""Which wrong turns could be taken with room, devices, quota, gangs and constraints?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.commitment import draft
+from remit.commitment.books import generation_key
+from remit.commitment.draft import Draft
+from remit.commitment.rulings import declarations, placement, transitions
+from remit.correction.controllers import repair
+from remit.correction.controllers.repair import Repair
+from remit.correction.controllers.workloads import Workloads
+from remit.correction.framework.actions import Deed, Remit, Wish
+from remit.correction.framework.loop import Times
+from remit.law import charges
+from remit.law.admission import FREE, Admission
+from remit.law.fit import misfits
+from remit.law.ledgers import GrantLedger, NodeLedger
+from remit.law.lifecycle import HOLDS, OWNER
+from remit.law.workload_rules import begins_with
+from remit.model.claims import Apply, Code, Delete, Move, Operation, Refused, Reserve
+from remit.model.kinds import Workload
+from remit.model.records import Phase, Replica, ReplicaStatus
+from remit.observation.node_columns import Columns
+from remit.observation.scheduler_view import View
+from remit.observation.watch_cache import Kept
+from remit.proposal import attempts
+from tests.planted.planted_bug import bug, overrule
+
+ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount")
+PLACED = ("hard_constraints_hold_at_the_bind",)
+
+
+@bug(38, scenario="contest", expects=ROOM)
+def released_room_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    """What a holder gives back is added to its node twice."""
+    post = NodeLedger.post
+
+    def twice(self: NodeLedger, pairs: Any, sign: int) -> None:
+        post(self, pairs, sign)
+        if sign < 0:
+            for name, count in pairs:
+                self.free[name] += count
+
+    patch.setattr(NodeLedger, "post", twice)
+
+
+@bug(27, scenario="contest", seed=2, expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
+def released_quota_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    """What a holder gives back is added to its tenant's quota twice."""
+    draw = GrantLedger.draw
+    patch.setattr(GrantLedger, "draw", lambda self, pairs, sign: draw(self, pairs, sign if sign > 0 else 2 * sign))
+
+
+@bug(38, scenario="contest", seed=4, expects=("reservations_are_committed_once_or_released", *ROOM))
+def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
+    """A replica that drains or stops holds nothing any more."""
+    early = HOLDS - {Phase.DRAINING, Phase.STOPPING}
+    patch.setattr(draft, "HOLDS", early)
+    patch.setattr(charges, "HOLDS", early)
+
+
+@bug(24, 38, scenario="contest", expects=("reservations_are_committed_once_or_released", *ROOM))
+def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
+    """A reservation is bound as soon as its victims are told to go."""
+    patch.setattr(placement, "_misses_reservation", lambda draft, claim, replica: None)
+    later = View._post_later
+
+    def ready(self: View, slot: int) -> None:
+        later(self, slot)
+        self._news.ready[slot] = None
+
+    patch.setattr(View, "_post_later", ready)
+    patch.setattr(View, "vacated", lambda self, slot: True)
+
+
+@bug(25, scenario="contest", expects=("gangs_are_bound_together",))
+def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
+    """The members of a gang are claimed one by one, and bound so."""
+    patch.setattr(attempts, "least_of", lambda view, key: 0)
+    patch.setattr(Draft, "held", lambda self, generation: 1_000)
+
+
+@bug(25, scenario="contest", expects=("gangs_are_bound_together",))
+def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
+    """As many members of a gang are bound as fit, however few."""
+    ask = Draft.ask
+
+    def alone(self: Draft, generation: Any) -> Any:
+        found = ask(self, generation)
+        return found._replace(gang=1) if found is not None and found.gang else found
+
+    patch.setattr(Draft, "ask", alone)
+    patch.setattr(attempts, "least_of", lambda view, key: 1 if key.gang else 0)
+
+
+@bug(2, scenario="contest", seed=2, expects=("exclusive_device_has_one_owner", *ROOM))
+def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
+    """Devices are not posted on their node, and whoever proposes does not look either."""
+    for module in (draft, charges):
+        patch.setattr(module, "on_node", lambda ask, devices: ask.resources)
+    post = Columns.post
+    patch.setattr(Columns, "post", lambda self, row, pairs, devices=(), sign=1: post(self, row, pairs, {}, sign))
+
+
+@bug(27, scenario="crowd", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
+def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    """A draw is posted, whatever is left of the quota."""
+    patch.setattr(GrantLedger, "short_of", lambda self, pairs: None)
+    patch.setattr(placement, "_plainly", lambda *args: False)
+
+
+def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
+    def blind(*args: Any) -> Code | None:
+        return next((code for code in misfits(*args) if code not in codes), None)
+
+    patch.setattr(placement, "misfit", blind)
+    patch.setattr(placement, "_plainly", lambda *args: False)
+
+
+@bug(26, scenario="six-nodes", expects=PLACED)
+def spread_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The authority does not look how replicas are spread."""
+    _ignoring(patch, Code.SPREAD)
+
+
+@bug(26, scenario="one-node", expects=PLACED)
+def anti_affinity_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The authority puts replicas beside those that they must stay away from."""
+    _ignoring(patch, Code.ANTI_AFFINITY)
+
+
+@bug(26, scenario="crowd", expects=PLACED)
+def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The authority does not ask the policy in force where a replica may be."""
+    _ignoring(patch, Code.POLICY)
+
+
+@bug(3, 26, scenario="contest", expects=ROOM)
+def room_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """The authority takes the proposer's word that there is room, and that one does not look either."""
+    _ignoring(patch, Code.NO_ROOM)
+    post = Columns.post
+
+    def unposted(self: Columns, row: int, pairs: Any, devices: Any = MappingProxyType({}), sign: int = 1) -> None:
+        post(self, row, (), devices, sign)
+
+    patch.setattr(Columns, "post", unposted)
+
+
+@bug(34, scenario="meddlers", expects=PLACED)
+def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
+    """The authority binds to nodes that are suspect, unknown or closed."""
+    _ignoring(patch, Code.NODE_UNREADY, Code.DRAINING)
+
+
+@bug(29, scenario="meddlers", expects=("no_more_replicas_than_desired",))
+def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
+    """The authority does not count how many replicas a workload has."""
+    patch.setattr(transitions, "_most", lambda spec: 1_000)
+
+
+@bug(29, scenario="services", expects=("what_comes_with_a_workload_is_what_it_begins_with",))
+def one_more_comes_with_a_workload(patch: pytest.MonkeyPatch) -> None:
+    """A workload is made together with one replica more than it begins with; its surge would have room for that."""
+    patch.setattr(declarations, "begins_with", lambda spec: begins_with(spec) + (spec.type == "service"))
+
+
+@bug(29, scenario="services", expects=("phases_move_along_edges_by_their_owners", "no_more_replicas_than_desired"))
+def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
+    """Not only a new workload is made together with its first replicas, but every changed one, whatever it has already."""
+    apply = declarations.apply
+
+    def anew(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
+        ruled = apply(draft, operation, claim)
+        if isinstance(claim.thing, Workload) and claim.fill and not isinstance(ruled, Refused) and ruled > 1:
+            meta, spec = claim.thing.metadata, claim.thing.spec
+            found = draft.thing(generation_key((meta.tenant, meta.name, ruled)))
+            if found is not None:
+                first = draft.members(meta.tenant, meta.name)
+                transitions.make_replicas(draft, found[0], range(first, first + begins_with(spec)))
+        return ruled
+
+    overrule(patch, Apply, anew)
+
+
+# ----------------------------------------------------------------------------------------------------------- transitions
+
+
+@bug(33, scenario="crowd", expects=("phases_move_along_edges_by_their_owners",))
+def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
+    """Repair settles what has finished, which is not its to settle, and is let through."""
+    move, mend = transitions.move, Repair._mend
+
+    def anybody(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
+        role = OWNER.get(claim.transition, operation.actor.role)
+        return move(draft, replace(operation, actor=replace(operation.actor, role=role)), claim)
+
+    def meddle(self: Repair, kept: Kept, times: Times) -> Iterator[Wish]:
+        if kept.thing.status.phase is Phase.FINISHED:
+            yield Deed(Move(kept.key, kept.revision, "settle"))
+        else:
+            yield from mend(self, kept, times)
+
+    overrule(patch, Move, anybody)
+    patch.setattr(Repair, "_mend", meddle)
+    patch.setattr(Remit, "outside", lambda self, claim: "")
+    patch.setattr(repair, "_MINE", (*repair._MINE, Phase.FINISHED))
+
+
+@bug(33, scenario="crowd", expects=("attempts_have_one_result",))
+def a_result_is_written_twice(patch: pytest.MonkeyPatch) -> None:
+    """A release writes a result of its own over the attempt's."""
+    after = transitions._after
+
+    def again(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
+        done = after(status, row, claim)
+        return replace(done, result=f"{status.result}, released") if row.target is Phase.RELEASED and status.result else done
+
+    patch.setattr(transitions, "_after", again)
+
+
+@bug(37, scenario="crowd", expects=("attempts_have_one_result", "a_new_attempt_waits_for_the_end_of_the_last"))
+def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """What is queued again keeps the number of the attempt that failed."""
+    after = transitions._after
+
+    def same(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
+        done = after(status, row, claim)
+        return replace(done, attempt=status.attempt) if row.name == "requeue" else done
+
+    patch.setattr(transitions, "_after", same)
+
+
+@bug(2, 3, 37, scenario="two-schedulers", expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
+def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
+    """A claim on a replica that was bound meanwhile moves it to another node."""
+    find, place = placement.find, placement.place
+
+    def any_revision(draft: Draft, name: str, at: int) -> Replica | Refused:
+        found = draft.replica(name)
+        return find(draft, name, at) if found is None or found[1] < 0 else found[0]
+
+    def over(draft: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
+        if replica.status.phase in (Phase.BOUND, Phase.STARTING, Phase.RUNNING):
+            replica = replace(replica, status=ReplicaStatus(phase=Phase.PENDING, attempt=replica.status.attempt))
+        return place(draft, operation, claim, replica, ask)
+
+    patch.setattr(placement, "find", any_revision)
+    patch.setattr(placement, "place", over)
+    patch.setattr(placement, "_plainly", lambda *args: False)
+
+
+@bug(30, scenario="crowd", expects=("nothing_goes_while_something_depends_on_it",))
+def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
+    """A workload is deleted although replicas of it are left."""
+
+    def gone_at_once(self: Workloads, tenant: str, name: str, workload: Workload | None) -> Iterator[Wish]:
+        return iter(() if workload is None else (Deed(Delete("Workload", name, tenant)),))
+
+    patch.setattr(Draft, "alike", lambda self, generation: 0)
+    patch.setattr(Workloads, "_clear", gone_at_once)
+
+
+# -------------------------------------------------------------------------------------------------------------- preemption
+
+
+@bug(23, scenario="meddlers", seed=4, expects=("victims_rank_lower",))
+def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
+    """Whose turn it is to make room is not asked."""
+    victim = placement._victim
+
+    def anybody(held: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:
+        return victim(held, claim, replace(preemptor, spec=replace(preemptor.spec, priority=1 << 30)), name, at)
+
+    patch.setattr(placement, "_victim", anybody)
+
+
+@bug(24, scenario="deleted-unseen", seed=6, expects=("nothing_is_placed_for_what_goes",))
+def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
+    """Whether a workload is on its way out is not asked."""
+    place = placement.place
+
+    def unasked(held: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
+        return place(held, operation, claim, replica, None if ask is None else ask._replace(open=True))
+
+    patch.setattr(placement, "place", unasked)
+
+
+# ---------------------------------------------------------------------------------------------------------------- evidence
+
+
+@bug(33, 37, scenario="meddlers", expects=("cited_evidence_was_true",))
+def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
+    """A report about one attempt is taken for one about another."""
+    patch.setitem(transitions.GUARDED, "attempt", lambda *args: None)
+
+
+@bug(4, 21, scenario="meddlers", seed=5, expects=("accepted_evidence_was_fresh",))
+def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
+    """How long ago it was that a scheduler saw what it decides on is not asked."""
+    patch.setattr(placement, "SNAPSHOT_FRESH_MS", 1 << 40)
+
+
+# ------------------------------------------------------------------------------------------------------- what is another's
+
+
+@bug(27, scenario="meddlers", seed=4, expects=("draws_are_on_ones_own",))
+def one_tenant_draws_on_another(patch: pytest.MonkeyPatch) -> None:
+    """Whose quota a draw is charged to is the asker's choice."""
+    charge = placement.charge
+
+    def anywhere(held: Draft, operation: Operation, ask: Any, name: str, **more: Any) -> tuple[str, ...] | Refused:
+        ledger = held.grant(name)
+        own = ask._replace(quota=(name,)) if ledger is not None and ledger.grant is None else ask
+        return charge(held, operation, own, name, **more)
+
+    patch.setattr(placement, "charge", anywhere)
+
+
+@bug(27, scenario="meddlers", seed=3, expects=("draws_are_on_ones_own",))
+def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None:
+    """Who holds a grant is not asked of whoever draws on it."""
+
+    def unasked(held: Draft, operation: Operation, ask: Any, ledger: GrantLedger) -> tuple[str, ...] | Refused:
+        if ledger.grant is not None and not ledger.lent_away and not ledger.grant.spec.issuer:
+            operation = replace(operation, actor=replace(operation.actor, name=ledger.grant.spec.holder))
+        return drawn(held, operation, ask, ledger)
+
+    drawn = placement._drawn
+    patch.setattr(placement, "_drawn", unasked)
+
+
+@bug(33, scenario="errands", expects=("only_what_may_go_on_begins_anew",))
+def attempts_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """How often a job has failed, and whether it is done, is not asked before it begins anew."""
+    left = transitions.GUARDED["attempts_left"]
+
+    def uncounted(held: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+        again = replace(replica, status=replace(replica.status, attempt=1, result="failed"))
+        refused: Refused | None = left(held, operation, claim, again)
+        return refused
+
+    patch.setitem(transitions.GUARDED, "attempts_left", uncounted)
+
+
+@bug(25, scenario="meddlers", expects=("gangs_are_bound_together",))
+def those_who_leave_count_as_members(patch: pytest.MonkeyPatch) -> None:
+    """A gang is as many as hold room for it, whether they stay or not."""
+    patch.setattr(draft, "UNSETTLED", frozenset({Phase.RESERVED}))
+
+
+@bug(26, scenario="admitted", expects=("replicas_rank_as_policy_allows",))
+def the_rank_that_is_written_is_given(patch: pytest.MonkeyPatch) -> None:
+    """Nobody asks the policies in force how urgent work may be."""
+    patch.setattr(Admission, "terms", lambda self, tenant, workload, labels: FREE)
+
+
+@bug(27, scenario="admitted", expects=("tenants_declare_no_more_than_their_limits",))
+def what_a_tenant_declares_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """The books do not know how much a tenant has declared already."""
+    patch.setattr(draft, "reckon", lambda use, before, after: None)

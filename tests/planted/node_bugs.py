@@ -1,0 +1,217 @@
+"""Which wrong turns could be taken by agents, keepers, leases and those who judge nodes?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from remit.agent.agent import Agent
+from remit.agent.assignments import Assigned
+from remit.agent.attempts import OK
+from remit.agent.keeper.keeper import LOOK_MS, Keeper
+from remit.agent.reconciler import Act, End, Mind, Say, Start
+from remit.client.authority_client import Client, NoAnswer
+from remit.commitment import recovery
+from remit.commitment.authority import Authority
+from remit.commitment.books import AWAITED_NODE
+from remit.commitment.draft import Draft
+from remit.commitment.rulings import transitions
+from remit.correction.controllers import node_lifecycle
+from remit.model.claims import Move
+from remit.model.objects import key_of
+from remit.model.records import Phase
+from remit.observation import health
+from tests.planted.planted_bug import bug
+
+APART = ("ended_work_runs_no_more", "one_copy_at_a_time", "intervals_are_disjoint")
+FENCE = ("lost_only_after_its_fence", *APART)
+
+
+@bug(34, scenario="cut-nodes", seed=2, expects=APART)
+def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
+    """A node that is cut off stops nothing by itself."""
+    patch.setattr(Keeper, "_left_ms", lambda self, kept: LOOK_MS)
+
+
+@bug(34, scenario="cut-nodes", expects=FENCE)
+def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """What a silent node runs is given up at once."""
+    patch.setitem(transitions.GUARDED, "fence_passed", lambda *args: None)
+    patch.setattr(node_lifecycle, "_fence_ms", lambda spec, tempo: 0)
+
+
+@bug(34, scenario="cut-nodes", seed=4, expects=("lost_only_after_its_fence",))
+def a_part_of_the_fence_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """What a silent node runs is given up when its fence has passed, and its end was not waited for."""
+    for page in (transitions, node_lifecycle):
+        patch.setattr(page, "lost_after_ms", lambda fence_ms, tempo: fence_ms * 9 // 10)
+
+
+@bug(12, 18, scenario="late-renewals", seed=7, expects=(*APART, "what_is_ordered_is_not_stopped"))
+def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
+    """The keeper counts from when a renewal was answered, not from when it was sent."""
+
+    async def received(self: Client, endpoint: Any, beats: Any) -> Any:
+        held = await endpoint.beat(beats)
+        return held, self._world.clock.now_ms()
+
+    patch.setattr(Client, "_beat_once", received)
+
+
+@bug(15, 16, scenario="cut-nodes", expects=FENCE)
+def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
+    """A new authority takes everybody for silent since long before its takeover."""
+    make = Authority.__init__
+
+    def long_ago(self: Authority, *args: Any, **more: Any) -> None:
+        make(self, *args, **more)
+        self.hearing.since_ms -= 3_600_000
+        self._first_window -= 60
+
+    patch.setattr(Authority, "__init__", long_ago)
+
+
+@bug(36, 37, scenario="cut-nodes", expects=("runs_only_what_was_ordered",))
+def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
+    """An agent starts what its orders show as bound, before its own `start` is committed."""
+    following = Mind._next
+
+    def hasty(self: Mind, now_ms: int, orders: Assigned, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[Act]:
+        generation = orders.spec_of(order.replica)
+        if order.replica.status.phase is Phase.BOUND and kept is None and generation is not None:
+            yield Start(copy, order.replica, generation, 0)
+        yield from following(self, now_ms, orders, copy, order, kept, may_act)
+
+    patch.setattr(Mind, "_next", hasty)
+
+
+@bug(4, 37, scenario="crowd", seed=2, expects=("runs_only_what_was_ordered", *APART))
+def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
+    """An agent takes its time over what it was ordered to start, and tells of its end meanwhile."""
+    begin = Agent._start
+
+    async def later(self: Agent, *args: Any) -> None:
+        await self._world.clock.sleep_ms(8_000)
+        await begin(self, *args)
+
+    patch.setattr(Agent, "_start", later)
+    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+    patch.setattr(Mind, "_void", lambda self, *args: False)
+
+
+@bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more", "orphans_end", "what_is_ordered_is_not_stopped"))
+def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
+    """An agent that comes back does not take over what its keeper has begun."""
+    take = Agent._take_table
+
+    def only_news(self: Agent, table: Any) -> None:
+        take(self, type(table)(whole=True) if table.whole else table)
+
+    patch.setattr(Agent, "_take_table", only_news)
+    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+
+
+@bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
+def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
+    """An agent reports as stopped what it has only asked to stop."""
+    following = Mind._next
+
+    def hasty(self: Mind, now_ms: int, orders: Assigned, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[Act]:
+        for deed in following(self, now_ms, orders, copy, order, kept, may_act):
+            yield deed
+            if isinstance(deed, End) and order.replica.status.phase is Phase.STOPPING and may_act:
+                yield Say(copy, Move(copy.key, order.revision, "stopped", copy.attempt, result=OK))
+
+    patch.setattr(Mind, "_next", hasty)
+    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+
+
+@bug(35, scenario="all-silent", seed=2, expects=("evictions_cease_at_mass_silence",))
+def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
+    """That every node falls silent at once is taken for the loss of every node."""
+    patch.setattr(health, "MASS_PERCENT", 1_000)
+
+
+@bug(9, 11, scenario="cut-nodes", expects=("what_is_ordered_is_not_stopped",))
+def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
+    """An agent stops all that it runs when one beat is not answered."""
+    beat = Client.beat
+
+    async def fearful(self: Client, beats: Any, **more: Any) -> Any:
+        try:
+            return await beat(self, beats, **more)
+        except NoAnswer:
+            for agent in afraid:
+                if agent._client is self:
+                    for name in {one.state.node for one in beats}:
+                        _end_all(agent, name)
+            raise
+
+    make = Agent.__init__
+    afraid: list[Agent] = []
+
+    def born(self: Agent, *args: Any, **more: Any) -> None:
+        make(self, *args, **more)
+        afraid.append(self)
+
+    patch.setattr(Agent, "__init__", born)
+    patch.setattr(Client, "beat", fearful)
+
+
+def _end_all(agent: Agent, node: str) -> None:
+    for copy, kept in agent._sites[node].kept.items():
+        if kept.alive:
+            agent._spawn(agent._keeping.halt(copy, 0), "end")
+
+
+@bug(4, 36, scenario="cut-nodes", seed=2, expects=("what_is_ordered_is_not_stopped",))
+def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
+    """An agent that comes back ends what runs on its node before it has read what is ordered there."""
+    patch.setattr(Assigned, "known", True)
+
+
+# --------------------------------------------------------------------------------------------------------------- restores
+
+
+@bug(10, scenario="restored", seed=1, expects=("uids_are_given_once",))
+def uids_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """A uid is the number of its batch and a count, and says nothing of the incarnation."""
+
+    def short(self: Draft) -> str:
+        self.born += 1
+        return f"{self.moment.sequence:x}-{self.born:x}"
+
+    patch.setattr(Draft, "uid", short)
+
+
+@bug(10, scenario="restores", seed=3, expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
+def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope leaves its leases as the backup has them."""
+    patch.setattr(recovery, "vacate", lambda *args, **more: None)
+
+
+@bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
+def a_backup_is_believed_about_what_runs(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope leaves its replicas as the backup has them."""
+    patch.setattr(recovery, "doubt", lambda *args: None)
+
+
+@bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
+def a_backup_is_believed_about_nodes(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope leaves its nodes as the backup has them."""
+    patch.setattr(recovery, "await_nodes", lambda draft: None)
+
+
+@bug(10, scenario="restores", expects=("nothing_fenced_is_placed_before_all_nodes_reported",))
+def nodes_are_not_waited_for_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """What must never run twice is placed as soon as one node is ready again."""
+
+    def note_nothing(draft: Draft) -> None:
+        await_nodes(draft)
+        for key in draft.keys(key_of("Summary", AWAITED_NODE)):
+            draft.drop(key)
+
+    await_nodes = recovery.await_nodes
+    patch.setattr(recovery, "await_nodes", note_nothing)

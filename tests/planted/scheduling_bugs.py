@@ -1,0 +1,240 @@
+"""Which wrong turns could a scheduler take, or could be taken with what it asks? Each in the scenario that is there for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remit.client.authority_client import NoAnswer
+from remit.client.lease_holder import Tenure
+from remit.commitment import decide
+from remit.commitment.draft import Draft
+from remit.commitment.rulings import placement
+from remit.law.fit import misfit
+from remit.law.overrides import Effects
+from remit.model.claims import Verdict
+from remit.model.kinds import Override
+from remit.model.objects import key_of
+from remit.model.records import Replica
+from remit.observation.reflector import Follower
+from remit.observation.scheduler_view import View
+from remit.proposal import attempts
+from remit.proposal.attempts import Attempts
+from remit.proposal.cycle import Cycle
+from remit.proposal.placement import builtin_plugins
+from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.preemption import Spare
+from remit.proposal.placement.preemption_candidates import Victims
+from remit.proposal.proposals import Proposal
+from remit.proposal.queue import backlog
+from remit.proposal.queue.backlog import Backlog
+from remit.proposal.scheduler import Asking
+from remit.proposal.unreported import Untold
+from remit.store import chain
+from tests.planted.authority_bugs import FENCED, TOLD, a_lost_commit_is_settled_by_a_read
+from tests.planted.ledger_bugs import ROOM, room_is_believed
+from tests.planted.planted_bug import bug
+
+LEFT = ("eligible_work_is_bound", "one_gang_runs", "pending_work_is_tried", "waiting_has_a_reason")
+"""What tells that somebody waits of whom nobody thinks any more."""
+PHANTOMS = (*LEFT, "views_show_what_stands")
+UNSEEN = "claims_fit_what_was_seen"
+"""What tells that a scheduler does not know what it says it has seen."""
+
+
+@bug(3, scenario="stale-views", seed=2, expects=(*PHANTOMS, "processes_do_not_end_by_themselves"))
+def an_assumption_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
+    """What a scheduler has once claimed it takes for bound, whatever the answer was."""
+    patch.setattr(View, "forget", lambda self, slot: False)
+    patch.setattr(View, "expire", lambda self, now_ms: [])
+
+
+@bug(2, scenario="two-schedulers", seed=2, expects=ROOM)
+def the_same_room_is_given_twice(patch: pytest.MonkeyPatch) -> None:
+    """Of two who claim the same room both get it."""
+    room_is_believed(patch)
+
+
+@bug(1, 3, scenario="unheard", seed=8, expects=PHANTOMS)
+def silence_is_taken_for_a_yes(patch: pytest.MonkeyPatch) -> None:
+    """What was asked and not answered is thought to have happened, for ever."""
+
+    async def believed(self: Asking, proposal: Proposal) -> list[Verdict] | None:
+        try:
+            return await self._scheduler._client.ask_many(proposal.claims, evidence=proposal.evidence)
+        except NoAnswer as error:
+            self._scheduler._give_up(error)
+            return None
+
+    patch.setattr(Asking, "_answered", believed)
+    patch.setattr(Cycle, "unanswered", lambda self, proposal, now_ms: None)
+    patch.setattr(View, "expire", lambda self, now_ms: [])
+
+
+@bug(1, 8, 19, scenario="leader-after-timeout", expects=TOLD)
+def whoever_leads_next_settles_by_a_read(patch: pytest.MonkeyPatch) -> None:
+    """Whether a lost write has happened is read, and not decided."""
+    a_lost_commit_is_settled_by_a_read(patch)
+
+
+@bug(15, 18, scenario="deposed-scheduler", expects=FENCED)
+def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler goes on past its term, and nobody asks for its epoch."""
+    patch.setattr(Tenure, "may_act", lambda self, now_ms: True)
+    patch.setattr(Tenure, "held_until_ms", property(lambda self: self._held_until_ms + 3_600_000))
+    patch.setattr(decide, "claimant", lambda draft, actor: None)
+
+
+@bug(
+    5,
+    22,
+    scenario="watch-gaps",
+    expects=(*PHANTOMS, UNSEEN, "deletion_completes", "unknown_resolves", "desire_is_met", "returned_nodes_are_ready"),
+)
+def a_scheduler_does_not_miss_what_it_missed(patch: pytest.MonkeyPatch) -> None:
+    """Whoever follows the store does not check whether an event is lacking."""
+    make = Follower.__init__
+
+    def patient(self: Follower, *args: Any, **more: Any) -> None:
+        make(self, *args, **{**more, "idle_ms": 3_600_000})
+
+    patch.setattr(Follower, "__init__", patient)
+    patch.setattr(chain, "gap", lambda seen, event: None)
+
+
+@bug(23, scenario="flood", expects=("work_is_bound_soon", *LEFT))
+def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
+    """As long as something waits nobody of a lower priority has a turn."""
+    take = Backlog.take
+
+    def strictly(self: Backlog, limit: int, now_ms: int, shares: Any) -> Any:
+        waits = max((line.priority for line, _ in self.waiting()), default=-1)
+        runs = take(self, limit, now_ms, shares)
+        for line, members in runs:
+            if line.priority < waits:
+                for member in members:
+                    self.returned(member)
+        return [run for run in runs if run[0].priority >= waits]
+
+    patch.setattr(Backlog, "take", strictly)
+
+
+@bug(23, scenario="flood", expects=("waiting_has_a_reason", "pending_work_is_tried"))
+def only_those_who_were_tried_are_told(patch: pytest.MonkeyPatch) -> None:
+    """Why a line waits is written down of as many as a batch takes."""
+    patch.setattr(Untold, "take", lambda self, now_ms, line_of: {})
+
+
+@bug(24, 38, scenario="preemption-churn", seed=2, expects=("preemption_leaves_enough",))
+def what_is_to_stay_is_pushed_aside(patch: pytest.MonkeyPatch) -> None:
+    """How many replicas a workload may not lose is not asked of who makes room."""
+    patch.setattr(Victims, "limits", lambda self, view: Spare.boundless(10_000))
+
+
+@bug(25, scenario="two-gangs", expects=("gangs_are_bound_together",))
+def herds_come_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """The members of a gang are claimed one by one, by schedulers that die in between."""
+    patch.setattr(attempts, "least_of", lambda view, key: 0)
+    patch.setattr(Draft, "held", lambda self, generation: 1_000)
+
+
+@bug(17, scenario="overrides", expects=("ended_overrides_are_not_cited",))
+def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler heeds whatever override there is, past its time."""
+
+    def always(overrides: Any, now: Any) -> Any:
+        named: list[Override] = sorted(overrides, key=lambda one: one.metadata.name)
+        return Effects(tuple(named))
+
+    patch.setattr(builtin_plugins, "in_force", always)
+
+
+@bug(17, 22, scenario="overrides", seed=5, expects=LEFT)
+def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    """Who was paused stays so: nothing is asked anew when a term is over, nor after a while."""
+    renew = builtin_plugins.Steering.renew
+
+    def once(self: builtin_plugins.Steering, overrides: Any, now: Any) -> bool:
+        before = self.effects
+        changed = renew(self, overrides, now)
+        if changed and len(self.effects.overrides) < len(before.overrides):
+            self.effects = before
+            return False
+        return changed
+
+    patch.setattr(builtin_plugins.Steering, "renew", once)
+    patch.setattr(Effects, "until_ms", None)
+    patch.setattr(Attempts, "_named", lambda self, key: ())
+    for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
+        patch.setattr(backlog, name, 3_600_000)
+
+
+def _warm(kernel: Kernel, one: Class) -> Any:
+    """By row: is it said to be warm for such work?"""
+    score = next(score for score in kernel.scores if score.name == "locality")
+    return score.score(one.ask, kernel.columns) > 0
+
+
+def _where_it_is_warm_is_open(patch: pytest.MonkeyPatch) -> None:
+    restand = Kernel._restand
+
+    def wider(self: Kernel, one: Class, rows: int) -> None:
+        restand(self, one, rows)
+        if one.ask.hinted:
+            one.closed &= ~_warm(self, one)
+
+    patch.setattr(Kernel, "_restand", wider)
+
+
+@bug(45, scenario="stale-hint", expects=(UNSEEN,))
+def a_hint_opens_every_door(patch: pytest.MonkeyPatch) -> None:
+    """Where work is said to be warm a scheduler asks neither for taints nor policies nor whether the node takes any."""
+    _where_it_is_warm_is_open(patch)
+
+
+@bug(45, scenario="stale-hint", expects=(UNSEEN,))
+def a_hint_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
+    """Where work is said to be warm a scheduler does not ask whether there is room."""
+    numbers = Kernel._numbers
+
+    def roomier(self: Kernel, one: Class, rows: Any, *spent: Any) -> Any:
+        found = numbers(self, one, rows, *spent)
+        if one.ask.hinted and not (one.ask.whole or one.ask.shares):
+            found[_warm(self, one)[rows] & ~one.closed[rows]] = 1_000
+        return found
+
+    patch.setattr(Kernel, "_numbers", roomier)
+
+
+@bug(45, scenario="stale-hint", expects=("hard_constraints_hold_at_the_bind",))
+def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
+    """Schedulers ask for what is said to be warm, and the authority believes it too."""
+    _where_it_is_warm_is_open(patch)
+    place = placement.place
+    said: list[bool] = [False]
+
+    def believing(draft: Draft, operation: Any, claim: Any, replica: Replica, ask: Any) -> Any:
+        summary = draft.thing(key_of("Summary", f"warm/{claim.node}"))
+        counts = {} if summary is None else summary[0].spec.counts
+        said[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
+        return place(draft, operation, claim, replica, ask)
+
+    patch.setattr(placement, "place", believing)
+    patch.setattr(placement, "misfit", lambda *args: None if said[0] else misfit(*args))
+    patch.setattr(placement, "_plainly", lambda *args: False)
+
+
+@bug(22, 45, scenario="stale-hint", expects=("work_is_bound_soon", *LEFT))
+def work_waits_for_where_it_is_warm(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is said to be warm somewhere goes there, or nowhere."""
+    numbers = Kernel._numbers
+
+    def choosy(self: Kernel, one: Class, rows: Any, *spent: Any) -> Any:
+        found = numbers(self, one, rows, *spent)
+        if one.ask.hinted and (warm := _warm(self, one)).any():
+            found[~warm[rows]] = -1
+        return found
+
+    patch.setattr(Kernel, "_numbers", choosy)

@@ -1,0 +1,324 @@
+"""Is a batch that is decided while the one before it is being written the same batch? Two scopes, the same asks, every row.
+
+In one scope each ask is answered before the next is made. In the other all are made at once, so that each batch is decided on
+top of the one that is under way. Heads carry a digest of every row since the beginning: if they are equal, everything is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
+from remit.commitment import batch
+from remit.commitment.draft import Draft
+from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Note, Operation, Refused, Spawn, Verdict
+from remit.model.records import EventSpec
+from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
+from tests.properties.test_authority_machine import DEEDS, AuthorityMachine, books, summed
+from tests.unit.commitment.authority_fixture import T1
+
+EACH = 3
+SORTS = st.sets(st.integers(0, 11), min_size=3, max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_lane() -> Iterator[None]:
+    """Whoever asks: what is decided on top of what is told by the order of asks here, and lanes have tests of their own."""
+    with mock.patch("remit.commitment.operation_queue.lane_of", lambda operations: ""):
+        yield
+
+
+class Twins(AuthorityMachine):
+    """The machine, as a source of claims: it acts in one scope, and hands over what it asked there for another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches.stop()
+        self.batches = mock.patch.object(Scope, "batch_max", EACH)
+        self.batches.start()
+        self.other: Scope
+
+    def scopes(self) -> list[Scope]:
+        return [self.r, self.other]
+
+    def collected(self, deeds: list[tuple[int, int, int]]) -> list[list[Operation]]:
+        """Asks that fill a batch each, made without knowing what comes of the others."""
+        self.batch = []
+        self.work_goes_on(deeds=deeds)
+        asked, self.batch = self.batch, None
+        return [asked[i : i + EACH] for i in range(0, len(asked) - len(asked) % EACH, EACH)]
+
+    async def furnish_both(self, sorts: set[int]) -> None:
+        await self._furnish(sorts)
+        first = self.r
+        await self._furnish(sorts)
+        self.other, self.r = self.r, first
+        assert self.r.row("head") == self.other.row("head")
+
+
+async def one_by_one(scope: Scope, asks: Sequence[list[Operation]]) -> list[Any]:
+    return [await scope.send(ask) for ask in asks]
+
+
+async def at_once(scope: Scope, asks: Sequence[list[Operation]]) -> list[Any]:
+    return list(await asyncio.gather(*(scope.send(ask) for ask in asks)))
+
+
+def plain(answers: list[list[Verdict]]) -> list[Verdict]:
+    return [verdict for verdicts in answers for verdict in verdicts]
+
+
+@settings(max_examples=settings().max_examples // 2 or 1)
+@given(
+    sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), rounds=st.lists(DEEDS, min_size=1, max_size=3), data=st.data()
+)
+def test_a_batch_decided_on_top_of_another_is_the_same_batch(
+    sorts: set[int], rounds: list[list[tuple[int, int, int]]], data: st.DataObject
+) -> None:
+    twins = Twins()
+    twins.do(twins.furnish_both(sorts))
+    try:
+        for deeds in rounds:
+            asks = twins.collected(deeds)
+            if data.draw(st.booleans()) and asks:
+                again = data.draw(st.sampled_from([op for ask in asks for op in ask]))
+                made = Operation(twins.do(twins.r.operation(USER, Abandon(again.id))).id, USER, Abandon(again.id))
+                asks.append([again, made, again])
+            expected = twins.do(one_by_one(twins.r, asks))
+            found = twins.do(at_once(twins.other, asks))
+            assert plain(found) == plain(expected)
+            assert twins.other.row("head") == twins.r.row("head")
+            assert books(twins.other.books) == books(twins.r.books) == summed(twins.r)
+            assert twins.do(twins.other.dump()) == twins.do(twins.r.dump())
+    finally:
+        twins.teardown()
+
+
+def crowd(test: Any) -> Any:
+    """Run it in a scope whose batches are small, with a count of those that were decided on top of another."""
+
+    def told(*arguments: Any, **more: Any) -> None:
+        followed: list[Draft] = []
+        follow = Draft.follow
+
+        def counted(draft: Draft, moment: Any) -> Draft:
+            followed.append(draft)
+            return follow(draft, moment)
+
+        async def tell() -> None:
+            scope = await furnished(nodes=[node("n1", "4"), node("n2", "4", "b")])
+            followed.clear()
+            try:
+                await test(scope, followed, *arguments, **more)
+            finally:
+                await scope.close()
+
+        with mock.patch.object(Scope, "batch_max", EACH), mock.patch.object(Draft, "follow", counted):
+            run(tell())
+
+    told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
+    return told
+
+
+async def binds(scope: Scope, count: int = 12, cpu: str = "1") -> list[list[Operation]]:
+    """Asks of one batch each, for more room than there is: eight fit."""
+    await scope.must(USER, Apply(workload("w", cpu, count)))
+    await scope.must(scope.actors["workloads"], Spawn("t1", "w", 1, 0, count))
+    claims = [Bind(f"replica/t1/w-{i}", scope.at(f"replica/t1/w-{i}"), f"n{i % 2 + 1}", T1) for i in range(count)]
+    operations = [await scope.operation(scope.actors["scheduler"], claim) for claim in claims]
+    return [operations[i : i + EACH] for i in range(0, count, EACH)]
+
+
+@crowd
+async def test_room_taken_by_the_batch_under_way_is_taken(scope: Scope, followed: list[Draft]) -> None:
+    """F02: eight fit, twelve ask in four batches at once."""
+    verdicts = plain(await at_once(scope, await binds(scope)))
+    assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True] * 8 + [False] * 4
+    assert {v.code for v in verdicts if isinstance(v, Refused)} == {Code.NO_ROOM}
+    assert len(followed) == 3
+
+
+@crowd
+async def test_an_id_that_is_under_way_is_answered_with_its_own_verdict(scope: Scope, followed: list[Draft]) -> None:
+    """F37: the same operations again, before the first answer: the same verdicts, at the same revision."""
+    asks = await binds(scope, 6)
+    first, second, third, fourth = await at_once(scope, [asks[0], asks[0], asks[1], asks[0]])
+    assert first == second == fourth and {v.revision for v in third} != {v.revision for v in first}
+    assert len(followed) == 3
+    assert len(scope.checker.stories["replica/t1/w-0"]) == 2, "spawned, and bound once"
+
+
+@crowd
+async def test_an_id_that_is_under_way_is_not_good_for_something_else(scope: Scope, followed: list[Draft]) -> None:
+    asks = await binds(scope, 6)
+    other = [Operation(operation.id, USER, Delete("Secret", "x", "t1")) for operation in asks[0]]
+    _, misused = await at_once(scope, [asks[0], other])
+    assert [v.code for v in misused] == [Code.OPERATION_MISMATCH] * 3 and followed
+
+
+@crowd
+async def test_an_operation_that_is_under_way_is_not_abandoned(scope: Scope, followed: list[Draft]) -> None:
+    asks = await binds(scope, 6)
+    abandoning = [await scope.operation(USER, Abandon(operation.id)) for operation in asks[0]]
+    done, abandoned = await at_once(scope, [asks[0], abandoning])
+    assert done == abandoned and all(isinstance(v, Accepted) for v in done) and followed
+
+
+WORDS = ["lost", "landed", "late", "later", "afloat", "unavailable"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("word", WORDS)
+def test_what_was_decided_on_top_of_a_batch_that_failed_is_decided_anew(word: str, place: int) -> None:
+    """F01 F12: whatever becomes of one batch, every operation happens once, and all who wait hear of theirs."""
+
+    @crowd
+    async def tell(scope: Scope, followed: list[Draft]) -> None:
+        asks = await binds(scope)
+        scope.store.plan.extend(["ok"] * place + [word])
+        answers = await at_once(scope, asks)
+        failed = [ask for ask, answer in zip(asks, answers, strict=True) if isinstance(answer, NoVerdict)]
+        assert len(failed) == (1 if word == "unavailable" else 0)
+        assert not any(isinstance(answer, Silence) for answer in answers)
+        await scope.store.land()
+        verdicts = plain(await one_by_one(scope, asks))
+        assert sum(isinstance(verdict, Accepted) for verdict in verdicts) == 8
+        assert all(len(scope.checker.stories[f"replica/t1/w-{i}"]) <= 2 for i in range(12))
+        assert books(scope.books) == summed(scope) and followed
+
+    tell()
+
+
+@crowd
+async def test_after_a_takeover_what_was_on_top_did_not_happen(scope: Scope, followed: list[Draft]) -> None:
+    """F15: the batch under way may have; those who only waited for their turn hear that they are to ask elsewhere."""
+    asks = await binds(scope)
+    scope.store.plan.append("gate")
+    old = scope.lead
+    waiting = [asyncio.create_task(old.ask(ask)) for ask in asks]
+    await scope.store.at_gate.wait()
+    await scope.take_over()
+    scope.store.gate.set()
+    answers = await asyncio.gather(*waiting)
+    assert all(isinstance(answer, Turned) for answer in answers) and followed
+    assert scope.phase("replica/t1/w-0") == "pending"
+    assert sum(isinstance(v, Accepted) for v in plain(await one_by_one(scope, asks))) == 8
+
+
+@crowd
+async def test_an_authority_that_is_stopped_tells_each_what_it_knows(scope: Scope, followed: list[Draft]) -> None:
+    """F20: one batch may be in; what was decided on top of it, and what waited, is not."""
+    asks = await binds(scope)
+    scope.store.plan.append("gated")
+    waiting = [asyncio.create_task(scope.lead.ask(ask)) for ask in asks]
+    await scope.store.at_gate.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await scope.lead.stop()
+    answers = await asyncio.gather(*waiting)
+    assert [type(answer) for answer in answers] == [Silence, Turned, Turned, Turned] and followed
+    await scope.take_over()
+    assert [scope.phase(f"replica/t1/w-{i}") for i in (0, 3)] == ["bound", "pending"]
+
+
+@crowd
+async def test_a_claim_that_cannot_be_written_is_found_among_batches_on_top(scope: Scope, followed: list[Draft]) -> None:
+    """F31: the store refuses its batch; it is refused alone, and everybody else is served."""
+    asks = await binds(scope, 9)
+    bad = await scope.operation(USER, Note("bad", EventSpec(regarding="node/n1", count=-1)))
+    good = [await scope.operation(USER, Apply(workload(f"more-{i}"))) for i in range(2)]
+    answers = await at_once(scope, [asks[0], [*good, bad], asks[1], asks[2]])
+    codes = [v.code if isinstance(v, Refused) else None for v in plain(answers)]
+    assert codes == [None] * 5 + [Code.FAULT] + [None] * 5 + [Code.NO_ROOM] and followed
+
+
+@crowd
+async def test_a_large_ask_takes_turns_with_small_ones(scope: Scope, followed: list[Draft]) -> None:
+    """Who asks for little does not wait for who asks for a lot."""
+    large = [operation for ask in await binds(scope) for operation in ask]
+    small = await scope.operation(USER, Apply(workload("small")))
+    answered: list[str] = []
+
+    async def asking(name: str, operations: list[Operation]) -> Any:
+        verdicts = await scope.send(operations)
+        answered.append(name)
+        return verdicts
+
+    verdicts, _ = await asyncio.gather(asking("large", large), asking("small", [small]))
+    assert answered == ["small", "large"]
+    assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True] * 8 + [False] * 4
+
+
+@crowd
+async def test_part_of_a_large_ask_that_was_done_is_silence(scope: Scope, followed: list[Draft]) -> None:
+    large = [operation for ask in await binds(scope) for operation in ask]
+    scope.store.plan.extend(["ok", "unavailable"])
+    assert isinstance(await scope.send(large), Silence)
+    assert scope.lead.authority._queue.count == 0
+    verdicts = await scope.send(large)
+    assert not isinstance(verdicts, NoVerdict)
+    assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True] * 8 + [False] * 4
+
+
+@crowd
+async def test_an_asker_that_left_before_its_turn_is_not_served(scope: Scope, followed: list[Draft]) -> None:
+    asks = await binds(scope)
+    scope.store.plan.append("gate")
+    waiting = [asyncio.create_task(scope.lead.authority.ask(ask)) for ask in asks]
+    await scope.store.at_gate.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    waiting[2].cancel()
+    await asyncio.wait({waiting[2]})
+    scope.store.gate.set()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert not isinstance(answers[3], (NoVerdict, BaseException))
+    assert [scope.phase(f"replica/t1/w-{i}") for i in (3, 6, 9)] == ["bound", "pending", "bound"]
+
+
+def test_old_notes_go_also_when_batches_follow_upon_each_other() -> None:
+    @crowd
+    async def tell(scope: Scope, followed: list[Draft]) -> None:
+        said = EventSpec(regarding="node/n1")
+        operations = [await scope.operation(USER, Note(f"e{i:02d}", said)) for i in range(12)]
+        await at_once(scope, [operations[i : i + EACH] for i in range(0, 12, EACH)])
+        kept = [key.removeprefix("event/") for key in scope.checker.rows if key.startswith("event/")]
+        assert sorted(kept) == ["e08", "e09", "e10", "e11"] == sorted(n.removeprefix("event/") for n in scope.books.notes)
+        assert followed
+
+    with mock.patch.object(batch, "NOTES_MAX", 4):
+        tell()
+
+
+@crowd
+async def test_a_full_store_is_told_once_and_those_behind_wait_for_their_turn(scope: Scope, followed: list[Draft]) -> None:
+    """F11"""
+    asks = await binds(scope)
+    scope.store.plan.extend(["unavailable", "ok", "unavailable"])
+    answers = await at_once(scope, asks)
+    assert [isinstance(answer, Overloaded) for answer in answers] == [True, False, True, False]
+
+
+def test_a_successor_knows_the_outcomes_of_the_very_first_batches() -> None:
+    """F20 F37: nothing is recorded yet when the second batch says from where on outcomes are to be read."""
+
+    async def tell() -> None:
+        scope = Scope()
+        await scope.take_over()
+        names = [f"t{i}" for i in range(2 * EACH)]
+        operations = [await scope.operation(OPERATOR, Apply(tenant(name), expect=0)) for name in names]
+        first, second = await at_once(scope, [operations[:EACH], operations[EACH:]])
+        await scope.take_over()
+        again = await one_by_one(scope, [operations[:EACH], operations[EACH:]])
+        assert plain(again) == plain([first, second]) and all(isinstance(v, Accepted) for v in plain(again))
+        await scope.close()
+
+    with mock.patch.object(Scope, "batch_max", EACH):
+        run(tell())

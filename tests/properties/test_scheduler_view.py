@@ -1,0 +1,244 @@
+"""Does a scheduler's view come to the same sums as the authority's books, whatever was committed and however it was told?
+
+The machine of test_authority_machine.py commits; a view follows it event by event, by events folded together, by lists over
+what it knows and from nothing. After every step it shows the rows of the store and its sums are those of the books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+
+from remit.commitment.books import Moment
+from remit.commitment.draft import Draft
+from remit.law.fit import RULES, carried, mask, misfits
+from remit.model.claims import Apply, Delete, Spawn
+from remit.model.kinds import Policy, PolicySpec, Workload
+from remit.model.metadata import Metadata
+from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
+from remit.observation.frozen_view import differences, recount
+from remit.observation.node_columns import over
+from remit.observation.scheduler_view import PARTS, View
+from remit.simulate.checkers.reference.rows import of_kind, phase_of
+from remit.store import chain
+from remit.store.memory import MemoryStore
+from remit.store.protocol import HEAD, Event
+from tests.properties.authority_world import OPERATOR, USER, FakeClock, Scope, workload
+from tests.properties.effort import tries
+from tests.properties.test_authority_machine import NUMBER, SPREAD, AuthorityMachine
+
+
+async def listed(view: View, store: MemoryStore) -> None:
+    page = await store.range(HEAD, limit=1)
+    view.begin(chain.decode_head(page.rows[0].value), page.revision)
+    for prefix, after in PARTS:
+        rows = (await store.range(prefix, after=after, limit=10_000, revision=page.revision)).rows
+        # In pages that break where they like: a grant may come before its parent.
+        for start in range(0, len(rows), 3):
+            view.page(rows[start : start + 3])
+    view.end()
+
+
+def folded(events: Sequence[Event]) -> Event:
+    """As a store folds them for a watcher that lags, and in an order that says nothing."""
+    last = {change.key: change for event in events for change in event.changes}
+    changes = tuple(last[key] for key in sorted(last, reverse=True))
+    return events[-1]._replace(changes=changes)
+
+
+async def told(store: MemoryStore, after: int) -> list[Event]:
+    watch, events = await store.watch("", after=after), list[Event]()
+    try:
+        now = await store.revision()
+        reader = aiter(watch)
+        while after < now:
+            events.append(await anext(reader))
+            after = events[-1].revision
+    finally:
+        await watch.close()
+    return events
+
+
+def sums_of_view(view: View) -> dict[str, Any]:
+    columns = view.columns
+    free = {(n, name): int(column[row]) for name, column in columns.free.items() for n, row in columns.rows.items()}
+    for name, row in columns.rows.items():
+        node = columns.nodes[row]
+        assert node is not None
+        whole = {device.name: 1000 for device in node.spec.devices}
+        for device in {**whole, **columns.used[row]}:
+            free[name, f"@{device}"] = whole.get(device, 0) - columns.used[row].get(device, 0)
+    ledgers = view.ledgers
+    return {
+        "free": {which: left for which, left in free.items() if left},
+        "left": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.left.items() if n},
+        "lent": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.lent.items() if n},
+        "amount": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.amount.items() if n},
+        "replicas": {key: view.replicas.at.revision[slot] for key, slot in view.replicas.slots.items()},
+    }
+
+
+def sums_of_books(books: Any) -> dict[str, Any]:
+    grants = books.grants
+    return {
+        "free": {(n, name): left for n, ledger in books.nodes.items() for name, left in ledger.free.items() if left},
+        "left": {(g, name): n for g, ledger in grants.items() for name, n in ledger.left.items() if n},
+        "lent": {(g, name): n for g, ledger in grants.items() for name, n in ledger.lent.items() if n},
+        "amount": {(g, name): n for g, ledger in grants.items() for name, n in ledger.amount.items() if n},
+        "replicas": {name: revision for name, (revision, _) in books.replicas.items()},
+    }
+
+
+def twins() -> list[Workload]:
+    """Equal but for their names and labels, which matter to some: to an anti-affinity, to a term, to a policy's rule."""
+    return [
+        workload("twin", "100m"),
+        workload("shy", "100m", labels={"app": "apart"}),
+        workload("odd", "100m", labels={"app": "odd"}),
+        workload("loud", "3", 3, priority="high", labels={"app": "apart"}),
+        workload("quiet", "3", 3, priority="high"),
+        workload("wide", "500m", placement=SPREAD, labels={"app": "odd"}),
+    ]
+
+
+LABELLED = PolicySpec(rules=(PolicyRule(match=PolicyMatch(labels={"app": "odd"}), allow=PolicyAllow(zones=("b",))),))
+
+
+class ViewMachine(AuthorityMachine):
+    """How the next events are told is drawn; then everything must be as if it had been listed just now."""
+
+    always = frozenset({0, 2, 6, 10})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.way = "events"
+        self.clock = FakeClock()
+        self.view = View(self.clock)
+        self.store: MemoryStore | None = None
+
+    @rule(way=st.sampled_from(["events", "folded", "listed", "later"]))
+    def the_next_is_told_so(self, way: str) -> None:
+        self.way = way
+
+    @rule(n=NUMBER)
+    def twins_are_declared(self, n: int) -> None:
+        for work in twins()[n % 6 :][:3]:
+            self.ask(USER, Apply(work))
+            self.ask(self.r.actors["workloads"], Spawn("t1", work.metadata.name, 1, 0, 2))
+
+    @rule(n=NUMBER)
+    def a_rule_looks_at_labels(self, n: int) -> None:
+        self.ask(
+            OPERATOR, Apply(Policy(metadata=Metadata(name="labels"), spec=LABELLED)) if n % 3 else Delete("Policy", "labels")
+        )
+
+    @rule(n=NUMBER)
+    def victims_go(self, n: int) -> None:
+        """One after another, while what was reserved for them waits; some are queued and bound anew meanwhile."""
+        for key in self.replicas("reserved"):
+            for victim in list(self.r.row(key).get("status", {}).get("victims", {}))[: n % 3 + 1]:
+                on = {"draining": "stop", "stopping": "stopped", "released": "requeue" if n % 2 else "forget"}
+                if victim in self.r.checker.rows and (phase := str(phase_of(self.r.row(victim)))) in on:
+                    self.move(victim, on[phase])
+
+    @rule(n=NUMBER)
+    def work_goes_away(self, n: int) -> None:
+        """A workload that is deleted, with all that is of it: its name may be given again."""
+        works = sorted(key for key, _ in of_kind(self.r.checker.rows, "workload"))
+        if works:
+            _, owner, name = works[n % len(works)].split("/")
+            self.ask(OPERATOR, Delete("Workload", name, owner))
+            for key in self.replicas("pending", "reserved", "released"):
+                if key.startswith(f"replica/{owner}/{name}-"):
+                    self.move(key, "forget" if phase_of(self.r.row(key)) == "released" else "cancel")
+            for key in self.replicas("released"):
+                if key.startswith(f"replica/{owner}/{name}-"):
+                    self.move(key, "forget")
+            self.ask(self.r.actors["workloads"], Delete("Workload", name, owner))
+
+    @rule(n=NUMBER, m=NUMBER)
+    def something_is_assumed(self, n: int, m: int) -> None:
+        view = self.view
+        waiting = [slot for slot in view.replicas.pending() if slot not in view.assumed]
+        if not waiting or not view.columns.rows or view.head is None:
+            return
+        slot, row = waiting[n % len(waiting)], list(view.columns.rows.values())[m % len(view.columns.rows)]
+        node = view.columns.nodes[row]
+        assert node is not None
+        names = [device.name for device in node.spec.devices]
+        devices = {names[0]: 400} if names and view.ask(slot).shares else {}
+        view.assume(slot, row, devices, view.ask(slot).quota)
+        assert slot in view.assumed
+
+    @rule(n=NUMBER)
+    def an_assumption_is_forgotten(self, n: int) -> None:
+        if self.view.assumed:
+            slot = list(self.view.assumed)[n % len(self.view.assumed)]
+            assert self.view.forget(slot)
+            assert not self.view.forget(slot)
+
+    @rule(ms=st.sampled_from([1_000, 20_000, 30_000]))
+    def assumptions_grow_old(self, ms: int) -> None:
+        self.clock.at_ms += ms
+        old = self.view.expire(self.clock.at_ms)
+        assert all(self.clock.at_ms - one.at_ms < 30_000 for one in self.view.assumed.values())
+        assert all(slot in self.view.take_news().pending for slot in old[:1])
+
+    @invariant()
+    def the_view_is_what_a_list_would_show(self) -> None:
+        if hasattr(self, "r"):
+            self.do(self._compare())
+
+    async def _compare(self) -> None:
+        store, view = self.r.store.inner, self.view
+        if store is not self.store:
+            # Another incarnation, or the first: nothing from before is trusted.
+            self.store = store
+            await listed(view, store)
+        elif self.way == "listed":
+            await listed(view, store)
+        elif self.way != "later":
+            events = await told(store, view.revision)
+            for event in [folded(events)] if self.way == "folded" and events else events:
+                view.apply(event)
+        if self.way == "later":
+            return
+        assert not list(recount(view)), "\n".join(recount(view))
+        fresh = View(self.clock)
+        await listed(fresh, store)
+        assert not list(recount(fresh)), "\n".join(recount(fresh))
+        found = list(differences(view, fresh))
+        assert not found, "\n".join(found)
+        self._fits_as_the_books_say(self.r, fresh)
+        if not view.assumed:
+            self._fits_as_the_books_say(self.r, view)
+
+    def _fits_as_the_books_say(self, scope: Scope, view: View) -> None:
+        """The same sums, the same counts, and so the same answers about every node."""
+        books = scope.lead.authority.books
+        if not scope.lead.alive or max((r for r, _ in books.replicas.values()), default=0) > view.revision:
+            return
+        mine, theirs = sums_of_view(view), sums_of_books(books)
+        if mine["replicas"] != theirs["replicas"]:
+            return  # what was written has not been absorbed: its answer was lost
+        assert mine == theirs
+        draft = Draft(books, Moment(0, "", {}, 0, 0, ""))
+        for slot in view.replicas.pending():
+            generation = view.shapes.seen(view.replicas.at.generation[slot])
+            ask = books.ask((generation.tenant, generation.workload, generation.number))
+            assert ask is not None
+            assert (ask.open, ask.gang) == (generation.open, generation.gang)
+            for index in (*(term.of for term in (*ask.spread, *ask.affinity, *ask.anti)), *carried(ask)):
+                assert view.peers.total(index) == draft.total(index)
+            fits = mask(over(view.ask(slot), view.columns), view.columns, view.peers, RULES)
+            for name, row in view.columns.rows.items():
+                whose = misfits(ask, books.nodes[name], draft)
+                assert bool(fits[row]) == (not whose), f"{view.replicas.keys[slot]} on {name}: {whose}"
+
+
+def test_a_view_keeps_the_sums_of_the_books() -> None:
+    """S23 F03 F06 F07 F10 F21."""
+    run_state_machine_as_test(ViewMachine, settings=tries(25, 40, stateful_step_count=30))

@@ -1,0 +1,57 @@
+"""Do the two forms of label matching, on one node's labels and on columns, mean the same?"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remit.law.selectors import LabelColumn, admits, expressions, match_columns, match_labels
+from remit.model.kinds import NodeExpression, Placement
+from tests.unit.law import strategies as draws
+from tests.unit.law.fit_oracle import holds
+
+
+def columns_of(rows: list[dict[str, str]]) -> dict[str, LabelColumn]:
+    made = {}
+    for key in sorted({key for row in rows for key in row}):
+        values = sorted({row[key] for row in rows if key in row})
+        ids = [values.index(row[key]) if key in row else -1 for row in rows]
+        made[key] = LabelColumn(np.array(ids, dtype=np.int64), values)
+    return made
+
+
+many = st.lists(draws.labels, max_size=6)
+wanted = st.lists(draws.expressions, max_size=4)
+
+
+@given(many, wanted)
+@settings(max_examples=300)
+def test_matching_columns_is_matching_labels_row_by_row(rows: list[dict[str, str]], asked: list[NodeExpression]) -> None:
+    found = match_columns(asked, columns_of(rows), len(rows))
+    assert found.dtype == np.bool_
+    assert found.tolist() == [match_labels(asked, row) for row in rows]
+
+
+@given(draws.labels, draws.expressions)
+@settings(max_examples=300)
+def test_each_operator_means_what_the_oracle_says(labels: dict[str, str], expression: NodeExpression) -> None:
+    assert admits(expression, labels.get(expression.key)) == holds(expression, labels)
+
+
+@given(draws.labels, draws.expressions)
+def test_in_and_not_in__exists_and_does_not_exist__are_opposites(labels: dict[str, str], expression: NodeExpression) -> None:
+    value = labels.get(expression.key)
+
+    def with_operator(operator: str) -> bool:
+        return admits(NodeExpression(key=expression.key, operator=operator, values=expression.values), value)  # type: ignore[arg-type]
+
+    assert with_operator("In") != with_operator("NotIn")
+    assert with_operator("Exists") != with_operator("DoesNotExist")
+    assert not (with_operator("Gt") and with_operator("Lt"))
+
+
+@given(st.dictionaries(draws.one_of(draws.LABEL_KEYS), draws.one_of(draws.LABEL_VALUES), max_size=3), draws.labels)
+def test_a_selector_asks_for_each_of_its_pairs(selector: dict[str, str], labels: dict[str, str]) -> None:
+    asked = expressions(Placement(node_selector=selector))
+    assert match_labels(asked, labels) == (selector.items() <= labels.items())

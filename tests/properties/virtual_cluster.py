@@ -1,0 +1,223 @@
+"""A small town in virtual time: one authority, the real crew and scheduler, and nodes that do as they are told. No test here.
+
+What runs there is only pretended: a replica that is bound is started, becomes ready, and ends when it is told to; a job's runs
+for a second. Nothing fails but what a test makes fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from remit.assembly import controllers, scheduler
+from remit.client.authority_client import Client, NoAnswer
+from remit.client.endpoint import Silence, Status
+from remit.commitment.authority import Authority
+from remit.correction.controller_set import Crew
+from remit.correction.framework.loop import Cadence
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Move, Operation, Role, Verdict
+from remit.model.kinds import Node, Workload
+from remit.model.objects import AnyObject, decode
+from remit.model.records import Phase, Replica
+from remit.model.resources import Duration
+from remit.model.wire.agent_messages import Beat, NodeState
+from remit.observation.reflector import Follower
+from remit.observation.watch_cache import Board
+from remit.proposal.scheduler import Rhythm
+from remit.store.memory import MemoryStore
+from remit.world.interfaces import World
+from tests.properties.authority_world import OPERATOR, tenant
+from tests.unit.client.fake_authority import Passing
+from tests.unit.world.virtual_world import run_virtually, virtual_world
+
+BEAT_MS: Final = 1_000
+CADENCE: Final = Cadence(beat_ms=BEAT_MS, claims=1)
+"""One claim at a time: then there is a step between any two."""
+
+_NEXT: Final = {Phase.BOUND: "start", Phase.STARTING: "run", Phase.DRAINING: "stop", Phase.STOPPING: "stopped"}
+
+
+class Wire(Passing):
+    """What a crew says to the authority, counted. At the call that is told it dies, or loses the answer, or says it twice."""
+
+    def __init__(self, authority: Authority, strike: int = 0, how: str = "") -> None:
+        self.target = self.authority = authority
+        self.strike, self.how = strike, how
+        self.asked: list[Operation] = []
+        self.calls = 0
+        self.died = asyncio.Event()
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        self.calls += 1
+        how = self.how if self.calls == self.strike else ""
+        if how == "before":
+            await self._die()
+        self.asked += operations
+        verdicts = await self.authority.ask(operations)
+        if how == "twice":
+            assert list(await self.authority.ask(operations)) == list(verdicts)
+        if how == "after":
+            await self._die()
+        if how == "lost":
+            raise Silence("lost")
+        return verdicts
+
+    async def _die(self) -> None:
+        self.died.set()
+        await asyncio.Event().wait()
+
+    async def status(self) -> Status:
+        return await self.authority.status()
+
+    async def renew(self, actor: Actor, /) -> bool:
+        return await self.authority.renew(actor)
+
+
+class Town:
+    def __init__(self, world: World, store: MemoryStore, authority: Authority, group: asyncio.TaskGroup) -> None:
+        self.world, self.store, self.authority, self.group = world, store, authority, group
+        self.board = Board(world.clock)
+        """The test's own."""
+        self.client = Client({"a": authority}, OPERATOR, world)
+        self.leases: dict[str, Actor] = {}
+        self.silent: set[str] = set()
+        self.healths: dict[str, list[str]] = {}
+        """By node: how it was, one after the other."""
+        self.board.subscribe(self)
+
+    def changed(self, key: str, old: Any, new: Any) -> None:
+        if isinstance(new, Node):
+            seen = self.healths.setdefault(new.metadata.name, [])
+            if seen[-1:] != [new.status.health.value]:
+                seen.append(new.status.health.value)
+
+    def reached(self) -> None:
+        pass
+
+    async def sleep(self, ms: int) -> None:
+        await self.world.clock.sleep_ms(ms)
+
+    async def apply(self, *things: AnyObject) -> None:
+        for verdict in await self.client.ask_many([Apply(thing) for thing in things]):
+            assert isinstance(verdict, Accepted), verdict
+
+    async def ask(self, *claims: AnyClaim) -> None:
+        for verdict in await self.client.ask_many(claims):
+            assert isinstance(verdict, Accepted), verdict
+
+    # -- who lives here --------------------------------------------------------------------------------------------------
+
+    def crew(self, wire: Wire, name: str = "crew") -> asyncio.Task[None]:
+        def client_for(actor: Actor) -> Client:
+            return Client({"a": wire}, actor, self.world)
+
+        made: Crew = controllers(self.store, self.store, client_for, self.world, name=name, cadence=CADENCE)
+        return self.group.create_task(made.run())
+
+    async def lasting_crew(self, wire: Wire) -> None:
+        """One that is started anew, with nothing remembered, when it has died."""
+        while True:
+            task = self.crew(wire)
+            await wire.died.wait()
+            task.cancel()
+            wire = Wire(self.authority)
+
+    async def settle_in(self, *nodes: Node) -> None:
+        await self.apply(tenant("t1", "100"), *nodes)
+        follower = Follower(self.store, self.store, self.world, self.board, idle_ms=5 * BEAT_MS)
+        self.group.create_task(follower.follow())
+        for node in nodes:
+            name = node.metadata.name
+            actor = Actor(f"agent-{name}", Role.AGENT)
+            asker = Client({"a": self.authority}, actor, self.world)
+            (verdict,) = await asker.ask_many([Acquire(f"agent/{name}", Duration(12 * BEAT_MS))])
+            assert isinstance(verdict, Accepted)
+            self.leases[name] = Actor(actor.name, Role.AGENT, f"agent/{name}", verdict.number)
+            self.group.create_task(self._agent(name, asker))
+        asker = Client({"a": self.authority}, Actor("s", Role.SCHEDULER), self.world)
+        rhythm = Rhythm(lease_ms=12 * BEAT_MS, idle_ms=5 * BEAT_MS, batch=10)
+        self.group.create_task(scheduler(self.store, self.store, asker, self.world, name="s", rhythm=rhythm).run())
+
+    async def _agent(self, node: str, asker: Client) -> None:
+        beat_ms = 0
+        ran: dict[str, int] = {}
+        while True:
+            now_ms = self.world.clock.now_ms()
+            if node not in self.silent and self.board.head is not None:
+                asker.actor = self.leases[node]
+                if now_ms >= beat_ms:
+                    beat_ms = now_ms + BEAT_MS
+                    await asker.beat([Beat(asker.actor, NodeState(node, settled=self.board.head.incarnation))])
+                moves = [move for one in self.board.on(node) if (move := self._move(one.key, ran, now_ms)) is not None]
+                if moves:
+                    await self._say(asker, moves)
+            await self.sleep(100)
+
+    async def _say(self, asker: Client, moves: Sequence[Move]) -> None:
+        try:
+            await asker.ask_many(moves)
+        except NoAnswer as error:
+            raise AssertionError("nothing fails here") from error
+
+    def _move(self, key: str, ran: dict[str, int], now_ms: int) -> Move | None:
+        kept = self.board.rows[key]
+        replica: Replica = kept.thing
+        status = replica.status
+        workload: Workload | None = self.board.get(f"workload/{replica.metadata.tenant}/{replica.spec.workload}")
+        name, result = _NEXT.get(status.phase, ""), ""
+        if status.phase is Phase.RUNNING and workload is not None:
+            if workload.spec.type != "job":
+                name = "ready"
+            elif now_ms - ran.setdefault(f"{key} {status.attempt}", now_ms) >= 1_000:
+                name, result = "finish", "ok"
+        if name == "stopped":
+            result = "stopped"
+        return Move(key, kept.revision, name, status.attempt, result) if name else None
+
+    # -- how it is -------------------------------------------------------------------------------------------------------
+
+    def phases(self, workload: str) -> list[str]:
+        return sorted(one.thing.status.phase.value for one in self.board.of("t1", workload))
+
+    async def until(self, what: str, so: Callable[[], bool], within_ms: int = 120_000) -> None:
+        until_ms = self.world.clock.now_ms() + within_ms
+        while not so():
+            if self.world.clock.now_ms() > until_ms:
+                raise AssertionError(f"never {what}: {self.stand()}")
+            await self.sleep(200)
+
+    def stand(self) -> dict[str, Any]:
+        """What stands, but for who did it when, and on which attempt."""
+        found: dict[str, Any] = {}
+        for key, kept in self.board.kind("workload/"):
+            found[key] = self.phases(kept.thing.metadata.name), _conditions(kept.thing)
+        for key, kept in self.board.kind("node/"):
+            found[key] = kept.thing.status.health.value, _conditions(kept.thing)
+        found["orphans"] = sorted(
+            key for key, kept in self.board.kind("replica/") if f"workload/t1/{kept.thing.spec.workload}" not in self.board.rows
+        )
+        return found
+
+
+def _conditions(thing: Workload | Node) -> dict[str, tuple[str, str, int]]:
+    return {one.type: (one.status, one.reason, one.observed_generation) for one in sorted(thing.status.conditions, key=str)}
+
+
+async def things(store: MemoryStore, prefix: str) -> list[Any]:
+    return [decode(row.value) for row in (await store.range(prefix, limit=1_000)).rows]
+
+
+def in_town(story: Callable[[Town], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        world, store = virtual_world(), MemoryStore()
+        authority = await Authority.take_over(
+            store, scope="r1", holder="a", clock=world.clock, ids=world.ids, tempo=CADENCE.tempo
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(authority.run(beat_ms=BEAT_MS))
+            await story(Town(world, store, authority, group))
+            for task in tuple(group._tasks):
+                task.cancel()
+
+    run_virtually(whole())

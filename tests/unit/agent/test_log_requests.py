@@ -1,0 +1,123 @@
+"""What is told of what a copy has written? Files that are cut while they are read, in a time that leaps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from remit.agent.attempts import Copy
+from remit.agent.callbacks import CHUNK_BYTES, Logs, NotAsked
+from remit.model.wire.agent_messages import LogsOf
+from remit.world.files.log_files import FileSpool
+from remit.world.interfaces import World
+from tests.unit.world.virtual_world import run_virtually, virtual_world
+
+ONE = Copy("replica/t/a-0", "u1", 1)
+
+
+class Scene:
+    def __init__(self, place: Path, world: World, *, goes_on: bool = False) -> None:
+        self.place, self.world, self.goes_on = place, world, goes_on
+        self.logs = Logs(world, FileSpool(), "token", self._places)
+        self.out, self.err = place / "u1.1.out", place / "u1.1.err"
+
+    def _places(self, copy: Copy) -> tuple[Iterable[Path], bool]:
+        return [self.place], self.goes_on and copy == ONE
+
+    async def told(self, **more: object) -> bytes:
+        words = {"token": "token", "key": ONE.key, "uid": "u1", "attempt": 1, **more}
+        body = msgspec.json.encode(LogsOf(**words))  # type: ignore[arg-type]
+        return b"".join([item async for item in self.logs.stream(body)])
+
+    def cut(self) -> None:
+        size = self.out.stat().st_size
+        assert FileSpool().rotate(self.place, self.out.name, bytes_max=size - 1, older=2)
+
+
+def test_tails_are_found_over_pieces_and_chunks(tmp_path: Path) -> None:
+    async def play() -> None:
+        scene = Scene(tmp_path, virtual_world())
+        long = b"y" * (CHUNK_BYTES + 10)
+        scene.out.write_bytes(b"one\ntwo\n")
+        scene.cut()
+        with scene.out.open("ab") as file:
+            file.write(b"three\n" + long + b"\nfive")
+        whole = b"one\ntwo\nthree\n" + long + b"\nfive"
+        assert await scene.told() == whole
+        lines = whole.split(b"\n")
+        for tail in range(1, 7):
+            assert await scene.told(tail=tail) == b"\n".join(lines[-tail:]), tail
+        assert await scene.told(tail=0) == b""
+        assert await scene.told(tail=-5) == b""
+        scene.err.touch()
+        assert await scene.told(stream="stderr") == b""
+
+    run_virtually(play())
+
+
+def test_what_is_not_kept_any_more_is_said_to_be_missing(tmp_path: Path) -> None:
+    async def play() -> None:
+        scene = Scene(tmp_path, virtual_world())
+        for n in range(5):
+            scene.out.write_bytes(b"%d\n" % n)
+            scene.cut()
+        assert await scene.told() == b"3\n4\n"
+        positions = {scene.out.name: 0}
+        new = [item async for item in scene.logs._new(tmp_path, scene.out.name, positions)]
+        assert b"".join(new) == b"-- 6 bytes are not kept any more --\n3\n4\n"
+
+    run_virtually(play())
+
+
+def test_whoever_follows_hears_all_until_it_ends_also_what_came_last(tmp_path: Path) -> None:
+    async def play() -> None:
+        world = virtual_world()
+        scene = Scene(tmp_path, world, goes_on=True)
+        told: list[bytes] = []
+        words = LogsOf("token", ONE.key, "u1", 1, "both", None, True)
+        stream = scene.logs.stream(msgspec.json.encode(words))
+
+        async def follow() -> None:
+            told.extend([item async for item in stream])
+
+        following = asyncio.create_task(follow())
+        await world.clock.sleep_ms(1_000)
+        assert not following.done(), "it is waited for"
+        for n in range(20):
+            with scene.out.open("ab") as file:
+                file.write(b"%d\n" % n)
+            if n % 3 == 0:
+                scene.cut()
+            await world.clock.sleep_ms(70)
+        scene.err.write_bytes(b"last words")
+        scene.goes_on = False
+        await following
+        assert b"".join(told) == b"".join(b"%d\n" % n for n in range(20)) + b"last words"
+
+    run_virtually(play())
+
+
+def test_nothing_is_told_without_the_token_or_for_what_is_no_copy(tmp_path: Path) -> None:
+    (tmp_path.parent / "passwd.1.out").write_text("secret")
+
+    async def play() -> None:
+        scene = Scene(tmp_path, virtual_world())
+        wrong: tuple[dict[str, object], ...] = (
+            {"token": ""}, {"token": "Token"}, {"uid": "../passwd"}, {"uid": "a/b"}, {"uid": ""}, {"uid": "."}, {"attempt": -1},
+            {"uid": "u" * 200},
+        )  # fmt: skip
+        for words in wrong:
+            with pytest.raises(NotAsked):
+                await scene.told(**words)
+        for body in (b"", b"{}", b"[" * 5_000, b'{"type":"orders","nodes":[]}'):
+            with pytest.raises(NotAsked):
+                _ = [item async for item in scene.logs.stream(body)]
+        with pytest.raises(NotAsked):
+            await scene.logs.request(b"")
+        assert b"nothing is kept of attempt 3" in await scene.told(attempt=3)
+
+    run_virtually(play())

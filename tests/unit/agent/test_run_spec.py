@@ -1,0 +1,285 @@
+"""The small parts of an agent: its journal, probes, restarts, orders for work, bounds of logs, and who held its node last."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.agent.attempts import Copy, result_of
+from remit.agent.hosted_node import Continuity
+from remit.agent.keeper.journal import REWRITE_LINES, Journal, forgotten
+from remit.agent.keeper.log_retention import LogBounds, Sayings, log_bounds
+from remit.agent.keeper.protocol import BACKOFF_MS, Begun, Reviver
+from remit.agent.probes import STEADY_MS, Health, restart_after_ms
+from remit.agent.run_spec import Place, expanded, fence_ms, order_for
+from remit.model.kinds import Probe, Probes, TcpProbe, Template, WorkloadSpec
+from remit.model.metadata import Stamp
+from remit.model.records import GenerationSpec, Replica, ReplicaSpec, ReplicaStatus
+from remit.model.resources import Amount, Duration
+from remit.world.files.disk import FileDisk
+from remit.world.files.log_files import FileSpool
+from remit.world.interfaces import Ended, Limits, Order
+from remit.world.process.isolation import EACH, user_of_tenant
+from tests.unit.agent.virtual_machines import Machine, world_on
+from tests.unit.world.virtual_world import run_virtually, virtual_world
+
+ONE, TWO = Copy("replica/t/a-0", "u1", 1), Copy("replica/t/b-0", "u2", 1)
+
+
+def begun(uid: str = "u1", **more: object) -> Begun:
+    return replace(Begun("n1", "local", "replica/t/a-0", uid, 1, pid=5), **more)
+
+
+# -- the journal ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_tells_the_last_of_each_copy_and_not_what_was_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "journal"
+    journal = Journal(FileDisk(), path)
+    assert journal.read() == {}
+    journal.write([begun(), begun("u2")], durably=True)
+    journal.write([begun(ended=Ended(code=1)), forgotten(begun("u2"))], durably=False)
+    assert Journal(FileDisk(), path).read() == {ONE: begun(ended=Ended(code=1))}
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_a_line_that_was_cut_off_hides_none_that_is_written_after_it(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(FileDisk(), path)
+    journal.write([begun(), begun("u2")], durably=True)
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Journal(FileDisk(), path)
+    assert ONE in again.read()
+    again.write([begun("u3")], durably=True)
+    found = Journal(FileDisk(), path).read()
+    assert {copy.uid for copy in found} >= {"u1", "u3"}
+
+
+def test_a_journal_of_mostly_forgotten_starts_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(FileDisk(), path)
+    journal.write([begun()] * (REWRITE_LINES + 5), durably=False)
+    assert journal.grown(1)
+    journal.rewrite([begun()])
+    assert not journal.grown(1)
+    assert Journal(FileDisk(), path).read() == {ONE: begun()}
+    assert len(path.read_text().splitlines()) == 1
+
+
+# -- probes and restarts -------------------------------------------------------------------------------------------------------
+
+
+def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -> None:
+    probe = Probe(tcp=TcpProbe(port=1), period=Duration(100), timeout=Duration(50), failures=2)
+    health = Health(Probes(start=probe, ready=probe), 1_000)
+    assert list(health.due(1_000)) == ["start"]
+    health.asked("start", 1_000)
+    assert list(health.due(1_100)) == []
+    health.told("start", False, "refused", 1_020)
+    assert health.next_ms() == 1_120
+    health.told("start", True, "", 1_120)
+    assert list(health.due(1_120)) == ["ready"], "one that has passed is not asked any more"
+    assert (health.is_ready, health.is_unready) == (False, False), "nothing is known yet"
+    health.told("ready", False, "status 500", 1_130)
+    assert health.said == "its ready probe failed: status 500"
+    ready = []
+    for ok in (True, False, False):
+        health.told("ready", ok, "status 500", 1_330)
+        ready.append(health.is_ready)
+    assert ready == [True, True, False], "it stays so until it has failed often enough"
+    assert not health.is_dead, "not ready is not dead"
+
+
+def test_a_start_probe_that_fails_too_often_ends_it() -> None:
+    health = Health(Probes(start=Probe(tcp=TcpProbe(port=1), failures=2)), 0)
+    health.told("start", False, "", 1)
+    health.told("start", False, "", 2)
+    assert health.is_dead
+
+
+@pytest.mark.parametrize(
+    ("when", "failed", "restarts", "ran_ms", "limit", "pause_ms"),
+    [
+        ("always", False, 0, 0, 0, 1_000),
+        ("always", True, 3, 0, 0, 8_000),
+        ("always", True, 1_000, 0, 0, 60_000),
+        ("always", True, 9, STEADY_MS, 0, 1_000),
+        ("failure", False, 0, 0, 0, None),
+        ("failure", True, 0, 0, 0, 1_000),
+        ("never", True, 0, 0, 0, None),
+        ("always", True, 2, 0, 2, None),
+        ("always", True, 1, 0, 2, 2_000),
+    ],
+)
+def test_when_it_is_started_again(
+    when: Any, failed: bool, restarts: int, ran_ms: int, limit: int, pause_ms: int | None
+) -> None:
+    found = restart_after_ms(
+        when,
+        failed=failed,
+        restarts=restarts,
+        ran_ms=ran_ms,
+        backoff_ms=1_000,
+        backoff_max_ms=60_000,
+        limit=limit,
+    )
+    assert found == pause_ms
+
+
+# -- what is started -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_what_the_template_says() -> None:
+    spec = WorkloadSpec(
+        type="job",
+        fence=Duration(7_000),
+        template=Template(
+            command=("serve", "--port=$(PORT_http)", "$$(HOME)", "$(NOBODY)"),
+            env={"PATH": "/opt", "REMIT_NODE": "forged", "A": "b"},
+            resources=Amount.parse({"cpu": "250m", "memory": "64Mi"}),
+            user="web",
+            working_directory="/srv",
+        ),
+    )
+    generation = GenerationSpec(workload="a", generation=1, labels={}, spec=spec)
+    replica = Replica(
+        metadata=Stamp(name="a-0", tenant="t", uid="u1"),
+        spec=ReplicaSpec(workload="a", generation=1, index=4),
+        status=ReplicaStatus(devices={"gpu-1": 1000, "gpu-0": 500}),
+    )
+    place = Place("n1", "local", Path("/d/logs/n1"), Path("/d/work"), sandbox=True)
+    order = order_for(place, ONE, replica, generation, {"http": 31000})
+    assert order.argv == ("serve", "--port=31000", "$(HOME)", "$(NOBODY)")
+    assert order.env["PATH"] == "/opt"
+    assert order.env["REMIT_NODE"] == "n1", "what is the agent's to say is said by it"
+    assert (order.env["REMIT_TOKEN"], order.env["REMIT_INDEX"], order.env["REMIT_FENCE_MS"]) == ("u1.1", "4", "7000")
+    assert (order.env["REMIT_DEVICES"], order.env["CUDA_VISIBLE_DEVICES"]) == ("gpu-0,gpu-1", "0,1")
+    assert (order.directory, order.user) == (Path("/srv"), "web")
+    assert order.writable == (Path("/d/work/u1.1"),)
+    assert (order.stdout, order.stderr) == (Path("/d/logs/n1/u1.1.out"), Path("/d/logs/n1/u1.1.err"))
+    assert order.limits == Limits(memory_bytes=64 << 20, cpu_milli=250, pids=4_096)
+    assert (order.sandbox, order.with_parent, order.group) == ("bwrap", True, "u1.1")
+    assert fence_ms(generation) == 7_000
+    eager = replace(generation, spec=replace(spec, replace="eager", template=replace(spec.template, sandbox="none")))
+    assert fence_ms(eager) == 0
+    plain = order_for(place, ONE, replica, eager, {})
+    assert (plain.sandbox, plain.with_parent) == ("none", False)
+    unnamed = replace(generation, spec=replace(spec, template=replace(spec.template, user="")))
+    assert order_for(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
+    held = place._replace(user="nobody")
+    assert [order_for(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
+    held = place._replace(user=EACH)
+    assert [order_for(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [user_of_tenant("t"), "web"]
+
+
+def test_names_of_copies_are_no_paths() -> None:
+    assert Copy("k", "../../etc/passwd", 2).file_name == ".._.._etc_passwd.2"
+    assert "/" not in "".join(Copy("k", "a/b", 1).log_names)
+    assert expanded("$(A)$(A)", {"A": "$(A)"}) == "$(A)$(A)", "what stands for something is not looked at again"
+    assert result_of(Ended(code=0, oom=True)) == "oom"
+
+
+# -- who held the node last ----------------------------------------------------------------------------------------------------
+
+
+def test_whoever_wrote_down_the_epoch_before_follows(tmp_path: Path) -> None:
+    async def scene() -> None:
+        world, path = virtual_world(), tmp_path / "run" / "epochs"
+        first = Continuity(world, path)
+        assert await first.took_over({"n1": 1, "n2": 4}) == {"n1"}, "of a node that had holders before nothing is known"
+        assert await first.took_over({"n1": 2}) == {"n1"}
+        assert await Continuity(world, path).took_over({"n1": 3, "n2": 5}) == {"n1", "n2"}
+        assert await Continuity(world, path).took_over({"n1": 5}) == frozenset(), "somebody held it in between"
+        assert await Continuity(world, None).took_over({"n1": 5}) == {"n1"}
+        path.write_text("not json")
+        assert await Continuity(world, path).took_over({"n1": 6}) == frozenset()
+
+    run_virtually(scene())
+
+
+# -- logs, and the keeper's coming to life -------------------------------------------------------------------------------------
+
+
+def test_bounds_are_read_as_they_are_written() -> None:
+    assert log_bounds("") == LogBounds()
+    assert log_bounds(LogBounds(older=7).written()) == LogBounds(older=7)
+    assert log_bounds("older=1,file_bytes=5") == LogBounds(older=1, file_bytes=5)
+    for wrong in ("older", "older=-1", "colour=1", "older=1,"):
+        with pytest.raises(ValueError, match="is no bound"):
+            log_bounds(wrong)
+
+
+def test_logs_of_what_runs_are_cut_and_those_of_the_forgotten_are_removed(tmp_path: Path) -> None:
+    place = tmp_path / "n1"
+    place.mkdir()
+    (place / "u1.1.out").write_text("x" * 100)
+    for n in range(5):
+        (place / f"old-{n}.1.err").write_text("x")
+
+    async def scene() -> None:
+        world = virtual_world()
+        bounds = LogBounds(file_bytes=50, older=1, copies=2)
+        sayings = Sayings(world, FileSpool(), tmp_path, bounds)
+        async with world.clock.timeout_ms(3_000):
+            await sayings.hold({ONE: begun()})
+
+    with pytest.raises(TimeoutError):
+        run_virtually(scene())
+    assert (place / "u1.1.out").read_text() == ""
+    assert (place / "u1.1.out@0000000000000000").read_text() == "x" * 100
+    assert len(list(place.glob("old-*"))) == 2
+
+
+def test_what_floods_its_file_is_looked_at_more_often_than_the_rest(tmp_path: Path) -> None:
+    world, bounds = world_on(Machine()), LogBounds(file_bytes=100, older=1)
+    looks: list[tuple[int, str]] = []
+
+    class Counted(FileSpool):
+        def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
+            looks.append((world.clock.now_ms(), name))
+            if name == TWO.log_names[0]:
+                with (directory / name).open("ab") as file:
+                    file.write(b"x" * 101)
+            return super().rotate(directory, name, bytes_max=bytes_max, older=older)
+
+    async def scene() -> None:
+        (tmp_path / "n1").mkdir()
+        sayings = Sayings(world, Counted(), tmp_path, bounds)
+        with suppress(TimeoutError):
+            async with world.clock.timeout_ms(2_950):
+                await sayings.hold({ONE: begun(), TWO: begun(TWO.uid, key=TWO.key)})
+
+    run_virtually(scene())
+    times = {name: [at_ms for at_ms, one in looks if one == name] for name in (ONE.log_names[0], TWO.log_names[0])}
+    assert len(times[ONE.log_names[0]]) == 3
+    assert len(times[TWO.log_names[0]]) == 30
+
+
+def test_a_keeper_is_started_where_there_is_none_with_pauses_and_never_beside_another(tmp_path: Path) -> None:
+    machine, lock, told = Machine(), tmp_path / "lock", list[str]()
+
+    async def scene() -> None:
+        world = world_on(machine)
+        revive = Reviver(world, Order(("keeper",)), lock, told.append)
+        with world.disk.lock(lock):
+            await revive()
+        assert not machine.runs, "one holds the lock: it may be stopped, and goes on one day"
+        await revive()
+        assert len(machine.runs) == 1
+        await revive()
+        assert len(machine.runs) == 1
+        starts = 1
+        for _ in range(4):
+            machine.end(machine.pids, Ended(code=1))
+            await revive()
+            await world.clock.sleep_ms(BACKOFF_MS << starts)
+            await revive()
+            starts += 1
+            assert machine.pids == 100 + starts
+        assert "has ended: 1" in told[0]
+
+    run_virtually(scene())

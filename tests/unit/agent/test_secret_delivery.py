@@ -1,0 +1,187 @@
+"""What of secrets and configs goes where, and what happens while they are not there? No value is said, whatever is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.agent.attempts import Copy
+from remit.agent.preparation import WAIT_MS, Delivering, NotPrepared, Subject, outermost, read
+from remit.agent.run_spec import Place, Prepared, order_for
+from remit.model.claims import Actor, Role
+from remit.model.kinds import Mount, Template, WorkloadSpec
+from remit.model.metadata import Stamp
+from remit.model.records import GenerationSpec, Replica, ReplicaSpec
+from remit.model.wire.agent_messages import Material, MaterialOf
+from remit.world.interfaces import Unreached
+from tests.unit.world.virtual_world import run_virtually, virtual_world
+
+CANARY = "canary-4711"
+COPY = Copy("replica/t/a-0", "u1", 1)
+PLAIN = Template(command=("run", "$(MODE)", "$(password)"))
+
+
+def template(secrets: tuple[Mount, ...] = (), configs: tuple[Mount, ...] = (), **more: Any) -> Template:
+    return replace(PLAIN, secrets=secrets, configs=configs, **more)
+
+
+def at(name: str, path: str) -> Mount:
+    return Mount(name=name, path=path)
+
+
+def subject(made: Template, *, sandbox: bool = False, fresh: bool = True, runs: bool = False) -> Subject:
+    generation = GenerationSpec(workload="a", generation=1, labels={}, spec=WorkloadSpec(type="service", template=made))
+    replica = Replica(metadata=Stamp(name="a-0", tenant="t", uid="u1"), spec=ReplicaSpec(workload="a", generation=1))
+    return Subject(Place("n1", "local", Path("/logs"), Path("/work"), sandbox), COPY, replica, generation, fresh, runs)
+
+
+def test_files_lie_under_their_path_and_variables_apart_from_secret_ones() -> None:
+    made = template((Mount(name="s", path="a"), Mount(name="e")), (Mount(name="c", path="a/b"), Mount(name="f")))
+    given = Material({"s": {"x": "1"}, "e": {"password": CANARY}}, {"c": {"y": "2"}, "f": {"MODE": "live"}})
+    delivered = read(made, given)
+    assert delivered.files == {PurePosixPath("a/x"): b"1", PurePosixPath("a/b/y"): b"2"}
+    assert (delivered.env, delivered.hidden) == ({"MODE": "live"}, {"password": CANARY})
+    assert list(outermost(made)) == [PurePosixPath("a")]
+    assert CANARY not in repr(delivered) and CANARY not in repr(given)
+
+
+@pytest.mark.parametrize(
+    ("secrets", "data", "told"),
+    [
+        ((Mount(name="s"),), {"s": {"tls.crt": CANARY}}, "secret s: tls.crt cannot be a variable"),
+        ((Mount(name="s"),), {"s": {"REMIT_TOKEN": CANARY}}, "secret s: REMIT_TOKEN cannot be a variable"),
+        ((at("s", "a"), at("r", "a")), {"s": {"x": CANARY}, "r": {"x": CANARY}}, "something else is at a/x"),
+        ((at("s", "a"), at("r", "a/x")), {"s": {"x": CANARY}, "r": {"y": CANARY}}, "something else is at"),
+        ((at("r", "a/x"), at("s", "a")), {"s": {"x": CANARY}, "r": {"y": CANARY}}, "something else is at"),
+        ((Mount(name="s"),), {}, "the server has not told secret s"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_named_and_no_value_is(secrets: tuple[Mount, ...], data: dict[str, Any], told: str) -> None:
+    with pytest.raises(NotPrepared, match=told) as error:
+        read(template(secrets), Material(data))
+    assert CANARY not in str(error.value)
+
+
+def test_no_word_of_a_command_stands_for_what_is_secret() -> None:
+    one = subject(PLAIN)
+    prepared = Prepared(env={"MODE": "live"}, hidden={"password": CANARY, "MODE": "not this"})
+    order = order_for(one.place, COPY, one.replica, one.generation, {}, prepared)
+    assert order.argv == ("run", "live", "$(password)"), "whoever lists processes sees the words"
+    assert order.env["password"] == CANARY and order.env["MODE"] == "live"
+    joined = Prepared(hidden={"a": "1"}).joined(prepared).joined(Prepared(env={"x": "y"}))
+    assert joined.hidden == {"a": "1", **prepared.hidden} and joined.env == {"MODE": "live", "x": "y"}
+
+
+class NoCarrier:
+    """Makes directories that nobody looks into."""
+
+    async def make(self, directory: Path, /, *, below: Path, user: str = "") -> None:
+        assert directory.is_relative_to(below)
+
+
+class MemoryVault:
+    """Satisfies `world.vault.Vault`."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Mapping[PurePosixPath, bytes]] = {}
+
+    def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
+        self.held[name] = dict(files)
+        return self.place(name)
+
+    def place(self, name: str, /) -> Path:
+        return Path("/vault") / name
+
+    def has(self, name: str, /) -> bool:
+        return name in self.held
+
+    def remove(self, name: str, /) -> None:
+        self.held.pop(name, None)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.held)
+
+
+class Bench:
+    """A delivering that asks whatever `answers` say, one after another; the last one again and again."""
+
+    def __init__(self, *answers: Material | Exception) -> None:
+        self.world = dataclasses.replace(virtual_world(), carrier=NoCarrier())  # type: ignore[arg-type]
+        self.took_ms = 0
+        self.vault, self.asked, self.said = MemoryVault(), list[MaterialOf](), list[str]()
+        self._answers = list(answers)
+        self.delivering = Delivering(self.world, self._ask, self.vault)
+        self.delivering.speaks = lambda node: Actor("agent", Role.AGENT, f"agent/{node}", 3)
+
+    async def _ask(self, asked: MaterialOf) -> Material:
+        self.asked.append(asked)
+        answer = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def prepare(self, one: Subject) -> Prepared:
+        async def prepare() -> Prepared:
+            try:
+                return await self.delivering.prepare(one, Path("/work/room"), self.said.append)
+            finally:
+                self.took_ms = self.world.clock.now_ms()
+
+        found: Prepared = run_virtually(prepare())
+        return found
+
+
+FILES = template((Mount(name="s", path="secrets"),))
+GIVEN = Material({"s": {"x": CANARY}})
+MISSING = Material(failed="missing", why="there is no secret s", cure="create it")
+
+
+def test_it_waits_for_what_is_missing_says_so_and_goes_on_when_it_comes() -> None:
+    bench = Bench(Unreached("nobody is there", "start it"), MISSING, Material(failed="later", why="busy", cure=""), GIVEN)
+    bench.prepare(subject(FILES, sandbox=True))
+    assert [one.actor.lease for one in bench.asked] == ["agent/n1"] * 4
+    assert "nobody is there" in bench.said[1]
+    assert "there is no secret s; create it" in bench.said[2] and " s more: " in bench.said[2]
+    assert bench.vault.held == {COPY.file_name: {PurePosixPath("secrets/x"): CANARY.encode()}}
+    assert CANARY not in "".join(bench.said)
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    bench = Bench(MISSING)
+    with pytest.raises(NotPrepared, match="there is no secret s"):
+        bench.prepare(subject(FILES))
+    assert bench.took_ms >= WAIT_MS and len(bench.asked) < 100
+
+
+def test_nothing_is_asked_while_its_node_is_not_ours() -> None:
+    bench = Bench(GIVEN)
+    turns = iter([None, None, Actor("agent", Role.AGENT, "agent/n1", 4)])
+    bench.delivering.speaks = lambda _: next(turns)
+    bench.prepare(subject(FILES, sandbox=True))
+    assert [one.actor.epoch for one in bench.asked] == [4]
+
+
+def test_a_sandbox_shows_the_files_and_what_runs_keeps_its_own() -> None:
+    bench = Bench(GIVEN, Material({"s": {"x": "changed"}}))
+    (mounted,) = bench.prepare(subject(FILES, sandbox=True)).mounts
+    place = Path("/vault") / COPY.file_name / "secrets"
+    assert (mounted.source, mounted.at, mounted.writable) == (place, Path("/work") / COPY.file_name / "secrets", False)
+    bench.prepare(subject(FILES, sandbox=True, fresh=False, runs=True))
+    assert bench.vault.held[COPY.file_name][PurePosixPath("secrets/x")] == CANARY.encode()
+    bench.prepare(subject(FILES, sandbox=True, fresh=False))
+    assert bench.vault.held[COPY.file_name][PurePosixPath("secrets/x")] == b"changed", "a new start reads what is there"
+
+
+def test_what_was_left_by_one_that_was_killed_is_removed() -> None:
+    bench = Bench(GIVEN)
+    bench.vault.held = {"old.1": {}, COPY.file_name: {}}
+    bench.delivering.forget_all_but({COPY.file_name})
+    assert list(bench.vault.held) == [COPY.file_name]
+    bench.delivering.forget(COPY)
+    assert not bench.vault.held
+    bench.delivering.forget(COPY)

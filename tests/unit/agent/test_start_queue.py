@@ -1,0 +1,101 @@
+"""Whose turn is it to be started? So many at once, the rest in the order in which they came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from remit.agent.assignments import SANDBOX_MS, SHOWN_MAX, WAITS, Lineup, held_ms
+from remit.agent.attempts import Copy
+from remit.agent.heartbeat import Standing
+from remit.agent.hosted_node import Site
+from remit.agent.run_spec import Place
+from remit.client.lease_holder import Tenure
+from remit.model.claims import Actor, Role
+from remit.model.records import Phase
+from remit.world.interfaces import Order
+from tests.unit.agent.test_reconciler import COPY, TEMPO, Bench
+from tests.unit.world.virtual_world import virtual_world
+
+
+def copy(number: int) -> Copy:
+    return Copy(f"replica/t/a-{number}", f"u{number}", 1)
+
+
+def begun(lineup: Lineup, number: int) -> bool:
+    if lineup.may_begin(copy(number), "n1"):
+        lineup.begins(copy(number))
+        return True
+    return False
+
+
+def test_so_many_at_once_and_the_rest_in_the_order_in_which_they_came() -> None:
+    lineup = Lineup(2)
+    assert [begun(lineup, number) for number in range(5)] == [True, True, False, False, False]
+    assert lineup.call() == []
+    lineup.over(copy(1))
+    assert not begun(lineup, 4), "whoever came first is called first, although there is room"
+    assert lineup.call() == [("n1", copy(2))]
+    assert not begun(lineup, 3)
+    assert begun(lineup, 2)
+    lineup.over(copy(0))
+    lineup.over(copy(2))
+    assert lineup.call() == [("n1", copy(3)), ("n1", copy(4))]
+
+
+def test_a_sandbox_keeps_its_turn_while_it_is_made() -> None:
+    bare = Order(("true",))
+    assert held_ms(bare) == 0
+    assert held_ms(bare._replace(sandbox="bwrap")) == SANDBOX_MS
+
+
+def test_what_is_under_way_does_not_wait_and_takes_no_second_turn() -> None:
+    lineup = Lineup(1)
+    assert begun(lineup, 0)
+    assert begun(lineup, 0)
+    assert not begun(lineup, 1)
+    lineup.over(copy(0))
+    lineup.over(copy(0))
+    assert lineup.call() == [("n1", copy(1))]
+
+
+def test_one_that_is_not_wanted_any_more_lets_its_turn_pass() -> None:
+    lineup = Lineup(1)
+    assert begun(lineup, 0)
+    assert not begun(lineup, 1)
+    assert not begun(lineup, 2)
+    lineup.over(copy(0))
+    assert lineup.call() == [("n1", copy(1))]
+    assert lineup.call() == [("n1", copy(2))]
+    assert lineup.call() == []
+    assert begun(lineup, 3)
+
+
+def test_who_waits_is_shown_by_node_and_only_so_many() -> None:
+    lineup = Lineup(0)
+    for number in range(SHOWN_MAX + 5):
+        assert not begun(lineup, number)
+    assert not lineup.may_begin(copy(1_000), "n2")
+    shown = lineup.waiting()
+    assert shown == {"n1": [copy(number) for number in range(SHOWN_MAX)], "n2": [copy(1_000)]}
+
+
+def test_who_waits_is_told_with_each_beat_unless_it_is_not_wanted_any_more(tmp_path: Path) -> None:
+    nobody: Any = None
+    bench, lineup = Bench(Phase.STARTING), Lineup(0)
+    site = Site(Place("n1", "local", tmp_path, tmp_path, sandbox=False), TEMPO, None)
+    site.tenure = Tenure(Actor("a", Role.AGENT, "agent/n1", 1), 1_000, 0)
+    standing = Standing(
+        virtual_world(), nobody, nobody, bench.orders, {"n1": site}, nobody, lineup,
+        name="a", tempo=TEMPO, touch=print, tell=print,
+    )  # fmt: skip
+    assert not lineup.may_begin(COPY, "n1")
+
+    def told() -> list[tuple[str, str]]:
+        beat = standing._state(site, lineup.waiting()["n1"])
+        assert beat is not None
+        return [(run.replica, run.said) for run in beat.state.runs]
+
+    assert told() == [(COPY.key, WAITS)]
+    bench.phase(Phase.DRAINING)
+    assert told() == []

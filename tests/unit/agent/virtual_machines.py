@@ -1,0 +1,199 @@
+"""A machine for tests of the agent's room: processes that are only written down, in a world whose time leaps. No test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from remit.agent.attempts import Copy
+from remit.agent.keeper.keeper import Keeper
+from remit.agent.keeper.log_retention import Sayings
+from remit.agent.keeper.protocol import Answer, Begin, Begun, Table, Word, encode
+from remit.world.interfaces import Confinement, DiskError, Ended, NoRoom, NotStarted, Order, Running, Usage, World
+from remit.world.process.exec_session import Session, Window
+from tests.unit.world.virtual_world import VirtualClock, virtual_world
+
+NODE = "n1"
+
+
+class Machine:
+    """What runs on it, which outlives every keeper. `deaf`: it has to be killed; `stuck` cannot be ended at all."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, Order] = {}
+        self.ended: dict[int, Ended] = {}
+        self.told: list[tuple[int, str]] = []
+        self.deaf = self.stuck = False
+        self.refuses = ""
+        self.pids = 100
+        self.children: dict[int, list[int]] = {}
+        self._over: dict[int, asyncio.Event] = {}
+
+    def begin(self, order: Order) -> int:
+        self.pids += 1
+        self.runs[self.pids] = order
+        self._over[self.pids] = asyncio.Event()
+        return self.pids
+
+    def end(self, pid: int, ended: Ended) -> None:
+        if self.runs.pop(pid, None) is not None:
+            self.ended[pid] = ended
+            self._over[pid].set()
+
+    async def wait(self, pid: int) -> None:
+        if pid in self.runs:
+            await self._over[pid].wait()
+
+
+class Hand:
+    """One process's runner. `mine` are its children: only of those it learns how they ended."""
+
+    def __init__(self, machine: Machine, clock: VirtualClock) -> None:
+        self.machine, self._clock = machine, clock
+        self._mine: set[int] = set()
+
+    async def start(self, order: Order, /) -> Running:
+        if self.machine.refuses:
+            raise NotStarted(self.machine.refuses, "install it")
+        if order.not_after_ms is not None and self._clock.now_ms() >= order.not_after_ms:
+            raise NotStarted("too late", "order it anew")
+        pid = self.machine.begin(order)
+        self._mine.add(pid)
+        return Running(pid, f"virtual/{pid}", f"{order.group}#{pid}")
+
+    async def wait(self, running: Running, /) -> Ended:
+        await self.machine.wait(running.pid)
+        return self.machine.ended[running.pid] if running.pid in self._mine else Ended()
+
+    def alive(self, running: Running, /) -> bool:
+        return running.pid in self.machine.runs and running.began == f"virtual/{running.pid}"
+
+    async def stop(self, running: Running, /, *, grace_ms: int) -> None:
+        machine = self.machine
+        if machine.stuck:
+            raise NotStarted("it may not be ended", "run as root")
+        for pid in (running.pid, *machine.children.get(running.pid, ())):
+            if pid in machine.runs:
+                machine.told.append((pid, "term"))
+                if machine.deaf:
+                    await self._clock.sleep_ms(grace_ms)
+                    machine.told.append((pid, "kill"))
+                machine.end(pid, Ended(signal=9 if machine.deaf else 15))
+
+    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> Session:
+        raise NotStarted("nothing begins beside what is only written down", "use a world with a machine in it")
+
+    def usage(self, running: Running, /) -> Usage:
+        return Usage(1_000, 1 << 20, 1) if running.pid in self.machine.runs else Usage()
+
+    def confinement(self) -> Confinement:
+        return Confinement("none", (), "only written down", sandbox=False)
+
+    def leftovers(self) -> tuple[str, ...]:
+        return ()
+
+    async def clear(self, group: str, /) -> None:
+        for pid, order in tuple(self.machine.runs.items()):
+            if order.group == group:
+                self.machine.told.append((pid, "clear"))
+                self.machine.end(pid, Ended(signal=9))
+
+
+class BadDisk:
+    """As the world's, but what is to be durable is refused."""
+
+    def __init__(self, disk: Any) -> None:
+        self._disk = disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def append(self, path: Path, data: bytes, *, durably: bool) -> None:
+        if durably:
+            raise DiskError("the disk fails to sync", "mend it")
+        self._disk.append(path, data, durably=durably)
+
+
+class FullDisk:
+    """As the world's; while it is `full` nothing is added to any file."""
+
+    def __init__(self, disk: Any) -> None:
+        self._disk, self.full = disk, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def append(self, path: Path, data: bytes, *, durably: bool) -> None:
+        if self.full:
+            raise NoRoom("no room", "free space there")
+        self._disk.append(path, data, durably=durably)
+
+
+def world_on(machine: Machine) -> World:
+    world = virtual_world()
+    assert isinstance(world.clock, VirtualClock)
+    return replace(world, runner=Hand(machine, world.clock))
+
+
+class Talk:
+    """With one keeper, as its agent."""
+
+    def __init__(self, keeper: Keeper, world: World) -> None:
+        self.keeper, self.world = keeper, world
+
+    async def say(self, word: Word) -> Answer:
+        return msgspec.json.decode(await self.keeper.request(encode(word)), type=Answer)
+
+    async def begin(self, copy: Copy, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> Begun | None:
+        return (await self.say(begin_word(copy, number=number, fence_ms=fence_ms, grace_ms=grace_ms))).kept
+
+    async def table(self) -> dict[Copy, Begun]:
+        stream = self.keeper.stream(b"")
+        try:
+            table = msgspec.json.decode(await anext(stream), type=Table)
+        finally:
+            await stream.aclose()
+        return {one.copy: one for one in table.kept}
+
+    async def until_ended(self, copy: Copy) -> Begun:
+        while True:
+            found = (await self.table())[copy]
+            if not found.alive:
+                return found
+            await self.world.clock.sleep_ms(10)
+
+
+def begin_word(copy: Copy, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> Begin:
+    env = {"REMIT_NODE": NODE, "REMIT_SCOPE": "local", "REMIT_REPLICA": copy.key, "REMIT_UID": copy.uid,
+           "REMIT_ATTEMPT": str(copy.attempt)}  # fmt: skip
+    order = Order(("work",), env, group=copy.file_name, with_parent=fence_ms > 0)
+    return Begin(order, number, fence_ms, grace_ms, {"http": 8080})
+
+
+@asynccontextmanager
+async def keeping(
+    machine: Machine,
+    journal: Path,
+    *,
+    world: World | None = None,
+    sayings: Sayings | None = None,
+    rooms: Path | None = None,
+    tell: Callable[[str], None] = print,
+) -> AsyncGenerator[Talk, None]:
+    """A keeper that runs meanwhile, and is killed at the end: what is not tied to it goes on."""
+    world = world_on(machine) if world is None else world
+    keeper = Keeper(world, journal, sayings, rooms=rooms, tell=tell)
+    task = asyncio.create_task(keeper.run())
+    try:
+        yield Talk(keeper, world)
+    finally:
+        done = task.done()
+        task.cancel()
+        result = (await asyncio.gather(task, return_exceptions=True))[0]
+        assert not done or result is None, result

@@ -1,0 +1,208 @@
+"""An authority that remembers verdicts by id, and endpoints that lose things on the way to and from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from remit.client.authority_client import Client
+from remit.client.endpoint import Endpoint, Overloaded, Silence, Status, Turned
+from remit.client.retry import RetryBudget, RetryShape
+from remit.model.claims import (
+    Abandon,
+    Accepted,
+    Acquire,
+    Actor,
+    Bind,
+    Code,
+    Operation,
+    Refused,
+    Role,
+    Verdict,
+    payload,
+    window_of,
+)
+from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.world.interfaces import World
+from tests.unit.world.virtual_world import VirtualClock, virtual_world
+
+ACTOR = Actor("scheduler-1", Role.SCHEDULER)
+BIND = Bind("risk-api-0", 7, "node-1", "grant-1")
+WINDOW_MS = 60_000
+
+
+@dataclass
+class FakeAuthority:
+    """Each bind is a deed, counted. Ids are kept for `retention` windows of the world's clock."""
+
+    world: World
+    incarnation: str = "inc1"
+    retention: int = 3
+    deeds: list[Operation] = field(default_factory=list)
+    outcomes: dict[str, tuple[bytes, Verdict]] = field(default_factory=dict)
+    asked: list[Operation] = field(default_factory=list)
+    statuses: int = 0
+    window_shift: int = 0
+    leader: str = "a"
+    held: bool = True
+    refuses: Refused | None = None
+    listened_ms: int = 0
+    silent: dict[str, int] = field(default_factory=dict)
+    renewals_ms: list[int] = field(default_factory=list)
+    boot: str = "far-boot"
+    ahead_ms: int = 77_000_000
+    """How far its clock is ahead of the asker's: it is another machine's."""
+
+    def window(self) -> int:
+        return self.world.clock.now_ms() // WINDOW_MS
+
+    def now_ms(self) -> int:
+        return self.world.clock.now_ms() + self.ahead_ms
+
+    async def status(self) -> Status:
+        self.statuses += 1
+        window = self.window() + self.window_shift
+        stand = "eu", self.incarnation, 1, len(self.deeds), window, WINDOW_MS, self.leader, self.boot, self.now_ms()
+        return Status(*stand, listened_ms=self.listened_ms, silent=self.silent)
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        self.asked.extend(operations)
+        return [self._one(operation) for operation in operations]
+
+    async def renew(self, actor: Actor, /) -> bool:
+        self.renewals_ms.append(self.world.clock.now_ms())
+        return self.held
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        self.renewals_ms.append(self.world.clock.now_ms())
+        return [self.held for _ in beats]
+
+    async def heard(self) -> Heard:
+        return Heard(self.incarnation, 0, {})
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return [NodeState(node) for node in nodes]
+
+    def _one(self, operation: Operation) -> Verdict:
+        incarnation, window = window_of(operation.id) or ("", -1)
+        if incarnation != self.incarnation or window < self.window() - self.retention:
+            return Refused(Code.OPERATION_EXPIRED)
+        digest = payload(operation)
+        if (known := self.outcomes.get(operation.id)) is not None:
+            return known[1] if known[0] in (digest, b"") else Refused(Code.OPERATION_MISMATCH)
+        verdict = self._decide(operation)
+        self.outcomes[operation.id] = (digest, verdict)
+        return verdict
+
+    def _decide(self, operation: Operation) -> Verdict:
+        if isinstance(operation.claim, Abandon):
+            none = (b"", Refused(Code.ABANDONED))
+            return self.outcomes.setdefault(operation.claim.operation, none)[1]
+        if self.refuses is not None:
+            return self.refuses
+        self.deeds.append(operation)
+        return Accepted(len(self.deeds), number=5 if isinstance(operation.claim, Acquire) else 0)
+
+
+class Passing:
+    """What of an endpoint is passed on as it is."""
+
+    target: Endpoint
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        return await self.target.beat(beats)
+
+    async def heard(self) -> Heard:
+        return await self.target.heard()
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return await self.target.states(nodes)
+
+
+@dataclass
+class FaultyEndpoint(Passing):
+    """Does with each call what its script says next; at the end of the script, `then` for ever."""
+
+    target: Endpoint
+    world: World
+    script: list[str] = field(default_factory=list)
+    then: str = "pass"
+    status_script: list[str] = field(default_factory=list)
+    sent_ms: list[int] = field(default_factory=list)
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        deed = self.script.pop(0) if self.script else self.then
+        self.sent_ms.append(self.world.clock.now_ms())
+        await self._before(deed)
+        verdicts = await self.target.ask(operations)
+        if deed == "duplicate":
+            verdicts = await self.target.ask(operations)
+        if deed == "short answer":
+            return verdicts[1:]
+        await self._after(deed)
+        return verdicts
+
+    async def status(self) -> Status:
+        deed = self.status_script.pop(0) if self.status_script else "pass"
+        await self._before(deed)
+        status = await self.target.status()
+        await self._after(deed)
+        return status
+
+    async def renew(self, actor: Actor, /) -> bool:
+        deed = self.script.pop(0) if self.script else self.then
+        self.sent_ms.append(self.world.clock.now_ms())
+        await self._before(deed)
+        held = await self.target.renew(actor)
+        await self._after(deed)
+        return held
+
+    async def _before(self, deed: str) -> None:
+        word, _, rest = deed.partition(" ")
+        if word == "turned":
+            raise Turned(rest)
+        if word == "overloaded":
+            ms, _, why = rest.partition(" ")
+            raise Overloaded(int(ms), why)
+        if deed == "lose before":
+            raise Silence("the request was lost")
+        if deed == "hang before":
+            await self.world.clock.sleep_ms(3_600_000)
+        if word == "delay":
+            await self.world.clock.sleep_ms(int(rest))
+
+    async def _after(self, deed: str) -> None:
+        if deed == "lose after":
+            raise Silence("the answer was lost")
+        if deed == "hang after":
+            await self.world.clock.sleep_ms(3_600_000)
+        if deed == "suspend after":
+            if isinstance(self.world.clock, VirtualClock):
+                self.world.clock.suspend(10 * WINDOW_MS)
+            raise Silence("the machine slept, and the connection died")
+
+
+@dataclass
+class Bench:
+    """A client with endpoints a, b, ... to one authority, each with its script."""
+
+    world: World
+    authority: FakeAuthority
+    endpoints: dict[str, FaultyEndpoint]
+    client: Client
+
+
+def bench(
+    *scripts: list[str],
+    shape: RetryShape = RetryShape(),
+    budget: RetryBudget | None = None,
+    then: str = "pass",
+    seed: str = "1",
+) -> Bench:
+    world = virtual_world(seed)
+    authority = FakeAuthority(world)
+    names = "abcdef"[: max(1, len(scripts))]
+    endpoints = {
+        name: FaultyEndpoint(authority, world, list(script), then) for name, script in zip(names, scripts or ([],), strict=True)
+    }
+    return Bench(world, authority, endpoints, Client(endpoints, ACTOR, world, shape=shape, budget=budget))

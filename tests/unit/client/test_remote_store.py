@@ -1,0 +1,205 @@
+"""Do rows that are read from afar mean exactly what the store says, and do its refusals?"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import Any
+
+import msgspec
+import pytest
+
+from remit.client.remote_store import RangeOf, RemoteRows, RowsEvent, RowsFrom, RowsService, _event
+from remit.store.memory import MemoryStore
+from remit.store.protocol import (
+    Commit,
+    Compacted,
+    Event,
+    Head,
+    Invalid,
+    Page,
+    ReadOnly,
+    Resync,
+    Row,
+    Span,
+    Store,
+    StoreError,
+    Unavailable,
+)
+from remit.world.interfaces import LinkError, Service, Unheard, Unreached
+from tests.unit.world.virtual_world import run_virtually
+
+JSON, TEXT = b'{"a":{"b":[1,2]}}', "plain \u00fc".encode()
+
+
+class Net:
+    """A link to services by name; one that is in `down` fails as told."""
+
+    def __init__(self, **services: RowsService) -> None:
+        self.services = services
+        self.down: dict[str, LinkError] = {}
+        self.garbled: bytes | None = None
+        self.asked: list[str] = []
+
+    async def request(self, to: str, body: bytes, /) -> bytes:
+        self.asked.append(to)
+        if to in self.down:
+            raise self.down[to]
+        answer = await self.services[to].page(msgspec.json.decode(body, type=RangeOf))
+        return answer if self.garbled is None else self.garbled
+
+    async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
+        self.asked.append(to)
+        if to in self.down:
+            raise self.down[to]
+        async with aclosing(self.services[to].events(msgspec.json.decode(body, type=RowsFrom))) as items:
+            async for item in items:
+                yield item if self.garbled is None else self.garbled
+
+    def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+
+class Failing(MemoryStore):
+    """A store that cannot, for a reason."""
+
+    def __init__(self, why: Callable[[], StoreError]) -> None:
+        super().__init__()
+        self.why = why
+
+    async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
+        raise self.why()
+
+    async def watch(self, prefix: str, *, after: int) -> Any:
+        raise self.why()
+
+
+def wired(*stores: Store) -> tuple[RemoteRows, Net]:
+    net = Net(**{f"s{n}": RowsService(store) for n, store in enumerate(stores)})
+    return RemoteRows(net, sorted(net.services)), net
+
+
+async def filled() -> MemoryStore:
+    store = MemoryStore()
+    await store.commit(Commit(puts=(("a/1", JSON), ("a/2", TEXT), ("b/1", JSON))))
+    return store
+
+
+def test_lists_and_rows_are_those_of_the_store() -> None:
+    async def scene() -> None:
+        store = await filled()
+        rows, _ = wired(store)
+        assert await rows.get("a/2") == await store.get("a/2")
+        assert await rows.get("none") is None
+        assert await rows.revision() == await store.revision()
+        for asked in (
+            {"prefix": "a/"},
+            {"prefix": "", "limit": 2},
+            {"prefix": "", "after": "a/1"},
+            {"prefix": "", "revision": 1},
+        ):
+            assert await rows.range(**asked) == await store.range(**asked), asked
+
+    run_virtually(scene())
+
+
+def test_a_watch_tells_each_event_as_the_store_tells_it() -> None:
+    async def scene() -> None:
+        store = await filled()
+        rows, _ = wired(store)
+        watch, far = await rows.watch("a/", after=1), await store.watch("a/", after=1)
+        await store.commit(Commit(puts=(("a/3", TEXT),), deletes=("a/1",)))
+        await store.commit(Commit(puts=(("b/2", JSON),)))
+        near, there = aiter(watch), aiter(far)
+        for _ in range(2):
+            assert await anext(near) == await anext(there)
+        await watch.close()
+
+    run_virtually(scene())
+
+
+def test_a_span_and_a_head_travel_whole() -> None:
+    head = Head("one", 2, 7, "a", 3, "digest")
+    told = msgspec.json.encode(RowsEvent(1, 9, (), 4, 2, Span(5, 7, 2), head))
+    assert _event(msgspec.json.decode(told, type=RowsEvent)) == Event(1, 9, (), 4, 2, Span(5, 7, 2), head)
+
+
+REFUSALS: list[Callable[[], StoreError]] = [
+    lambda: Compacted(3, 9),
+    lambda: Resync(3, 9),
+    lambda: Invalid("a future revision"),
+    lambda: Unavailable("the disk is gone"),
+]
+
+
+@pytest.mark.parametrize("why", REFUSALS, ids=["compacted", "resync", "invalid", "unavailable"])
+def test_what_a_store_refuses_keeps_its_meaning(why: Callable[[], StoreError]) -> None:
+    """F07: whoever must list anew learns that it must."""
+
+    async def scene() -> None:
+        rows, _ = wired(Failing(why))
+        with pytest.raises(type(why())) as listed:
+            await rows.range("a/")
+        watch = await rows.watch("a/", after=1)
+        with pytest.raises(type(why())) as watched:
+            await anext(aiter(watch))
+        assert str(listed.value) == str(watched.value) == str(why())
+
+    run_virtually(scene())
+
+
+@pytest.mark.parametrize("failure", [Unreached("nobody is there", "start it"), Unheard("it was lost", "ask again")])
+def test_after_a_failure_the_next_server_is_asked__and_stays_the_one(failure: LinkError) -> None:
+    async def scene() -> None:
+        rows, net = wired(await filled(), await filled())
+        net.down = {"s0": failure}
+        with pytest.raises(Unavailable, match=failure.cause):
+            await rows.get("a/1")
+        assert await rows.get("a/1") == Row("a/1", JSON, 1)
+        assert await rows.get("a/1") is not None
+        assert net.asked == ["s0", "s1", "s1"]
+
+    run_virtually(scene())
+
+
+def test_a_watch_whose_server_goes_is_unavailable__and_the_next_is_watched() -> None:
+    async def scene() -> None:
+        rows, net = wired(await filled(), await filled())
+        net.down = {"s0": Unheard("it was lost", "ask again")}
+        with pytest.raises(Unavailable):
+            await anext(aiter(await rows.watch("", after=0)))
+        event = await anext(aiter(await rows.watch("", after=0)))
+        assert [change.key for change in event.changes] == ["a/1", "a/2", "b/1"]
+        assert net.asked == ["s0", "s1"]
+
+    run_virtually(scene())
+
+
+@pytest.mark.parametrize("garbled", [b"", b"null", b"[]", b'{"revision":"x"}', b"\xff", b"[" * 5_000])
+def test_words_that_cannot_be_read_are_no_answer(garbled: bytes) -> None:
+    async def scene() -> None:
+        rows, net = wired(await filled())
+        net.garbled = garbled
+        with pytest.raises(Unavailable):
+            await rows.get("a/1")
+        with pytest.raises(Unavailable):
+            await anext(aiter(await rows.watch("", after=0)))
+
+    run_virtually(scene())
+
+
+def test_nothing_can_be_written_this_way() -> None:
+    async def scene() -> None:
+        rows, net = wired(await filled())
+        with pytest.raises(ReadOnly):
+            await rows.commit(Commit(puts=(("a/1", JSON),)))
+        with pytest.raises(ReadOnly):
+            await rows.compact(1)
+        assert net.asked == []
+
+    run_virtually(scene())
+
+
+def test_rows_of_nobody_are_not_made() -> None:
+    with pytest.raises(ValueError, match="at least one server"):
+        RemoteRows(Net(), [])

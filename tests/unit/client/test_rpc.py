@@ -1,0 +1,201 @@
+"""Does what an endpoint says keep its exact meaning on the way to another process and back?"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import pytest
+
+from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
+from remit.client.rpc import Answering, Remote, Unread
+from remit.model.claims import Accepted, Actor, Bind, Operation, OperationID, Verdict
+from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.world.interfaces import LinkError, Service, Unheard, Unreached
+from tests.unit.client.fake_authority import ACTOR, BIND, FakeAuthority
+from tests.unit.world.virtual_world import run_virtually, virtual_world
+
+
+@dataclass
+class Wire:
+    """A link to one service, whatever it is called. Fails as told; `garbled` replaces what comes back."""
+
+    service: Service
+    failure: LinkError | None = None
+    garbled: bytes | None = None
+    sent: list[tuple[str, bytes]] = field(default_factory=list)
+
+    async def request(self, to: str, body: bytes, /) -> bytes:
+        self.sent.append((to, body))
+        if self.failure is not None:
+            raise self.failure
+        reply = await self.service.request(body)
+        return reply if self.garbled is None else self.garbled
+
+    async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
+        async for item in self.service.stream(body):
+            yield item
+
+    def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+
+def wired(endpoint: Endpoint) -> tuple[Remote, Wire]:
+    wire = Wire(Answering(endpoint))
+    return Remote(wire, "eu"), wire
+
+
+def operation(name: str = "inc1.16.x") -> Operation:
+    return Operation(OperationID(name), ACTOR, BIND)
+
+
+@dataclass
+class Failing:
+    failure: Exception
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        raise self.failure
+
+    async def status(self) -> Status:
+        raise self.failure
+
+    async def renew(self, actor: Actor, /) -> bool:
+        raise self.failure
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        raise self.failure
+
+    async def heard(self) -> Heard:
+        raise self.failure
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        raise self.failure
+
+
+def test_what_is_asked_and_answered_arrives_whole() -> None:
+    async def scene() -> None:
+        authority = FakeAuthority(virtual_world())
+        remote, wire = wired(authority)
+        sent = [
+            operation(),
+            Operation(OperationID("inc1.16.y"), ACTOR, Bind("r", 1, "n", "g", {"gpu-0": 500}), trace="t"),
+        ]
+        assert list(await remote.ask(sent)) == [Accepted(1), Accepted(2)]
+        assert authority.asked == sent
+        assert all(arrived is not one for arrived, one in zip(authority.asked, sent, strict=True))
+        assert await remote.status() == await authority.status()
+        assert ((await remote.status()).boot, (await remote.status()).now_ms) == ("far-boot", authority.now_ms())
+        assert await remote.renew(ACTOR) is True
+        authority.held = False
+        assert await remote.renew(ACTOR) is False
+        assert {to for to, _ in wire.sent} == {"eu"}
+
+    run_virtually(scene())
+
+
+def test_to_ask_nothing_is_not_to_ask_for_the_status() -> None:
+    async def scene() -> None:
+        authority = FakeAuthority(virtual_world())
+        remote, _ = wired(authority)
+        assert list(await remote.ask([])) == []
+        assert authority.statuses == 0
+
+    run_virtually(scene())
+
+
+@pytest.mark.parametrize(
+    "failure", [Silence(), Silence("lost"), Turned(), Turned("b", "deposed"), Overloaded(), Overloaded(7, "the disk is full")]
+)
+def test_what_the_far_side_says_of_itself_travels_exactly(failure: NoVerdict) -> None:
+    async def scene() -> None:
+        remote, _ = wired(Failing(failure))
+        for call in (remote.ask([operation()]), remote.status(), remote.renew(ACTOR)):
+            with pytest.raises(type(failure)) as caught:
+                await call
+            assert type(caught.value) is type(failure)
+            assert (str(caught.value), vars(caught.value)) == (str(failure), vars(failure))
+
+    run_virtually(scene())
+
+
+@pytest.mark.parametrize(
+    ("failure", "meaning"),
+    [(Unreached("nobody is at eu", "start it"), Turned), (Unheard("the line broke", "ask again"), Silence)],
+)
+def test_what_was_never_heard_is_turned_and_what_may_have_been_is_silence(failure: LinkError, meaning: type[NoVerdict]) -> None:
+    async def scene() -> None:
+        remote, wire = wired(FakeAuthority(virtual_world()))
+        wire.failure = failure
+        for call in (remote.ask([operation()]), remote.status(), remote.renew(ACTOR)):
+            with pytest.raises(meaning) as caught:
+                await call
+            assert caught.value.why == failure.cause
+
+    run_virtually(scene())
+
+
+@pytest.mark.parametrize("garbled", [b"", b"{", b"[]", b'{"verdicts": 3}', b"\xff\xfe", b'{"x":' * 100_000, b"{}"])
+def test_an_answer_that_cannot_be_read_or_answers_something_else_is_silence(garbled: bytes) -> None:
+    """The deed was done all the same: to call it anything else would let it be done twice."""
+
+    async def scene() -> None:
+        authority = FakeAuthority(virtual_world())
+        remote, wire = wired(authority)
+        wire.garbled = garbled
+        for call in (remote.ask([operation()]), remote.status(), remote.renew(ACTOR)):
+            with pytest.raises(Silence):
+                await call
+        assert len(authority.deeds) == 1
+
+    run_virtually(scene())
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"",
+        b"null",
+        b"{",
+        b"\xff" * 9,
+        b'{"renew":{"name":"\xff","role":"agent"}}',
+        b'{"operations": [{}]}',
+        b'{"renew": 7}',
+        b'{"x":' * 100_000,
+    ],
+)
+def test_hostile_bytes_get_a_refusal_and_do_nothing(hostile: bytes) -> None:
+    async def scene() -> None:
+        authority = FakeAuthority(virtual_world())
+        wire = Wire(Answering(authority))
+        wire.garbled = await wire.service.request(hostile)
+        with pytest.raises(Unread, match=r"the far side cannot read this: .+ same version"):
+            await Remote(wire, "eu").renew(ACTOR)
+        assert (authority.asked, authority.statuses) == ([], 0)
+
+    run_virtually(scene())
+
+
+def test_a_word_that_a_later_version_adds_is_no_obstacle() -> None:
+    async def scene() -> None:
+        authority = FakeAuthority(virtual_world())
+        assert b'"status"' in await Answering(authority).request(b'{"added": [1, {"a": 2}]}')
+
+    run_virtually(scene())
+
+
+def test_a_bug_of_the_endpoint_breaks_off_the_call_and_is_no_answer() -> None:
+    async def scene() -> None:
+        remote, _ = wired(Failing(ZeroDivisionError("ours")))
+        with pytest.raises(ZeroDivisionError):
+            await remote.status()
+
+    run_virtually(scene())
+
+
+def test_nothing_streams_and_that_is_said() -> None:
+    async def scene() -> None:
+        with pytest.raises(Unread, match="nothing to stream; send a request"):
+            await anext(Answering(FakeAuthority(virtual_world())).stream(b""))
+
+    run_virtually(scene())

@@ -1,0 +1,167 @@
+"""Who may override, for how long does it hold, and when does it end? As far as the authority decides it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from remit.commitment.rulings import declarations
+from remit.law.overrides import Effects, in_force
+from remit.model.claims import Accepted, Apply, Code, Delete, Refused
+from remit.model.kinds import Override, OverrideScope, OverrideSpec, OverrideStatus
+from remit.model.metadata import Deadline, Metadata
+from remit.model.objects import decode
+from remit.model.resources import Duration
+from tests.properties.authority_world import LEASES, OPERATOR, USER, Scope, story
+
+TTL = Duration(60_000)
+KEY = "override/o"
+
+
+def override(name: str = "o", **more: object) -> Override:
+    spec = OverrideSpec(effect="avoid", scope=OverrideScope(zones=("a",)), ttl=TTL, reason="dark", author="ada")
+    return Override(metadata=Metadata(name=name), spec=replace(spec, **more))
+
+
+def until_ms(scope: Scope) -> int:
+    deadline = scope.row(KEY)["status"]["deadline"]
+    assert deadline["boot"] == scope.clock.on
+    return int(deadline["atMs"])
+
+
+async def effects(scope: Scope) -> Effects:
+    """As somebody reads it who knows exactly what the authority's clock shows."""
+    page = await scope.store.inner.range("override/")
+    rows = [thing for row in page.rows if isinstance(thing := decode(row.value), Override)]
+    return in_force(rows, (scope.clock.on, scope.clock.at_ms))
+
+
+@story
+async def test_its_term_begins_when_it_is_applied__by_the_authoritys_clock(scope: Scope) -> None:
+    assert await scope.must(OPERATOR, Apply(override())) == [1]
+    assert until_ms(scope) == scope.clock.at_ms + TTL
+    assert (await effects(scope)).avoided("r1", "a", "p", "n") == "o"
+    scope.clock.at_ms += TTL
+    assert (await effects(scope)) == Effects()
+
+
+@story
+async def test_a_deadline_that_the_writer_sends_is_not_heeded(scope: Scope) -> None:
+    boast = OverrideStatus(deadline=Deadline(boot=scope.clock.on, at_ms=9_999_999_999))
+    await scope.must(OPERATOR, Apply(replace(override(), status=boast)))
+    assert until_ms(scope) == scope.clock.at_ms + TTL
+    at_first = until_ms(scope)
+    scope.clock.at_ms += 1_000
+    await scope.must(OPERATOR, Apply(replace(override(), status=boast)))
+    assert until_ms(scope) == at_first
+
+
+@story
+async def test_the_same_again_is_accepted_and_holds_no_longer(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(override()))
+    at_first = until_ms(scope)
+    for _ in range(3):
+        scope.clock.at_ms += 10_000
+        assert await scope.must(OPERATOR, Apply(override())) == [1]
+        assert until_ms(scope) == at_first
+    labelled = replace(override(), metadata=Metadata(name="o", labels={"ticket": "7"}))
+    await scope.must(OPERATOR, Apply(labelled))
+    assert until_ms(scope) == at_first, "what is written beside it changes nothing either"
+
+
+@story
+async def test_a_changed_spec_is_a_new_generation_and_begins_a_new_term(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(override()))
+    scope.clock.at_ms += 10_000
+    assert await scope.must(OPERATOR, Apply(override(reason="still dark"))) == [2]
+    assert until_ms(scope) == scope.clock.at_ms + TTL
+    assert await scope.must(OPERATOR, Apply(override(reason="still dark", ttl=Duration(1)))) == [3]
+    assert until_ms(scope) == scope.clock.at_ms + 1, "nor only a longer one"
+
+
+@story
+async def test_one_that_has_ended_is_not_revived_by_the_same_spec(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(override()))
+    scope.clock.at_ms += TTL - 1
+    await scope.must(OPERATOR, Apply(override()))
+    scope.clock.at_ms += 1
+    (verdict,) = await scope.ask(OPERATOR, Apply(override()))
+    assert isinstance(verdict, Refused) and verdict.code is Code.EXISTS
+    assert "has ended" in verdict.detail and "delete it first" in verdict.detail
+    assert await scope.must(OPERATOR, Apply(override(reason="again"))) == [2], "a change is a word of its own"
+    assert (await effects(scope)).avoided("r1", "a", "p", "n") == "o"
+
+
+@story
+async def test_deleting_ends_it_at_once__and_it_may_be_applied_anew(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(override()), Delete("Override", "o"))
+    assert (await effects(scope)) == Effects()
+    assert KEY not in scope.checker.rows
+    scope.clock.at_ms += 5
+    await scope.must(OPERATOR, Apply(override()))
+    assert until_ms(scope) == scope.clock.at_ms + TTL
+    assert await scope.refused(OPERATOR, Delete("Override", "other")) is Code.NOT_FOUND
+
+
+@story
+async def test_only_an_operator_overrides(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(override()))
+    for actor in (USER, *(scope.actors[lease] for lease in LEASES), scope.actors["agent/n1"]):
+        assert await scope.refused(actor, Apply(override("mine"))) is Code.ROLE
+        assert await scope.refused(actor, Apply(override(reason="longer"))) is Code.ROLE
+        assert await scope.refused(actor, Delete("Override", "o")) is Code.ROLE
+
+
+@story
+async def test_its_own_fields_are_judged_at_the_door(scope: Scope) -> None:
+    (verdict,) = await scope.ask(OPERATOR, Apply(override(ttl=Duration(0), reason=" ", scope=OverrideScope())))
+    assert isinstance(verdict, Refused) and verdict.code is Code.INVALID
+    assert [said.split(":")[0] for said in verdict.detail.split(" | ")] == ["spec.reason", "spec.scope", "spec.ttl"]
+
+
+@story
+async def test_a_takeover_on_the_same_boot_keeps_the_term__on_another_it_is_over(scope: Scope) -> None:
+    """Nobody can tell how much time lies between two boots."""
+    await scope.must(OPERATOR, Apply(override()))
+    at_first = until_ms(scope)
+    scope.clock.at_ms += 1_000
+    await scope.take_over()
+    await scope.must(OPERATOR, Apply(override()))
+    assert until_ms(scope) == at_first
+    assert (await effects(scope)).avoided("r1", "a", "p", "n") == "o"
+    scope.clock.on, scope.clock.at_ms = "boot-2", 5
+    await scope.take_over()
+    assert (await effects(scope)) == Effects()
+    assert await scope.refused(OPERATOR, Apply(override())) is Code.EXISTS
+    await scope.must(OPERATOR, Delete("Override", "o"), Apply(override()))
+    assert until_ms(scope) == 5 + TTL
+
+
+@story
+async def test_there_is_a_bound_on_their_number(scope: Scope) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(declarations, "OVERRIDES_MAX", 2)
+        await scope.must(OPERATOR, Apply(override("o")), Apply(override("p")))
+        assert await scope.refused(OPERATOR, Apply(override("q"))) is Code.LIMIT
+        await scope.must(OPERATOR, Apply(override("p", reason="changed")), Delete("Override", "o"), Apply(override("q")))
+
+
+@story
+async def test_the_status_tells_what_the_authoritys_clock_shows(scope: Scope) -> None:
+    status = await scope.lead.authority.status()
+    assert (status.boot, status.now_ms) == (scope.clock.on, scope.clock.at_ms)
+    scope.clock.at_ms += 1_234
+    later = await scope.lead.authority.status()
+    assert later.now_ms - status.now_ms == 1_234
+
+
+@story
+async def test_whoever_asks_again_after_silence_finds_the_first_term(scope: Scope) -> None:
+    operation = await scope.operation(OPERATOR, Apply(override()))
+    scope.store.plan.append("landed")
+    await scope.send([operation])
+    at_first = until_ms(scope)
+    scope.clock.at_ms += 7_000
+    answers = await scope.send([operation])
+    assert isinstance(answers, list) and isinstance(answers[0], Accepted)
+    assert until_ms(scope) == at_first

@@ -1,0 +1,152 @@
+"""Whose word is taken? A member's in its own tenant, an agent's on what its node has; and tokens end with what they are for."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from remit.commitment.recovery import FIRST, LAST
+from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role
+from remit.model.identity import Token, TokenRole, TokenSpec, digest_of
+from remit.model.kinds import Node, NodePool, NodePoolSpec, Taint, Tenant, TenantSpec
+from remit.model.metadata import Metadata
+from remit.model.objects import AnyObject, dec_hook
+from remit.model.resources import Amount
+from tests.properties.authority_world import OPERATOR, Scope, story, workload
+
+LATER = "2999-01-01T00:00:00Z"
+
+
+def token(
+    name: str, role: TokenRole = "viewer", *, tenant: str = "", nodes: tuple[str, ...] = (), revoked: bool = False
+) -> Token:
+    spec = TokenSpec(role=role, digest=digest_of(name), expires=LATER, tenant=tenant, nodes=nodes, revoked=revoked)
+    return Token(metadata=Metadata(name=name), spec=spec)
+
+
+def the_node(scope: Scope, name: str) -> Node:
+    return msgspec.convert(scope.row(f"node/{name}"), Node, dec_hook=dec_hook)
+
+
+@story
+async def test_a_member_acts_in_its_own_tenant_whatever_way_the_claim_came(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(Tenant(metadata=Metadata(name="t9"), spec=TenantSpec(quota=Amount()))))
+    ann, bob = Actor("ann", Role.USER, tenant="t1"), Actor("bob", Role.USER, tenant="t9")
+    await scope.must(ann, Apply(workload("w")))
+    assert await scope.refused(bob, Apply(workload("w"))) is Code.TENANT
+    assert await scope.refused(bob, Apply(workload("x"))) is Code.TENANT
+    assert await scope.refused(bob, Delete("Workload", "w", "t1")) is Code.TENANT
+    assert scope.row("workload/t1/w") and "workload/t1/x" not in scope.books.keys("workload/")
+    await scope.must(ann, Delete("Workload", "w", "t1"))
+
+
+@story
+async def test_an_agent_says_what_its_node_has__and_nothing_that_people_decide(scope: Scope) -> None:
+    agent, node = scope.actors["agent/n1"], the_node(scope, "n1")
+    spec = node.spec
+    await scope.must(agent, Apply(replace(node, spec=replace(spec, port=4711))))
+    for wrong in (
+        replace(node, metadata=replace(node.metadata, labels={"tier": "gold"})),
+        replace(node, metadata=replace(node.metadata, annotations={"a": "b"})),
+        replace(node, metadata=replace(node.metadata, finalizers=("mine",))),
+        replace(node, spec=replace(spec, taints=(Taint(key="k", effect="NoSchedule"),))),
+        replace(node, spec=replace(spec, unschedulable=True)),
+        replace(node, spec=replace(spec, region="elsewhere")),
+    ):
+        assert await scope.refused(agent, Apply(wrong)) is Code.NOT_OWNER
+
+
+@story
+async def test_a_node_has_no_more_than_its_pool_says(scope: Scope) -> None:
+    node = the_node(scope, "n1")
+    pool = NodePoolSpec(region=node.spec.region, zones=(node.spec.zone,), capacity=node.spec.capacity)
+    await scope.must(OPERATOR, Apply(NodePool(metadata=Metadata(name=node.spec.pool), spec=pool)))
+    larger = replace(node, spec=replace(node.spec, capacity=node.spec.capacity * 2))
+    assert await scope.refused(scope.actors["agent/n1"], Apply(larger)) is Code.INVALID
+    await scope.must(OPERATOR, Apply(larger))
+
+
+@story
+async def test_what_a_token_is_for_does_not_change__and_one_that_was_revoked_stays_so(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(token("a")))
+    for other in (replace(token("a").spec, role="admin"), replace(token("a").spec, digest="b" * 64)):
+        assert await scope.refused(OPERATOR, Apply(replace(token("a"), spec=other))) is Code.EXISTS
+    await scope.must(OPERATOR, Apply(replace(token("a"), spec=replace(token("a").spec, expires="2998-01-01T00:00:00Z"))))
+    await scope.must(OPERATOR, Apply(token("a", revoked=True)))
+    assert await scope.refused(OPERATOR, Apply(token("a"))) is Code.EXISTS
+    assert await scope.refused(Actor("ann", Role.USER, tenant="t1"), Apply(token("b"))) is Code.ROLE
+    assert await scope.refused(OPERATOR, Apply(token("m", "member", tenant="nobody"))) is Code.NOT_FOUND
+
+
+@story
+async def test_a_join_token_is_used_up_once(scope: Scope) -> None:
+    """Of two who hold it, the one whose write comes first joins: the other's stands on what is not so any more."""
+    await scope.must(OPERATOR, Apply(token("j", "join", nodes=("n9",))))
+    seen = scope.at("token/j")
+    await scope.must(OPERATOR, Apply(token("j", "join", nodes=("n9",), revoked=True), expect=seen))
+    assert await scope.refused(OPERATOR, Apply(token("j", "join", nodes=("n9",), revoked=True), expect=seen)) is Code.REVISION
+
+
+@story
+async def test_whoever_joins_has_its_nodes_for_itself__also_if_two_servers_looked_at_once(scope: Scope) -> None:
+    """A12. What people make is theirs to answer for: a second token for an agent, before the first is revoked."""
+    one, other, third = (
+        token(name, "agent", nodes=nodes) for name, nodes in (("a", ("n8", "n9")), ("b", ("n9",)), ("c", ("n7",)))
+    )
+    one, other, third = (replace(each, spec=replace(each.spec, joined=True)) for each in (one, other, third))
+    verdicts = await scope.ask(OPERATOR, Apply(one, expect=0), Apply(other, expect=0), Apply(third, expect=0))
+    assert [isinstance(verdict, Refused) for verdict in verdicts] == [False, True, False]
+    assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.EXISTS
+    assert verdicts[1].detail == "spec.nodes: node n9 has an agent already, known by the token a"
+    await scope.must(OPERATOR, Apply(token("made", "agent", nodes=("n9",))))
+    revoked = [replace(each, spec=replace(each.spec, revoked=True)) for each in (one, token("made", "agent", nodes=("n9",)))]
+    await scope.must(OPERATOR, *map(Apply, revoked))
+    await scope.must(OPERATOR, Apply(other, expect=0))
+
+
+@story
+async def test_whoever_takes_over_knows_the_tokens__they_are_revoked_and_used_up_as_before(scope: Scope) -> None:
+    """A03, A04, A12: a server that was started anew must still be able to turn somebody out."""
+    joined = token("agent", "agent", nodes=("n9",))
+    joined = replace(joined, spec=replace(joined.spec, joined=True))
+    await scope.must(OPERATOR, Apply(Tenant(metadata=Metadata(name="t9"), spec=TenantSpec(quota=Amount()))))
+    await scope.must(OPERATOR, Apply(token("a")), Apply(token("gone", revoked=True)), Apply(token("m", "member", tenant="t9")))
+    await scope.must(OPERATOR, Apply(joined))
+    await scope.take_over()
+    assert await scope.refused(OPERATOR, Apply(token("gone"))) is Code.EXISTS, "what was revoked stays so"
+    forged = replace(token("mallory"), spec=replace(token("mallory").spec, digest=token("a").spec.digest))
+    assert await scope.refused(OPERATOR, Apply(forged)) is Code.EXISTS
+    second = token("second", "agent", nodes=("n9",))
+    assert await scope.refused(OPERATOR, Apply(replace(second, spec=replace(second.spec, joined=True)))) is Code.EXISTS
+    await scope.must(OPERATOR, Apply(token("a", revoked=True), expect=scope.at("token/a")), Delete("Tenant", "t9"))
+    assert scope.row("token/a")["spec"]["revoked"] and scope.row("token/m")["spec"]["revoked"]
+
+
+def test_every_kind_of_row_is_read_by_whoever_takes_over() -> None:
+    """One that is left out is there in the store, and unknown to the authority after the next start."""
+    apart = {"Grant", "Replica", "Event", "Decision"}  # each in its own way
+    assert sorted(apart | {*FIRST, *LAST}) == sorted(kind.__name__ for kind in get_args(AnyObject))
+
+
+@story
+async def test_tokens_end_with_their_tenant_and_with_the_last_of_their_nodes(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(Tenant(metadata=Metadata(name="t9"), spec=TenantSpec(quota=Amount()))))
+    await scope.must(OPERATOR, Apply(token("m", "member", tenant="t9")), Apply(token("both", "agent", nodes=("n1", "n2"))))
+    await scope.must(OPERATOR, Apply(token("one", "agent", nodes=("n1",))), Apply(token("all")))
+    await scope.must(OPERATOR, Delete("Tenant", "t9"), Delete("Node", "n1"))
+    assert [name for name in ("m", "one", "both", "all") if scope.row(f"token/{name}")["spec"].get("revoked")] == ["m", "one"]
+    await scope.must(OPERATOR, Delete("Node", "n2"))
+    assert scope.row("token/both")["spec"]["revoked"]
+
+
+@story
+async def test_no_two_tokens_have_one_digest(scope: Scope) -> None:
+    """Whoever joins names the digest of its token itself: it must not be another's, who would be taken for that agent then."""
+    await scope.must(OPERATOR, Apply(token("grace", "admin")))
+    forged = token("mallory", "agent", nodes=("n9",))
+    forged = replace(forged, spec=replace(forged.spec, digest=token("grace").spec.digest))
+    assert await scope.refused(OPERATOR, Apply(forged)) is Code.EXISTS
+    await scope.must(OPERATOR, Apply(token("grace", "admin", revoked=True)))
+    assert await scope.refused(OPERATOR, Apply(forged)) is Code.EXISTS, "what was revoked stays so"

@@ -1,0 +1,152 @@
+"""Does each move carry what it must, and nothing more? Results, attempts, fences, limits, and what may be deleted."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Forget, Mark, Move, Spawn
+from remit.model.kinds import NodeHealth, NodeStatus
+from tests.properties.authority_world import OPERATOR, USER, Scope, node, story, tenant, workload
+from tests.unit.commitment.authority_fixture import T1, bind, move, moving, spawned
+
+
+@story
+async def test_only_what_ends_an_attempt_gives_it_a_result(scope: Scope) -> None:
+    """S15: a result on the way would hide the one at the end."""
+    (key,) = await spawned(scope, "w", type_="job")
+    await bind(scope, key)
+    agent = scope.actors["agent/n1"]
+    for transition in ("start", "run"):
+        await scope.must(agent, Move(key, scope.at(key), transition, 1, "ok"))
+        assert "result" not in scope.row(key)["status"]
+    await scope.must(agent, Move(key, scope.at(key), "finish", 1, "exit 3"))
+    assert scope.row(key)["status"]["result"] == "exit 3"
+    await scope.must(scope.actors["workloads"], Move(key, scope.at(key), "settle", 1, "ok"))
+    assert scope.row(key)["status"]["result"] == "exit 3"
+
+
+@story
+async def test_an_agent_speaks_for_its_own_node_and_the_current_attempt(scope: Scope) -> None:
+    """F37: an order of an earlier attempt starts nothing."""
+    (key,) = await spawned(scope, "w")
+    await bind(scope, key)
+    start = Move(key, scope.at(key), "start", 1)
+    assert await scope.refused(scope.actors["agent/n2"], start) is Code.NOT_OWNER
+    assert await scope.refused(scope.actors["agent/n1"], replace(start, attempt=2)) is Code.ATTEMPT
+    stale = Evidence(age_ms=15_001)
+    assert await scope.refused(scope.actors["agent/n1"], start, stale) is Code.STALE_EVIDENCE
+    await scope.must(scope.actors["agent/n1"], start)
+
+
+@story
+async def test_a_lost_replica_waits_for_its_fence_and_a_renewal_begins_it_anew(scope: Scope) -> None:
+    """F34: 308,050 ms for a job whose fence is 5 min; a service that is replaced eagerly waits 30 s."""
+    (job,) = await spawned(scope, "job", type_="job")
+    (service,) = await spawned(scope, "service")
+    for key in (job, service):
+        await bind(scope, key)
+        await move(scope, key, "doubt")
+    scope.clock.at_ms += 29_999
+    assert await scope.refused(*moving(scope, service, "lose")) is Code.FENCE
+    scope.clock.at_ms += 1
+    await move(scope, service, "lose")
+    await scope.lead.authority.renew(scope.actors["agent/n1"])
+    scope.clock.at_ms += 308_049
+    assert await scope.refused(*moving(scope, job, "lose")) is Code.FENCE
+    await scope.take_over()
+    scope.clock.at_ms += 308_049
+    assert await scope.refused(*moving(scope, job, "lose")) is Code.FENCE, "a new authority counts from its takeover"
+    scope.clock.at_ms += 1
+    await move(scope, job, "lose", "release")
+
+
+@story
+async def test_no_more_replicas_than_wanted_and_the_surge(scope: Scope) -> None:
+    """F29: the second creation finds the first."""
+    workloads = scope.actors["workloads"]
+    await spawned(scope, "w", 2, replicas=3)
+    assert await scope.refused(workloads, Spawn("t1", "w", 1, 2, 2)) is Code.LIMIT
+    assert await scope.refused(workloads, Spawn("t1", "w", 1, 1, 1)) is Code.EXISTS
+    assert await scope.refused(workloads, Spawn("t1", "w", 9, 2, 1)) is Code.NOT_FOUND
+    await scope.must(workloads, Spawn("t1", "w", 1, 2, 1))
+
+
+@story
+async def test_a_spare_is_not_queued_again(scope: Scope) -> None:
+    """S13: live replicas stay within what is wanted, whichever way they come."""
+    (key,) = await spawned(scope, "w")
+    await move(scope, key, "cancel")
+    await scope.must(scope.actors["workloads"], Spawn("t1", "w", 1, 1, 1))
+    assert await scope.refused(*moving(scope, key, "requeue")) is Code.LIMIT
+
+
+@story
+async def test_a_job_has_its_retries_and_no_more(scope: Scope) -> None:
+    (key,) = await spawned(scope, "job", type_="job", retries=1)
+    for _ in range(2):
+        await bind(scope, key)
+        await move(scope, key, "start", "crash", "release")
+        last = scope.row(key)["status"].get("attempt", 1)
+        if last == 1:
+            await move(scope, key, "requeue")
+    assert await scope.refused(*moving(scope, key, "requeue")) is Code.LIMIT
+
+
+@story
+async def test_nothing_is_deleted_while_something_depends_on_it(scope: Scope) -> None:
+    """F30"""
+    (key,) = await spawned(scope, "w", priority="high")
+    await bind(scope, key)
+    assert await scope.refused(OPERATOR, Delete("Node", "n1")) is Code.IN_USE
+    assert await scope.refused(OPERATOR, Delete("Tenant", "t1")) is Code.IN_USE
+    assert await scope.refused(OPERATOR, Delete("PriorityClass", "high")) is Code.IN_USE
+    assert await scope.must(USER, Delete("Workload", "w", "t1")) == [0], "going, while its replica stands"
+    assert await scope.refused(USER, Apply(workload("w"))) is Code.DELETING
+    assert await scope.refused(scope.actors["workloads"], Spawn("t1", "w", 1, 5, 1)) is Code.DELETING
+    await move(scope, key, "remove", "stop", "stopped")
+    await scope.must(scope.actors["workloads"], Forget(key, scope.at(key)))
+    assert await scope.must(USER, Delete("Workload", "w", "t1")) == [1]
+    await scope.must(OPERATOR, Delete("Node", "n1"), Delete("Tenant", "t1"), Delete("PriorityClass", "high"))
+
+
+@story
+async def test_an_agent_declares_its_own_node_alone__and_deletes_none(scope: Scope) -> None:
+    """Else it could come back without the labels and taints that people have set on it."""
+    agent = scope.actors["agent/n1"]
+    assert await scope.refused(agent, Delete("Node", "n2")) is Code.NOT_OWNER
+    assert await scope.refused(agent, Apply(node("n2"))) is Code.NOT_OWNER
+    await scope.must(agent, Apply(node("n1", "2")))
+    assert await scope.refused(agent, Delete("Node", "n1")) is Code.NOT_OWNER
+
+
+@story
+async def test_a_new_node_is_joining_whatever_it_says_of_itself(scope: Scope) -> None:
+    """Health moves along its table, by node-lifecycle alone."""
+    boastful = replace(node("n3"), status=NodeStatus(health=NodeHealth.READY))
+    await scope.must(OPERATOR, Apply(boastful))
+    assert scope.row("node/n3").get("status", {}).get("health", "joining") == "joining"
+    (key,) = await spawned(scope, "w")
+    assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n3", T1)) is Code.NODE_UNREADY
+    lost = Mark("n3", scope.at("node/n3"), NodeHealth.UNKNOWN)
+    assert await scope.refused(scope.actors["node-lifecycle"], lost) is Code.PHASE
+
+
+@story
+async def test_an_object_is_replaced_only_where_it_was_seen(scope: Scope) -> None:
+    seen = scope.at("tenant/t1")
+    assert await scope.refused(OPERATOR, Apply(tenant("t1", "1"), expect=0)) is Code.EXISTS
+    await scope.must(OPERATOR, Apply(tenant("t1", "1"), expect=seen))
+    assert await scope.refused(OPERATOR, Apply(tenant("t1", "2"), expect=seen)) is Code.REVISION
+    first, second = await scope.ask(OPERATOR, Apply(tenant("t1", "3")), Apply(tenant("t1", "4"), expect=-1))
+    assert getattr(second, "code", None) is Code.REVISION, first
+
+
+@story
+async def test_a_name_is_forgotten_and_used_again_in_one_batch(scope: Scope) -> None:
+    """F21: two replicas, told apart by their uid."""
+    (key,) = await spawned(scope, "w")
+    await move(scope, key, "cancel")
+    before = scope.row(key)["metadata"]["uid"]
+    await scope.must(scope.actors["workloads"], Forget(key, scope.at(key)), Spawn("t1", "w", 1, 0, 1))
+    assert scope.row(key)["metadata"]["uid"] != before
+    assert scope.phase(key) == "pending"

@@ -1,0 +1,46 @@
+"""Is a change tried as it would be decided, each on top of those before it, and is nothing of it left behind?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remit.commitment import dry_run
+from remit.commitment.decide import decide
+from remit.commitment.dry_run import tried
+from remit.model.claims import Apply, Code, Delete, Refused
+from remit.model.kinds import Workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, story, workload
+
+
+@story
+async def test_what_is_tried_is_ruled_as_it_would_be_and_forgotten(scope: Scope) -> None:
+    authority = scope.lead.authority
+    before = authority.head
+    found = tried(authority, USER, [Apply(workload("w")), Apply(workload("w", replicas=2)), Delete("Workload", "w", "t1")])
+    assert [one.ruled for one in found] == [1, 2, 1]
+    assert isinstance(found[1].thing, Workload) and found[1].thing.metadata.generation == 2
+    assert found[2].thing is None
+    assert tried(authority, USER, [Apply(workload("w"))])[0].ruled == 1, "the draft before is still there"
+    assert authority.head == before and await scope.store.get("workload/t1/w") is None
+    refused = tried(authority, USER, [Delete("Workload", "w", "t1")])[0].ruled
+    assert isinstance(refused, Refused) and refused.code is Code.NOT_FOUND
+
+
+@story
+async def test_a_bug_in_deciding_is_told_and_spoils_no_other(scope: Scope) -> None:
+    real = decide
+
+    def broken(draft: Any, operation: Any) -> Any:
+        ruled = real(draft, operation)
+        if operation.claim.thing.metadata.name == "bad":
+            raise KeyError("half written")
+        return ruled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "decide", broken)
+        found = tried(scope.lead.authority, OPERATOR, [Apply(workload("bad")), Apply(workload("good"))])
+    first = found[0].ruled
+    assert isinstance(first, Refused) and first.code is Code.FAULT
+    assert found[1].ruled == 1

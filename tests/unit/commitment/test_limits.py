@@ -1,0 +1,265 @@
+"""Does anything grow without end, or wait by a clock that guesses? Leases, summaries, conditions, revisions, times."""
+
+from __future__ import annotations
+
+import pytest
+
+from remit.commitment import books
+from remit.commitment.rulings import declarations, evidence, leases
+from remit.commitment.rulings.registry import DETAIL_MAX
+from remit.model.claims import (
+    Acquire,
+    Actor,
+    Apply,
+    Bind,
+    Code,
+    Delete,
+    Explain,
+    Issue,
+    Note,
+    Observe,
+    Refused,
+    Report,
+    Reserve,
+    Role,
+    Rollback,
+    Vacate,
+)
+from remit.model.kinds import Policy, PolicySpec
+from remit.model.metadata import Condition, Metadata
+from remit.model.policies import PolicyAllow, PolicyRule
+from remit.model.records import DecisionSpec, EventSpec, SummarySpec
+from remit.model.resources import Duration
+from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, story, workload
+from tests.unit.commitment.authority_fixture import T1, move, moving, slice_of, spawned
+
+MINUTE = Duration(60_000)
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_only_so_many_leases_and_those_there_are_change_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+    @story
+    async def told(scope: Scope) -> None:
+        monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")))
+        assert await scope.refused(Actor("x", Role.SCHEDULER), Acquire("scheduler/x", HOUR)) is Code.LIMIT
+        await scope.acquire("scheduler")
+        monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")) + 1)
+        await scope.acquire("scheduler/x")
+
+    told()
+
+
+@story
+async def test_a_lease_has_a_term_neither_too_short_to_renew_nor_too_long_to_wait_for(scope: Scope) -> None:
+    actor = Actor("x", Role.SCHEDULER)
+    for ttl in (0, 99, 3_600_001):
+        assert await scope.refused(actor, Acquire("scheduler/x", Duration(ttl))) is Code.INVALID
+    await scope.must(actor, Acquire("scheduler/x", Duration(100)), Acquire("scheduler/x", Duration(3_600_000)))
+
+
+@story
+async def test_a_lease_is_of_its_role_and_has_a_name_that_can_be_kept(scope: Scope) -> None:
+    actor = Actor("x", Role.SCHEDULER)
+    for name in ("", "agent/n1", "schedulers", "scheduler/", "scheduler/" + "x" * 244):
+        assert await scope.refused(actor, Acquire(name, HOUR)) is Code.NOT_OWNER, name
+    await scope.must(actor, Acquire("scheduler/" + "x" * 243, HOUR))
+
+
+@story
+async def test_who_holds_a_lease_has_a_name_that_can_be_kept(scope: Scope) -> None:
+    for name in ("", "x" * 254):
+        assert await scope.refused(Actor(name, Role.SCHEDULER), Acquire("scheduler/x", HOUR)) is Code.INVALID
+    await scope.must(Actor("x" * 253, Role.SCHEDULER), Acquire("scheduler/x", HOUR))
+
+
+def test_the_leases_of_one_batch_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    @story
+    async def told(scope: Scope) -> None:
+        monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")) + 2)
+        claims = [Acquire(f"scheduler/{n}", HOUR) for n in range(4)]
+        verdicts = await scope.ask(Actor("x", Role.SCHEDULER), *claims)
+        assert [v.code if isinstance(v, Refused) else None for v in verdicts] == [None, None, Code.LIMIT, Code.LIMIT]
+
+    told()
+
+
+@story
+async def test_what_is_said_has_a_name_that_can_be_kept(scope: Scope) -> None:
+    """Names become parts of keys, which have their bounds; a fault of the asker's is not told as one of ours."""
+    said, summed, explained = (
+        EventSpec(regarding="node/n1"),
+        SummarySpec(holder="x", epoch=1, sequence=1),
+        DecisionSpec(replicas={"w-0": ""}),
+    )
+    for name in ("", "x" * 241, "ü" * 121):
+        for claim in (Note(name, said), Report(name, summed), Explain(name, "t1", explained), Explain("d", name, explained)):
+            assert await scope.refused(USER, claim) is Code.INVALID, claim
+    longest = "ü" * 120
+    await scope.must(USER, Note(longest, said), Report(longest, summed), Explain(longest, "t1", explained))
+    assert await scope.refused(USER, Explain("c", "a/b", explained)) is Code.INVALID, "it would be b/c of tenant a"
+
+
+@story
+async def test_who_names_no_lease_of_its_role_or_one_that_is_not_there_may_not_act(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    good = scope.actors["scheduler"]
+    for lease in ("", "repair", "scheduler/none"):
+        stranger = Actor(good.name, good.role, lease, good.epoch)
+        assert await scope.refused(stranger, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH, lease
+    repair = scope.actors["repair"]
+    posing = Actor(repair.name, Role.SCHEDULER, repair.lease, repair.epoch)
+    assert await scope.refused(posing, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH, "a lease of another role"
+    assert not await scope.lead.authority.renew(posing)
+    thief = Actor("thief", good.role, good.lease, good.epoch)
+    assert await scope.refused(thief, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH, "a right epoch is not enough"
+
+
+@story
+async def test_a_lease_that_is_vacated_is_free_at_once_and_its_holder_acts_no_more(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    old = scope.actors["scheduler"]
+    other = scope.actors["repair"]
+    assert await scope.refused(other, Vacate("scheduler")) is Code.STALE_EPOCH, "not one's own"
+    assert await scope.must(old, Vacate("scheduler")) == [old.epoch]
+    assert await scope.refused(old, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH
+    assert not await scope.lead.authority.renew(old)
+    rival = Actor("rival", Role.SCHEDULER)
+    assert await scope.must(rival, Acquire("scheduler", HOUR)) == [old.epoch + 1]
+
+
+# -- what merges ------------------------------------------------------------------------------------------------------------
+
+
+def said(name: str, sequence: int = 1, epoch: int = 1, cpu: str = "1") -> Report:
+    return Report(name, SummarySpec(holder=name, epoch=epoch, sequence=sequence, used=amounts(cpu=cpu)))
+
+
+def test_there_are_only_so_many_summaries_and_those_there_are_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "SUMMARIES_MAX", 2)
+
+    @story
+    async def told(scope: Scope) -> None:
+        *_, third = await scope.ask(USER, said("a"), said("b"), said("c"))
+        assert isinstance(third, Refused) and third.code is Code.LIMIT, "in one batch too"
+        assert await scope.refused(USER, said("c")) is Code.LIMIT
+        assert await scope.must(USER, said("a", 2)) == [2]
+
+    told()
+
+
+@story
+async def test_of_two_summaries_the_later_stands_and_its_number_is_the_answer(scope: Scope) -> None:
+    assert await scope.must(USER, said("a", 5, cpu="5")) == [5]
+    assert await scope.must(USER, said("a", 4, cpu="4")) == [5], "one that came late changes nothing"
+    assert await scope.must(USER, said("a", 1, epoch=2, cpu="7")) == [1], "an epoch before a sequence"
+    assert scope.row("summary/a")["spec"]["used"] == {"cpu": "7"}
+
+
+def condition(kind: str, generation: int = 1, status: str = "True", at: str = "2026-01-01T00:00:00Z") -> Observe:
+    return Observe(
+        "Workload",
+        "w",
+        Condition(type=kind, status=status, observed_generation=generation, last_transition=at),  # type: ignore[arg-type]
+        "t1",
+    )
+
+
+@story
+async def test_an_object_has_only_so_many_conditions_and_those_there_are_change(scope: Scope) -> None:
+    await scope.must(USER, Apply(workload("w")))
+    await scope.must(USER, *(condition(f"C{n}") for n in range(evidence.CONDITIONS_MAX)))
+    assert await scope.refused(USER, condition("One-More")) is Code.LIMIT
+    await scope.must(USER, condition("C0", 2, "False"))
+    kept = scope.row("workload/t1/w")["status"]["conditions"]
+    assert len(kept) == evidence.CONDITIONS_MAX
+    assert [c["status"] for c in kept if c["type"] == "C0"] == ["False"]
+    await scope.must(USER, condition("C0", 1, "True"))
+    assert scope.row("workload/t1/w")["status"]["conditions"] == kept, "what was seen of an older generation is older"
+
+
+@story
+async def test_a_condition_is_of_something_that_has_conditions(scope: Scope) -> None:
+    ready = Condition(type="Ready", status="True")
+    assert await scope.refused(USER, Observe("Workload", "none", ready, "t1")) is Code.NOT_FOUND
+    assert await scope.refused(USER, Observe("Tenant", "t1", ready)) is Code.NOT_FOUND
+    assert await scope.refused(USER, Observe("Lease", "scheduler", ready)) is Code.NOT_FOUND
+    await scope.must(scope.actors["budgets"], Issue("offer", slice_of("1", "scheduler")))
+    assert await scope.refused(USER, Observe("Grant", "offer", ready)) is Code.NOT_FOUND
+
+
+def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarations, "POLICY_REVISIONS_KEPT", 3)
+
+    @story
+    async def told(scope: Scope) -> None:
+        rule = PolicyRule(allow=PolicyAllow(zones=("a",)))
+        for name in "abcde":
+            await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,)))))
+        numbers = [int(key.rsplit("/", 1)[1]) for key in await scope.dump() if key.startswith("policyrevision/")]
+        assert numbers == [3, 4, 5]
+        assert await scope.refused(OPERATOR, Rollback(2)) is Code.NOT_FOUND
+        assert await scope.must(OPERATOR, Rollback(3)) == [6]
+
+    told()
+
+
+def test_all_policies_together_fit_into_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    @story
+    async def told(scope: Scope) -> None:
+        monkeypatch.setattr(declarations, "POLICIES_BYTES_MAX", 300)
+        rule = PolicyRule(allow=PolicyAllow(zones=("a",)), reason="x" * 60)
+        policies = [Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,))) for name in "abc"]
+        await scope.must(OPERATOR, *(Apply(policy) for policy in policies[:2]))
+        assert await scope.refused(OPERATOR, Apply(policies[2])) is Code.LIMIT
+        await scope.must(OPERATOR, Delete("Policy", "a"), Apply(policies[2]))
+
+    told()
+
+
+@story
+async def test_a_refusal_quotes_no_more_of_the_asker_than_it_can_keep(scope: Scope) -> None:
+    (verdict,) = await scope.ask(USER, Delete("Secret", "x" * 512, "t" * 512))
+    assert isinstance(verdict, Refused) and verdict.code is Code.NOT_FOUND
+    assert len(verdict.detail) == DETAIL_MAX + 1 and verdict.detail.endswith("…")
+
+
+# -- how long a phase has lasted --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_ms", [0, 1, 100, 249, 250, 251, 400, 499, 500, 700])
+def test_a_wait_is_never_taken_for_longer_than_it_is_and_for_little_shorter(after_ms: int) -> None:
+    """Times are sampled, four in a second: too early would break a promise, a little too late breaks none."""
+
+    @story
+    async def told(scope: Scope) -> None:
+        first, second = await spawned(scope, "w", 2)
+        scope.clock.at_ms += 10_000
+        scheduler = scope.actors["scheduler"]
+        await scope.must(scheduler, Reserve(first, scope.at(first), "n1", T1))
+        scope.clock.at_ms += after_ms
+        await scope.must(scheduler, Reserve(second, scope.at(second), "n1", T1))
+        scope.clock.at_ms += 59_999
+        assert await scope.refused(*moving(scope, second, "reclaim")) is Code.WAIT
+        scope.clock.at_ms += 1 + books.TIMES_EVERY_MS
+        await move(scope, second, "reclaim")
+        assert scope.phase(second) == "pending"
+
+    told()
+
+
+@story
+async def test_samples_of_time_are_few_and_old_ones_go(scope: Scope) -> None:
+    (key,) = await spawned(scope, "w")
+    await scope.must(scope.actors["scheduler"], Reserve(key, scope.at(key), "n1", T1))
+    for _ in range(20):
+        scope.clock.at_ms += books.TIMES_EVERY_MS // 5
+        await scope.ask(USER, Delete("Secret", "none", "t1"))
+    assert len(scope.books.times) <= 6, "20 batches in one second"
+    for _ in range(50):
+        scope.clock.at_ms += books.LIMIT_MS_MAX // 10
+        await scope.ask(USER, Delete("Secret", "none", "t1"))
+    assert len(scope.books.times) <= 22
+    assert scope.books.times[0][1] >= scope.clock.at_ms - 2 * books.LIMIT_MS_MAX
+    await move(scope, key, "reclaim")

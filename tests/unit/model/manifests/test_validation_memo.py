@@ -1,0 +1,138 @@
+"""Is what is remembered of a row what would be read from it, and is never too much remembered?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from remit.commitment.batch import _surely_readable
+from remit.model import objects
+from remit.model.claims import Apply
+from remit.model.kinds import Workload, WorkloadStatus
+from remit.model.manifests.validation import judge
+from remit.model.metadata import Stamp
+from remit.model.objects import AnyObject, decode, decoded, encode, remember
+from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
+from tests.properties.authority_world import USER, Scope, story, workload
+from tests.properties.manifest_strategies import manifests
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, AnyObject]:
+    known: dict[bytes, AnyObject] = {}
+    monkeypatch.setattr(objects, "_read", known)
+    return known
+
+
+def of(workload: Workload, number: int) -> Generation:
+    meta = workload.metadata
+    spec = GenerationSpec(workload=meta.name, generation=number, labels=dict(meta.labels), spec=workload.spec)
+    return Generation(metadata=Stamp(name=f"{meta.name}/{number:08d}", tenant=meta.tenant, uid="u"), spec=spec)
+
+
+def is_read_as_it_was(thing: AnyObject) -> None:
+    row = encode(thing)
+    assert decode(row) == thing and encode(decode(row)) == row
+
+
+TEMPLATES = st.fixed_dictionaries(
+    {"command": st.just(["run"])},
+    optional={
+        "resources": st.fixed_dictionaries(
+            {"cpu": st.sampled_from(["1", "1000m", "250m", 2])}, optional={"memory": st.sampled_from(["1Gi", "1024Mi", "1G"])}
+        ),
+        "env": st.dictionaries(st.sampled_from(["A", "B"]), st.sampled_from(["", "x", "\u00e4"])),
+        "stopGrace": st.sampled_from(["30s", "1m30s", "90s"]),
+        "ports": st.sampled_from([[], [{"name": "http"}]]),
+    },
+)
+SPECS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["job", "service"]), "template": TEMPLATES},
+    optional={
+        "replicas": st.integers(0, 9),
+        "priorityClass": st.just("high"),
+        "replace": st.sampled_from(["fenced", "eager"]),
+        "fence": st.sampled_from(["5m", "300s"]),
+        "placement": st.sampled_from([{}, {"topologySpread": [{"topologyKey": "node"}]}]),
+    },
+)
+PLAIN = st.builds(
+    lambda labels, spec: {
+        "apiVersion": "remit/v1",
+        "kind": "Workload",
+        "metadata": {"name": "w", "tenant": "t1", **labels},
+        "spec": spec,
+    },
+    st.sampled_from([{}, {"labels": {}}, {"labels": {"b": "1", "a": ""}}, {"annotations": {"a": "b"}}]),
+    SPECS,
+)
+
+
+@given(PLAIN | manifests(("Workload",)), st.integers(1, 99))
+def test_what_was_judged_is_read_as_it_was_written__a_workload_and_its_generation(manifest: Any, number: int) -> None:
+    try:
+        thing = decode(msgspec.json.encode(manifest))
+    except (msgspec.MsgspecError, ValueError):
+        return
+    assert isinstance(thing, Workload)
+    problems = judge(thing)
+    plain = not problems and not thing.metadata.annotations
+    stamped = replace(
+        thing, status=WorkloadStatus(), metadata=replace(thing.metadata, uid="u", generation=number, created="now")
+    )
+    for one in (stamped, of(stamped, number)):
+        sure = _surely_readable(one)
+        if sure:
+            is_read_as_it_was(one)
+        event(f"{type(one).__name__}: {sure}, plain: {plain}")
+
+
+@given(st.sampled_from(Phase), st.integers(1, 9), st.integers(0, 9), st.sampled_from(["", "n1"]), st.integers(-5, 5))
+def test_a_replica_without_words_of_a_claim_is_read_as_it_was_written(
+    phase: Phase, attempt: int, failures: int, on: str, priority: int
+) -> None:
+    status = ReplicaStatus(phase=phase, attempt=attempt, failures=failures, node=on, grants=("tenant/t1",) if on else ())
+    spec = ReplicaSpec(workload="w", generation=1, index=failures, priority=priority)
+    one = Replica(metadata=Stamp(name="w-0", tenant="t1", uid="u"), spec=spec, status=status)
+    assert _surely_readable(one)
+    is_read_as_it_was(one)
+    assert not _surely_readable(replace(one, status=replace(status, reason="words")))
+
+
+@story
+async def test_what_an_authority_wrote_is_remembered_as_it_is_read(scope: Scope) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        known: dict[bytes, AnyObject] = {}
+        patch.setattr(objects, "_read", known)
+        await scope.must(USER, Apply(workload("w", replicas=2), fill=True))
+        kinds = [type(thing).__name__ for thing in known.values()]
+        assert {name: kinds.count(name) for name in kinds} == {"Workload": 1, "Generation": 1, "Replica": 2}
+        for row, thing in known.items():
+            assert decode(row) == thing
+            assert decoded(row) is thing
+
+
+def test_the_same_bytes_are_the_same_object__unless_they_are_many(nothing_known: dict[bytes, AnyObject]) -> None:
+    row = encode(workload("w"))
+    assert decoded(row) is decoded(row) and len(nothing_known) == 1
+    long = workload("w", labels={f"l{n}": "x" * 60 for n in range(64)})
+    row = encode(replace(long, metadata=replace(long.metadata, annotations={"a": "x" * objects.DECODED_BYTES_MAX})))
+    assert decoded(row) == decoded(row) and len(nothing_known) == 1
+
+
+def test_of_too_many_the_oldest_are_forgotten(nothing_known: dict[bytes, AnyObject], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "DECODED_MAX", 64)
+    made = workload("w")
+    rows = [b"%d" % number for number in range(1_000)]
+    for row in rows:
+        remember(row, made)
+        assert len(nothing_known) <= 64 and row in nothing_known
+    assert list(nothing_known) == rows[-len(nothing_known) :] and len(nothing_known) >= 56
+    with pytest.raises(msgspec.DecodeError):
+        decoded(b"not a row")
+    assert b"not a row" not in nothing_known

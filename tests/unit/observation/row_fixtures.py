@@ -1,0 +1,116 @@
+"""Short ways to write rows and events as an authority would, without one. No test is in here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from remit.model.kinds import Node, NodeHealth, NodeStatus, PolicySpec, Tenant, TenantSpec, Workload
+from remit.model.metadata import Metadata, Stamp
+from remit.model.objects import AnyObject, encode, key
+from remit.model.policies import PolicyRule
+from remit.model.records import (
+    Generation,
+    GenerationSpec,
+    Phase,
+    PolicyRevision,
+    PolicyRevisionSpec,
+    Replica,
+    ReplicaSpec,
+    ReplicaStatus,
+)
+from remit.observation.frozen_view import recount
+from remit.observation.scheduler_view import View
+from remit.store.protocol import Change, Event, Head, Row
+from tests.properties.authority_world import FakeClock, amounts, node, workload
+
+HEAD_1 = Head("one", 1, 1, "a", 0, "")
+
+
+def ready(name: str, cpu: str = "4", **more: Any) -> Node:
+    return replace(node(name, cpu, **more), status=NodeStatus(health=NodeHealth.READY))
+
+
+def tenant(name: str, cpu: str = "16") -> Tenant:
+    return Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=amounts(cpu=cpu, gpu=4)))
+
+
+def work(name: str, cpu: str = "1", **more: Any) -> list[AnyObject]:
+    """A workload and its first generation."""
+    made = workload(name, cpu, **more)
+    return [made, generation(made)]
+
+
+def generation(made: Workload, number: int = 1) -> Generation:
+    meta = made.metadata
+    spec = GenerationSpec(workload=meta.name, generation=number, labels=dict(meta.labels), spec=made.spec)
+    return Generation(metadata=Stamp(name=f"{meta.name}/{number:08d}", tenant=meta.tenant), spec=spec)
+
+
+def replica(name: str, index: int = 0, phase: str = "pending", on: str = "", uid: str = "u", **status: Any) -> Replica:
+    holds = {"grants": ("tenant/t1",)} if on else {}
+    return Replica(
+        metadata=Stamp(name=f"{name}-{index}", tenant="t1", uid=f"{uid}{name}{index}"),
+        spec=ReplicaSpec(workload=name, generation=1, index=index),
+        status=ReplicaStatus(phase=Phase(phase), node=on, **{**holds, **status}),
+    )
+
+
+def policy(number: int, *rules: PolicyRule) -> PolicyRevision:
+    spec = PolicyRevisionSpec(number=number, policies={"p": PolicySpec(rules=rules)} if rules else {})
+    return PolicyRevision(metadata=Stamp(name=f"{number:08d}"), spec=spec)
+
+
+class Told:
+    """A view that is told what an authority might have written."""
+
+    def __init__(self, *things: AnyObject) -> None:
+        self.clock = FakeClock()
+        self.view = View(self.clock)
+        self.rows: dict[str, Row] = {}
+        self.revision = 1
+        for thing in things:
+            self.rows[key(thing)] = Row(key(thing), encode(thing), 1)
+        self.list()
+        self.view.take_news()
+
+    def list(self, head: Head = HEAD_1) -> None:
+        self.view.begin(head, self.revision)
+        order = ("incarnation", "node", "tenant", "policyrevision", "workload", "generation", "grant", "replica")
+        self.view.page(sorted(self.rows.values(), key=lambda row: order.index(row.key.split("/")[0])))
+        self.view.end()
+
+    def write(self, *things: AnyObject, drop: Iterable[str] = ()) -> Event:
+        """Into the rows alone, as one batch; the view has not heard of it yet."""
+        self.revision += 1
+        changes = [Change(key(thing), encode(thing), self.revision) for thing in things]
+        changes += [Change(name, None, self.revision) for name in drop]
+        for change in changes:
+            self.rows.pop(change.key, None)
+            if change.value is not None:
+                self.rows[change.key] = Row(change.key, change.value, self.revision)
+        return Event(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD_1)
+
+    def tell(self, *things: AnyObject, drop: Iterable[str] = ()) -> None:
+        self.view.apply(self.write(*things, drop=drop))
+        self.checked()
+
+    def checked(self) -> None:
+        found = list(recount(self.view))
+        assert not found, "\n".join(found)
+
+    def slot(self, name: str) -> int:
+        return self.view.replicas.slots[f"replica/t1/{name}"]
+
+    def free(self, name: str, resource: str = "cpu") -> int:
+        return int(self.view.columns.free[resource][self.view.columns.rows[name]])
+
+    def left(self, ledger: str = "tenant/t1", resource: str = "cpu") -> int:
+        return self.view.ledgers[ledger].left.get(resource, 0)
+
+    def shape(self, name: str) -> int:
+        found = self.view.shapes.find("t1", name, 1)
+        assert found is not None
+        return self.view.shapes.seen(found).shape

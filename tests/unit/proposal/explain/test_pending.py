@@ -1,0 +1,371 @@
+"""Does an explanation name the reason that the scheduler has, and does what it suggests really help, and less of it not?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from remit.law.refusals import REFUSALS
+from remit.model.claims import Code
+from remit.model.kinds import (
+    Affinity,
+    DeviceAsk,
+    Disruption,
+    Node,
+    NodeHealth,
+    NodeStatus,
+    Override,
+    OverrideScope,
+    OverrideSpec,
+    OverrideStatus,
+    Placement,
+    PolicySpec,
+    Spread,
+    Tenant,
+    TenantSpec,
+)
+from remit.model.metadata import Deadline, Metadata, Stamp
+from remit.model.policies import PolicyAllow, PolicyRule
+from remit.model.records import Grant, GrantSpec, GrantStatus, PolicyRevision, PolicyRevisionSpec
+from remit.model.resources import Duration
+from remit.proposal.explain.capacity import room_for
+from remit.proposal.explain.pending import answer_for, explain_waiting, work_of
+from remit.proposal.explain.result_types import Passage, Waits
+from remit.proposal.placement.plugins import Filter
+from tests.properties.authority_world import TAINTED, amounts, workload
+from tests.unit.observation.row_fixtures import ready
+from tests.unit.proposal.cluster_fixtures import A_GPU, NOW, RULES, Cluster, ranked, rich, smaller
+
+
+def sums(passage: Passage) -> bool:
+    return passage.nodes == passage.fits + sum(step.refused for step in passage.steps)
+
+
+def health(node: Node, word: NodeHealth) -> Node:
+    return replace(node, status=NodeStatus(health=word))
+
+
+def override(name: str, effect: Any, **scope: Any) -> Override:
+    return Override(
+        metadata=Metadata(name=name),
+        spec=OverrideSpec(effect=effect, scope=OverrideScope(**scope), ttl=Duration(60_000), reason="r", author="a"),
+        status=OverrideStatus(deadline=Deadline(boot=NOW[0], at_ms=NOW[1] + 60_000)),
+    )
+
+
+def slice_of(name: str, cpu: str, *, until_ms: int) -> Grant:
+    """A slice of t1's quota that another scope gave."""
+    return Grant(
+        metadata=Stamp(name=name),
+        spec=GrantSpec(holder="scope/here", amount=amounts(cpu=cpu), issuer="above", tenant="t1", ttl=Duration(60_000)),
+        status=GrantStatus(deadline=Deadline(boot=NOW[0], at_ms=until_ms)),
+    )
+
+
+def published(*rules: PolicyRule) -> PolicyRevision:
+    spec = PolicyRevisionSpec(number=1, policies={"p": PolicySpec(rules=rules)})
+    return PolicyRevision(metadata=Stamp(name=f"{1:08d}"), spec=spec)
+
+
+def three(**more: Any) -> Cluster:
+    """Three nodes in three zones, each with four processors, and a tenant who may have what he likes."""
+    return Cluster(rich(), *(ready(f"n{n}", zone=zone, **more) for n, zone in enumerate("abc", 1)))
+
+
+def full(cluster: Cluster, cpu: str = "3") -> Cluster:
+    """On every node somebody runs."""
+    return cluster.work(workload("filler", cpu, labels={"app": "filler"}), 0, on=("n1", "n2", "n3"))
+
+
+APART = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
+BESIDE = Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key="zone"),))
+EVENLY = Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),))
+SHY = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
+MINE = {"app": "w"}
+A_SHARE = (DeviceAsk(kind="gpu", share="600m"),)
+
+
+def unready() -> Cluster:
+    cluster = three()
+    nodes = [health(node, NodeHealth.SUSPECT) for node in cluster.of(Node)]
+    return cluster.with_(*nodes).work(workload("w"))
+
+
+def cordoned() -> Cluster:
+    cluster = three()
+    nodes = [replace(node, spec=replace(node.spec, unschedulable=True)) for node in cluster.of(Node)]
+    return cluster.with_(*nodes).work(workload("w"))
+
+
+def crowded_zone() -> Cluster:
+    """One stands in zone a, and only zone a has room: a second would be one too many there."""
+    cluster = three().work(workload("filler", "4"), 0, on=("n2", "n3"))
+    return cluster.work(workload("w", placement=EVENLY), 1, on=("n1",))
+
+
+def gpus_taken() -> Cluster:
+    cluster = Cluster(rich(), ready("n1", gpus=1))
+    holder = workload("holder", devices=A_GPU)
+    return cluster.work(holder, 0, on=("n1",), devices={"gpu-0": 1000}).work(workload("w", devices=A_GPU))
+
+
+def shares_taken() -> Cluster:
+    cluster = Cluster(rich(), ready("n1", gpus=1))
+    holder = workload("holder", devices=A_SHARE)
+    return cluster.work(holder, 0, on=("n1",), devices={"gpu-0": 600}).work(workload("w", devices=A_SHARE))
+
+
+def poor(cpu: str) -> Tenant:
+    return Tenant(metadata=Metadata(name="t1"), spec=TenantSpec(quota=amounts(cpu=cpu)))
+
+
+def deleting() -> Cluster:
+    made = workload("w")
+    return three().work(replace(made, metadata=replace(made.metadata, deleting=True)))
+
+
+CASES: dict[str, tuple[Code, bool, Callable[[], Cluster]]] = {
+    "node-health": (Code.NODE_UNREADY, False, unready),
+    "cordon": (Code.DRAINING, False, cordoned),
+    "place": (Code.PLACE, True, lambda: three().work(workload("w", placement=Placement(zones=("nowhere",))))),
+    "policy": (
+        Code.POLICY,
+        True,
+        lambda: three().with_(published(PolicyRule(allow=PolicyAllow(zones=("z",))))).work(workload("w")),
+    ),
+    "taint": (Code.TAINT, True, lambda: three(taints=(TAINTED,)).work(workload("w"))),
+    "selector": (Code.SELECTOR, True, lambda: three().work(workload("w", placement=Placement(node_selector={"disk": "ssd"})))),
+    "room": (Code.NO_ROOM, False, lambda: full(three()).work(workload("w", "2"))),
+    "too large": (Code.NO_ROOM, True, lambda: three().work(workload("w", "5"))),
+    "device": (Code.DEVICE_TAKEN, False, gpus_taken),
+    "no such device": (Code.DEVICE_TAKEN, True, lambda: three().work(workload("w", devices=A_GPU))),
+    "share": (Code.DEVICE_TAKEN, False, shares_taken),
+    "spread": (Code.SPREAD, False, crowded_zone),
+    "affinity": (Code.AFFINITY, False, lambda: three().work(workload("w", placement=BESIDE))),
+    "anti-affinity": (
+        Code.ANTI_AFFINITY,
+        False,
+        lambda: three().work(workload("w", placement=APART, labels=MINE), 1, on=("n1", "n2", "n3")),
+    ),
+    "shunned": (
+        Code.ANTI_AFFINITY,
+        False,
+        lambda: three().work(workload("shy", placement=SHY), 0, on=("n1", "n2", "n3")).work(workload("w", labels=MINE)),
+    ),
+    "quota": (Code.OVER_QUOTA, False, lambda: three().with_(poor("500m")).work(workload("w"))),
+    "no tenant": (Code.OVER_QUOTA, False, lambda: three().with_(drop=["tenant/t1"]).work(workload("w"))),
+    "grant expired": (
+        Code.GRANT_EXPIRED,
+        False,
+        lambda: three().with_(slice_of("slice", "8", until_ms=NOW[1] - 1)).work(workload("w")),
+    ),
+    "slice too small": (
+        Code.OVER_QUOTA,
+        False,
+        lambda: three().with_(slice_of("slice", "400m", until_ms=NOW[1] + 60_000)).work(workload("w")),
+    ),
+    "gang short of members": (Code.GANG_SHORT, False, lambda: three().work(workload("w", gang=3), 2)),
+    "gang short of room": (Code.GANG_SHORT, False, lambda: full(three()).work(workload("w", "1", 5, gang=5), 5)),
+    "gang short of quota": (Code.OVER_QUOTA, False, lambda: three().with_(poor("2")).work(workload("w", "1", 3, gang=3), 3)),
+    "paused": (
+        Code.OVERRIDE,
+        False,
+        lambda: three().with_(override("hold", "pause-expansion", workloads=("t1/w",))).work(workload("w")),
+    ),
+    "avoided": (
+        Code.OVERRIDE,
+        False,
+        lambda: three().with_(override("away", "avoid", zones=("a", "b", "c"))).work(workload("w")),
+    ),
+    "pinned": (
+        Code.OVERRIDE,
+        False,
+        lambda: three().with_(override("pin", "pin", workloads=("t1/w",), zones=("z",))).work(workload("w")),
+    ),
+    "deleting": (Code.DELETING, True, deleting),
+    "quota and room": (Code.OVER_QUOTA, False, lambda: full(three()).with_(poor("10")).work(workload("w", "2"))),
+    "taint and room": (Code.TAINT, True, lambda: full(three(taints=(TAINTED,))).work(workload("w", "2"))),
+    "no nodes": (Code.NO_ROOM, True, lambda: Cluster(rich()).work(workload("w"))),
+}
+HOPELESS = {"deleting", "no nodes"}
+
+
+def explained(case: str) -> tuple[Cluster, Waits]:
+    cluster = CASES[case][2]()
+    return cluster, cluster.explained()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reason_is_the_one_that_the_scheduler_has(case: str) -> None:
+    cluster, told = explained(case)
+    code, never, _ = CASES[case]
+    assert (told.reason, told.verdict) == (code.value, "never" if never else "not-now"), told
+    assert set(cluster.scheduled().waits.values()) == {(code.value, never)}
+    assert told.meaning == REFUSALS[code].meaning
+    assert sums(told.passage)
+    assert told.cures
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in HOPELESS])
+def test_each_suggestion_is_enough_and_less_is_not(case: str) -> None:
+    cluster, told = explained(case)
+    assert told.unblocks, told
+    want = told.quota.wanted
+    for unblock in told.unblocks:
+        assert cluster.done(unblock).bound() >= want, (unblock, cluster.done(unblock).scheduled())
+        for less in smaller(unblock):
+            assert cluster.done(less).bound() < want, (unblock, less)
+
+
+@pytest.mark.parametrize("case", sorted(HOPELESS))
+def test_what_nothing_helps_is_suggested_nothing(case: str) -> None:
+    assert explained(case)[1].unblocks == ()
+
+
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [
+        ("quota", [["quota"]]),
+        ("paused", [["override"]]),
+        ("grant expired", [["grant"]]),
+        ("no tenant", [["tenant"]]),
+        ("gang short of members", [["members"]]),
+        ("room", [["grow"], ["shrink"], ["nodes"]]),
+        ("device", [["grow"], ["nodes"]]),
+        ("share", [["grow"], ["nodes"]]),
+        ("too large", [["grow"], ["shrink"]]),
+        ("selector", [["filter"]]),
+        ("quota and room", [["quota", "grow"], ["shrink"], ["quota", "nodes"]]),
+        ("taint and room", [["filter", "grow"], ["filter", "shrink"], ["filter", "nodes"]]),
+        ("gang short of room", [["nodes"]]),
+    ],
+)
+def test_what_is_suggested(case: str, kinds: list[list[str]]) -> None:
+    assert [[change.kind for change in one.changes] for one in explained(case)[1].unblocks] == kinds
+
+
+@pytest.mark.parametrize("code", [Code.OVER_QUOTA, Code.GANG_SHORT, Code.OVERRIDE])
+def test_what_no_node_could_take_is_never__whatever_stands_before_it(code: Code) -> None:
+    hold = override("hold", "pause-expansion", workloads=("t1/w",))
+    first: dict[Code, list[Tenant | Override]] = {Code.OVER_QUOTA: [poor("4")], Code.OVERRIDE: [hold]}
+    for cpu, verdict in (("5", "never"), ("1" if code is not Code.OVER_QUOTA else "3", "not-now")):
+        made = workload("w", cpu, gang=2) if code is Code.GANG_SHORT else workload("w", cpu)
+        cluster = three().with_(*first.get(code, ())).work(workload("other", "2"), 0, on=("n1",)).work(made)
+        told = cluster.explained()
+        assert (told.reason, told.verdict) == (code.value, verdict)
+
+
+def test_others_filters_are_told_in_their_own_words() -> None:
+    theirs = Filter("rack", Code.SELECTOR, lambda ask, site, peers: False, reason="the rack is dark", foreign=True)
+    cluster = three().work(workload("w"))
+    view = cluster.view()
+    rules = RULES._replace(filters=(theirs,))
+    generation = view.shapes.find("t1", "w", 1)
+    assert generation is not None
+    told = explain_waiting(view, generation, 0, rules)
+    assert (told.reason, told.meaning) == ("selector", "the rack is dark")
+    assert [(step.filter, step.meaning) for step in told.passage.steps] == [("rack", "the rack is dark")]
+    there = answer_for(work_of(view, generation, 0, rules).trial, "n1")
+    assert there is not None and [one.meaning for one in there.broken] == ["the rack is dark"]
+    stop = room_for(view, workload("w"), rules).stop
+    assert stop is not None and (stop.meaning, stop.passage.steps[0].meaning) == ("the rack is dark", "the rack is dark")
+
+
+def test_the_suggestion_is_counted_in_nodes() -> None:
+    told = explained("selector")[1]
+    assert (told.unblocks[0].fits, told.unblocks[0].changes[0].what) == (3, "labels")
+
+
+def test_work_that_fits_is_told_where_it_would_go() -> None:
+    cluster = three().work(workload("w"))
+    told = cluster.explained()
+    assert (told.verdict, told.reason, told.unblocks, told.preemption) == ("now", "", (), None)
+    assert told.candidates[0].node == cluster.scheduled().bound["replica/t1/w-0"]
+    assert told.candidates[0].parts["least-allocated"] <= told.candidates[0].score
+
+
+def test_a_policy_on_a_lease_that_ran_out_stops_what_would_fit() -> None:
+    """The scheduler learns that from the authority; whoever explains knows what the authority will say."""
+    policy = published(PolicyRule(allow=PolicyAllow(zones=("a", "b", "c"))))
+    for at_ms, reason in ((NOW[1] - 1, "policy_lapsed"), (NOW[1] + 1, "")):
+        leased = replace(policy, spec=replace(policy.spec, deadline=Deadline(boot=NOW[0], at_ms=at_ms)))
+        told = three().with_(leased).work(workload("w")).explained()
+        assert told.reason == reason
+        assert [change.kind for one in told.unblocks for change in one.changes] == (["policy"] if reason else [])
+
+
+def test_a_gang_says_how_many_would_find_a_place() -> None:
+    gang = explained("gang short of room")[1].gang
+    assert gang is not None
+    assert (gang.min, gang.standing, gang.waiting, gang.fits) == (5, 0, 5, 3)
+
+
+def test_a_view_is_not_touched_by_being_asked() -> None:
+    cluster = full(three()).work(workload("w", "2", placement=EVENLY))
+    view = cluster.view()
+    generation = view.shapes.find("t1", "w", 1)
+    assert generation is not None
+    before = {name: column.tolist() for name, column in view.columns.free.items()}
+    work = work_of(view, generation, 0, RULES)
+    work.trial.kernel.run(work.trial.one, 5)
+    assert {name: column.tolist() for name, column in view.columns.free.items()} == before
+    assert len(view.columns) == 3
+
+
+# -- who would have to go ------------------------------------------------------------------------------------------------------
+
+
+def outranked(**more: Any) -> Cluster:
+    """Lower work fills every node; a class that may push it aside waits."""
+    cluster = three().with_(ranked("high", 100), ranked("meek", 50, preempts=False))
+    return cluster.work(workload("low", "3", **more), 0, on=("n1", "n2", "n3"))
+
+
+def test_victims_are_those_that_the_scheduler_would_take() -> None:
+    cluster = outranked().work(workload("w", "2", priority="high"), priority=100)
+    told = cluster.explained(priority=100).preemption
+    assert told is not None and told.possible
+    assert [f"replica/{one.replica}" for one in told.victims] == list(cluster.scheduled().reserved["replica/t1/w-0"])
+    assert told.victims[0].workload == "low"
+
+
+@pytest.mark.parametrize(
+    ("why", "cluster", "priority"),
+    [
+        ("priority", lambda: outranked().work(workload("w", "2")), 0),
+        ("class", lambda: outranked().work(workload("w", "2", priority="meek"), priority=50), 50),
+        ("gang", lambda: outranked().work(workload("w", "2", gang=2, priority="high"), 2, priority=100), 100),
+        ("quota", lambda: outranked().with_(poor("9")).work(workload("w", "2", priority="high"), priority=100), 100),
+        ("place", lambda: outranked().work(workload("w", "2", placement=Placement(zones=("z",))), priority=100), 100),
+        (
+            "protected",
+            lambda: outranked(disruption=Disruption(min_available=3)).work(workload("w", "2", priority="high"), priority=100),
+            100,
+        ),
+    ],
+)
+def test_why_nobody_can_go(why: str, cluster: Callable[[], Cluster], priority: int) -> None:
+    built = cluster()
+    told = built.explained(priority=priority).preemption
+    assert told is not None
+    assert (told.possible, told.why) == (False, why)
+    assert not built.scheduled().reserved
+
+
+# -- one node ------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_rule_that_a_node_breaks_is_told() -> None:
+    cluster = full(three(taints=(TAINTED,))).work(workload("w", "2", placement=Placement(node_selector={"disk": "ssd"})))
+    view = cluster.view()
+    generation = view.shapes.find("t1", "w", 1)
+    assert generation is not None
+    work = work_of(view, generation, 0, RULES)
+    told = answer_for(work.trial, "n2")
+    assert told is not None and not told.fits
+    assert [one.filter for one in told.broken] == ["taints", "labels", "resources"]
+    assert told.lacks == amounts(cpu="1")
+    assert answer_for(work.trial, "n9") is None

@@ -1,0 +1,277 @@
+"""Are plug-ins of others found, judged before they are used, and watched while they are?"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remit.model.claims import Code
+from remit.observation.hints import Hints
+from remit.observation.node_columns import Columns
+from remit.proposal.placement import builtin_plugins as built_in
+from remit.proposal.placement.builtin_plugins import DEFAULT, LEAST, locality
+from remit.proposal.placement.fragmentation import Fragmentation
+from remit.proposal.placement.fragmentation_model import Demand
+from remit.proposal.placement.kernel import Kernel
+from remit.proposal.placement.plugins import (
+    FILTERS,
+    LAW,
+    SCORE_NAMES,
+    SCORES,
+    WEIGHT_MAX,
+    Cure,
+    Filter,
+    PluginError,
+    Score,
+    installed_filters,
+    installed_scores,
+)
+from tests.unit.proposal.placement.test_kernel import ask, full, kernel, node
+
+THEIRS = "theirs_for_tests"
+
+
+def passing(ask: Any, site: Any, peers: Any) -> Any:
+    return np.ones(len(site), dtype=np.bool_)
+
+
+def level(ask: Any, site: Any) -> Any:
+    return np.full(len(site), 0.5)
+
+
+FILTER = Filter("theirs", Code.SELECTOR, passing)
+SCORE = Score("theirs", level)
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of somebody else's, to be pointed at."""
+    module = ModuleType(THEIRS)
+    monkeypatch.setitem(sys.modules, THEIRS, module)
+    return module
+
+
+def filters_of(module: ModuleType, found: object) -> tuple[Filter, ...]:
+    module.found = found  # type: ignore[attr-defined]
+    return installed_filters([EntryPoint("theirs", f"{THEIRS}:found", FILTERS)])
+
+
+def scores_of(module: ModuleType, found: object) -> tuple[Score, ...]:
+    module.found = found  # type: ignore[attr-defined]
+    return installed_scores([EntryPoint("theirs", f"{THEIRS}:found", SCORES)])
+
+
+def columns() -> Columns:
+    lots = np.random.default_rng(1)
+    return Columns([full(node(row, lots)) for row in range(5)])
+
+
+def placed(filters: tuple[Filter, ...] = (), scores: tuple[Score, ...] = DEFAULT) -> int:
+    plain = kernel(columns())
+    told = Kernel(plain.columns, plain.peers, filters=filters, scores=scores)
+    return told.place(told.known("spread", ask("spread")))
+
+
+def test_what_is_loaded_is_marked_as_foreign__in_the_order_of_names(theirs: ModuleType) -> None:
+    theirs.one, theirs.other = FILTER, FILTER._replace(name="other")  # type: ignore[attr-defined]
+    points = [EntryPoint(name, f"{THEIRS}:{name}", FILTERS) for name in ("other", "one")]
+    found = installed_filters(points)
+    assert [one.name for one in found] == ["theirs", "other"]
+    assert all(one.foreign for one in found)
+    assert scores_of(theirs, SCORE) == (SCORE._replace(foreign=True),)
+
+
+def test_no_entry_points_are_none__and_not_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "remit.proposal.placement.plugins.entry_points", lambda group: pytest.fail("nobody asked for the installed ones")
+    )
+    assert installed_filters([]) == () and installed_scores([]) == ()
+
+
+@pytest.mark.parametrize("value", ["nowhere.to_be_found:IT", f"{THEIRS}:missing", "remit.proposal.placement.plugins:LAW.99"])
+def test_what_does_not_load_is_named_with_why(theirs: ModuleType, value: str) -> None:
+    with pytest.raises(
+        PluginError, match=r"plug-in 'bad': .* does not load \(.*\); mend it, or uninstall its package"
+    ) as caught:
+        installed_filters([EntryPoint("bad", value, FILTERS)])
+    assert caught.value.name == "bad" and caught.value.__cause__ is not None
+
+
+def test_a_module_that_fails_while_it_is_imported_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "breaks_on_import.py").write_text("raise RuntimeError('no such device')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError, match="no such device"):
+        installed_scores([EntryPoint("bad", "breaks_on_import:IT", SCORES)])
+
+
+def test_a_module_that_would_end_the_program_is_named__and_does_not(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaves_on_import.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError, match=r"SystemExit\(0\)"):
+        installed_filters([EntryPoint("bad", "leaves_on_import:IT", FILTERS)])
+
+
+@pytest.mark.parametrize(
+    "found", [passing, SCORE, None, ("theirs", Code.SELECTOR, passing)], ids=["a function", "a score", "nothing", "a tuple"]
+)
+def test_what_is_no_filter_is_refused(theirs: ModuleType, found: object) -> None:
+    with pytest.raises(PluginError, match=f"is {type(found).__name__}, not a Filter"):
+        filters_of(theirs, found)
+
+
+def test_what_is_no_score_is_refused(theirs: ModuleType) -> None:
+    with pytest.raises(PluginError, match="is Filter, not a Score"):
+        scores_of(theirs, FILTER)
+
+
+@pytest.mark.parametrize("rule", LAW, ids=lambda rule: rule.name)
+def test_the_name_of_a_built_in_filter_is_taken(theirs: ModuleType, rule: Filter) -> None:
+    with pytest.raises(PluginError, match=f"'{rule.name}': this is the name of a built-in filter"):
+        filters_of(theirs, FILTER._replace(name=rule.name))
+
+
+def test_the_names_of_built_in_scores_are_taken(theirs: ModuleType) -> None:
+    ours = [one for one in vars(built_in).values() if isinstance(one, Score)]
+    made = [locality(Columns(), Hints()), Fragmentation(Columns(), Demand()).score]
+    assert sorted(one.name for one in (*ours, *made)) == sorted(SCORE_NAMES)
+    for name in SCORE_NAMES:
+        with pytest.raises(PluginError, match=f"'{name}': this is the name of a built-in score"):
+            scores_of(theirs, SCORE._replace(name=name))
+
+
+def test_two_of_one_name_are_refused_by_the_kernel() -> None:
+    with pytest.raises(PluginError, match="there are two of this name"):
+        placed((FILTER, FILTER))
+    with pytest.raises(PluginError, match="there are two of this name"):
+        placed(scores=(LEAST, SCORE, SCORE))
+
+
+@pytest.mark.parametrize("weight", [-1, WEIGHT_MAX + 1, 1.5, "3", True, None], ids=repr)
+def test_a_weight_out_of_range_is_refused(theirs: ModuleType, weight: Any) -> None:
+    with pytest.raises(PluginError, match="its weight is"):
+        scores_of(theirs, SCORE._replace(weight=weight))
+
+
+@pytest.mark.parametrize("weight", [0, WEIGHT_MAX])
+def test_a_weight_in_range_is_taken(theirs: ModuleType, weight: int) -> None:
+    assert placed(scores=(*DEFAULT, *scores_of(theirs, SCORE._replace(weight=weight)))) >= 0
+
+
+def test_weights_that_come_to_more_than_a_number_holds_are_refused() -> None:
+    heavy = tuple(SCORE._replace(name=name, weight=WEIGHT_MAX) for name in ("a", "b"))
+    assert placed(scores=heavy) >= 0
+    with pytest.raises(PluginError, match="all weights come to 2001, and 2000 is the most"):
+        placed(scores=(*heavy, LEAST))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"cures": ("room!",)}, {"cures": ()}, {"code": "selector"}, {"check": None}], ids=lambda wrong: next(iter(wrong))
+)
+def test_a_filter_without_a_code_a_check_or_real_cures_is_refused(theirs: ModuleType, wrong: dict[str, Any]) -> None:
+    assert filters_of(theirs, FILTER._replace(cures=(Cure.ROOM, Cure.TIME)))
+    with pytest.raises(PluginError, match=r"its cures are|a filter has a code"):
+        filters_of(theirs, FILTER._replace(**wrong))
+
+
+def test_a_score_that_cannot_be_asked_is_refused(theirs: ModuleType) -> None:
+    half: Any = 0.5
+    with pytest.raises(PluginError, match="a function that ranks"):
+        scores_of(theirs, SCORE._replace(score=half))
+
+
+def failing(*_: Any) -> Any:
+    raise KeyError("rack")
+
+
+def leaving(*_: Any) -> Any:
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (failing, r"it failed: KeyError\('rack'\)"),
+        (leaving, r"it failed: SystemExit\(0\)"),
+        (lambda ask, site, peers: np.ones(3, dtype=np.bool_), r"bool of shape \(3,\), not a bool for each of 5 nodes"),
+        (lambda ask, site, peers: np.ones((5, 1), dtype=np.bool_), r"bool of shape \(5, 1\)"),
+        (lambda ask, site, peers: None, "it answered object"),
+        (lambda ask, site, peers: np.ones(5), "it answered float64"),
+    ],
+    ids=["raises", "leaves", "too few", "two ways", "forgot to return", "numbers"],
+)
+def test_a_filter_that_fails_or_gives_no_answer_stops_the_placement(theirs: ModuleType, answer: Any, said: str) -> None:
+    with pytest.raises(PluginError, match=said) as caught:
+        placed(filters_of(theirs, FILTER._replace(check=answer)))
+    assert caught.value.name == "theirs"
+
+
+@pytest.mark.parametrize(("answer", "row"), [(True, True), (np.bool_(True), True), (False, False)])
+def test_one_bool_speaks_for_every_node(theirs: ModuleType, answer: Any, row: bool) -> None:
+    assert (placed(filters_of(theirs, FILTER._replace(check=lambda ask, site, peers: answer))) >= 0) == row
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (failing, r"it failed: KeyError\('rack'\)"),
+        (leaving, r"it failed: SystemExit\(0\)"),
+        (lambda ask, site: np.ones(4), r"float64 of shape \(4,\), not a number for each of 5 nodes"),
+        (lambda ask, site: None, "it answered object"),
+        (lambda ask, site: "best", "it answered <U4"),
+    ],
+    ids=["raises", "leaves", "too few", "forgot to return", "text"],
+)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_score_that_fails_or_gives_no_answer_stops_the_placement(
+    theirs: ModuleType, answer: Any, said: str, static: bool
+) -> None:
+    with pytest.raises(PluginError, match=said):
+        placed(scores=scores_of(theirs, SCORE._replace(score=answer, static=static)))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_what_is_no_number_is_the_worst_place_and_what_is_beyond_is_at_the_end(theirs: ModuleType, static: bool) -> None:
+    told = [np.nan, -np.inf, 0.25, np.inf, 7.0]
+    (score,) = scores_of(theirs, SCORE._replace(score=lambda ask, site: np.array(told), static=static))
+    plain = kernel(columns())
+    one_kernel = Kernel(plain.columns, plain.peers, scores=(score,))
+    one = one_kernel.known("plain", ask("spread"))
+    assert one_kernel.refresh(one).tolist() == [0, 0, 250_000, 1_000_000, 1_000_000]
+    assert one_kernel.place(one) == 3
+
+
+def test_no_number_anywhere_forbids_nothing(theirs: ModuleType) -> None:
+    assert placed(scores=scores_of(theirs, SCORE._replace(score=lambda ask, site: np.nan))) == 0
+
+
+@pytest.mark.parametrize("plug", ["filter", "score"])
+def test_to_fail_at_whether_it_applies_is_named_too(theirs: ModuleType, plug: str) -> None:
+    with pytest.raises(PluginError, match="whether it applies"):
+        if plug == "filter":
+            placed(filters_of(theirs, FILTER._replace(applies=failing)))
+        else:
+            placed(scores=scores_of(theirs, SCORE._replace(applies=failing)))
+
+
+def test_another_epoch_has_every_node_scored_anew__and_a_failing_one_is_named(theirs: ModuleType) -> None:
+    best = [1]
+    (score,) = scores_of(
+        theirs,
+        SCORE._replace(
+            score=lambda ask, site: (np.arange(5) == best[0]).astype(float) if len(site) == 5 else np.zeros(len(site)),
+            epoch=lambda: best[0],
+        ),
+    )
+    plain = kernel(columns())
+    told = Kernel(plain.columns, plain.peers, scores=(score,))
+    one = told.known("spread", ask("spread"))
+    assert told.place(one) == 1
+    best[0] = 4
+    assert told.place(one) == 4
+    with pytest.raises(PluginError, match="its epoch"):
+        placed(scores=scores_of(theirs, SCORE._replace(epoch=failing)))

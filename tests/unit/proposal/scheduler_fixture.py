@@ -1,0 +1,216 @@
+"""A scheduler's mind before a real authority, step by step: it is told what was committed only when a test says so.
+
+No test is in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from remit.law.overrides import Instant
+from remit.model.claims import Accepted, AnyClaim, Apply, Bind, Explain, Ganged, Mark, Refused, Reserve, Spawn, Verdict
+from remit.model.kinds import Node, NodeHealth, PriorityClass, PriorityClassSpec, Tenant, TenantSpec
+from remit.model.metadata import Metadata
+from remit.model.records import DecisionSpec
+from remit.observation.frozen_view import recount
+from remit.observation.scheduler_view import View
+from remit.proposal.cycle import Cycle
+from remit.proposal.proposals import Proposal
+from remit.proposal.queue.class_queues import Wait
+from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, furnished, run, workload
+from tests.properties.test_scheduler_view import listed, told
+
+ROUNDS_MAX = 200
+
+
+class Mind:
+    """One scheduler over one scope. `limit` is how many replicas it tries at once."""
+
+    def __init__(self, scope: Scope, *, limit: int = 100, **shape: Any) -> None:
+        self.scope, self.limit = scope, limit
+        self.view = View(scope.clock)
+        self._shape = shape
+        self.proposed: list[Proposal] = []
+        self._by: dict[int, Cycle] = {}
+        """By the identity of a proposal: who made it, and so whom its answer goes to."""
+        self.answered: list[tuple[AnyClaim, Verdict]] = []
+        self.cycle = self._cycle()
+
+    def _cycle(self) -> Cycle:
+        return Cycle(self.view, lambda most: 0, f"s-{len(self.proposed)}", **self._shape)
+
+    def deposed(self) -> None:
+        """Its term ends, and another begins on the same view."""
+        self.cycle.resign()
+        self.cycle = self._cycle()
+
+    @property
+    def now_ms(self) -> int:
+        return self.scope.clock.at_ms
+
+    def authority(self) -> Instant:
+        return self.scope.clock.on, self.scope.clock.at_ms
+
+    # -- steps -------------------------------------------------------------------------------------------------------------
+
+    async def see(self) -> None:
+        """Everything that was committed; the first time, by a list."""
+        store = self.scope.store.inner
+        if self.view.head is None:
+            await listed(self.view, store)
+        else:
+            for event in await told(store, self.view.revision):
+                self.view.apply(event)
+
+    def hear(self) -> None:
+        self.cycle.hear(self.now_ms, self.authority())
+
+    def propose(self) -> Proposal:
+        """On what it has heard; nothing is asked."""
+        self.hear()
+        made = self.cycle.propose(self.now_ms, self.limit)
+        self._by[id(made)] = self.cycle
+        self.proposed.append(made)
+        self.checked()
+        return made
+
+    async def ask(self, made: Proposal) -> list[Verdict]:
+        if not made.claims:
+            return []
+        return await self.scope.ask(self.scope.actors["scheduler"], *made.claims, evidence=made.evidence)
+
+    def learn(self, made: Proposal, verdicts: Sequence[Verdict]) -> bool:
+        """Is it the cycle in office that is told?"""
+        self.answered += zip(made.claims, verdicts, strict=True)
+        self._by[id(made)].learn(made, verdicts, self.now_ms)
+        return self._by[id(made)] is self.cycle
+
+    def unanswered(self, made: Proposal) -> None:
+        self._by[id(made)].unanswered(made, self.now_ms)
+
+    async def turn(self) -> Proposal:
+        """See, propose, ask, learn."""
+        await self.see()
+        made = self.propose()
+        self.learn(made, await self.ask(made))
+        return made
+
+    async def settle(self) -> None:
+        """Turn after turn until nothing more is proposed; a backoff is sat out."""
+        for _ in range(ROUNDS_MAX):
+            made = await self.turn()
+            await self.see()
+            self.hear()
+            if not made and not self.cycle.backlog.active:
+                held = any(not wait.cures for _, wait in self.cycle.backlog.waiting())
+                if not held:
+                    self.checked()
+                    return
+                self.scope.clock.at_ms += 500
+        raise AssertionError(f"it does not come to rest: {list(self.cycle.backlog.waiting())}")
+
+    def checked(self) -> None:
+        found = list(recount(self.view))
+        assert not found, "\n".join(found)
+
+    # -- what came of it ---------------------------------------------------------------------------------------------------
+
+    def where(self, name: str = "") -> dict[str, str]:
+        """Who holds room where, by the name of a replica."""
+        found = {}
+        for key, (_, row) in sorted(self.scope.checker.rows.items()):
+            status = row.get("status", {}) if key.startswith("replica/") else {}
+            short = key.removeprefix("replica/").partition("/")[2]
+            if status.get("node") and status.get("phase") not in ("pending", "released") and short.startswith(name):
+                found[short] = str(status["node"])
+        return found
+
+    def slot(self, name: str, tenant: str = "t1") -> int:
+        return self.view.replicas.slots[f"replica/{tenant}/{name}"]
+
+    def wait(self, name: str, tenant: str = "t1") -> Wait | None:
+        line = self.cycle.backlog.line_of(self.slot(name, tenant))
+        assert line is not None, f"{name} is in no line"
+        return line.wait
+
+    def reason(self, name: str, tenant: str = "t1") -> str:
+        wait = self.wait(name, tenant)
+        return "" if wait is None else str(wait.reason)
+
+    def decisions(self, word: str = "") -> list[DecisionSpec]:
+        found = [claim.decision for made in self.proposed for claim in made.claims if isinstance(claim, Explain)]
+        return [one for one in found if not word or one.verdict == word]
+
+
+def binds(made: Proposal) -> dict[str, str]:
+    """Which replica a proposal puts where, gangs included."""
+    found = {}
+    for claim in made.claims:
+        for bind in claim.members if isinstance(claim, Ganged) else (claim,):
+            if isinstance(bind, Bind):
+                found[bind.replica.rpartition("/")[2]] = bind.node
+    return found
+
+
+def reserves(made: Proposal) -> list[Reserve]:
+    return [claim for claim in made.claims if isinstance(claim, Reserve)]
+
+
+def minds(test: Callable[[Mind], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an async test on a mind over a furnished scope: n1 (zone a, two GPUs) and n2 (zone b), four cores each."""
+
+    def tell() -> None:
+        async def whole() -> None:
+            scope = await furnished()
+            try:
+                await test(Mind(scope))
+            finally:
+                await scope.close()
+
+        run(whole())
+
+    tell.__name__, tell.__doc__, tell.__module__ = test.__name__, test.__doc__, test.__module__
+    return tell
+
+
+# -- short ways to say the usual things ------------------------------------------------------------------------------------
+
+
+async def want(scope: Scope, name: str, count: int = 1, cpu: str = "1", **shape: Any) -> None:
+    """So many pending replicas of a new workload."""
+    owner = shape.get("owner", "t1")
+    await scope.must(USER, Apply(workload(name, cpu, max(count, shape.pop("replicas", 0)), **shape)))
+    if count:
+        await scope.must(scope.actors["workloads"], Spawn(owner, name, 1, 0, count))
+
+
+async def nodes(scope: Scope, *things: Node) -> None:
+    """More nodes, ready to take work."""
+    await scope.acquire(*(f"agent/{thing.metadata.name}" for thing in things))
+    await scope.must(OPERATOR, *(Apply(thing) for thing in things))
+    for thing in things:
+        await mark(scope, thing.metadata.name, NodeHealth.READY)
+
+
+async def mark(scope: Scope, name: str, health: NodeHealth) -> None:
+    await scope.must(scope.actors["node-lifecycle"], Mark(name, scope.at(f"node/{name}"), health))
+
+
+async def quota(scope: Scope, name: str, weight: int = 1, **counted: str) -> None:
+    counted.setdefault("memory", "640Gi")
+    made = Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=amounts(gpu=4, **counted), weight=weight))
+    await scope.must(OPERATOR, Apply(made))
+
+
+async def rank(scope: Scope, name: str, value: int, *, preempts: bool = True) -> None:
+    made = PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=value, preempts=preempts))
+    await scope.must(OPERATOR, Apply(made))
+
+
+def refused(mind: Mind) -> list[str]:
+    return [str(verdict.code) for _, verdict in mind.answered if isinstance(verdict, Refused)]
+
+
+def accepted(mind: Mind) -> int:
+    return sum(isinstance(verdict, Accepted) for _, verdict in mind.answered)

@@ -1,0 +1,310 @@
+"""Who is let in, to what, and until when? Every role over HTTP, with the application and the authority as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from remit.client.remote_store import RangeOf, RowsFrom
+from remit.client.rpc import Call
+from remit.model.claims import Acquire, Actor, Operation, OperationID, Role
+from remit.model.identity import digest_of
+from remit.model.objects import enc_hook
+from remit.model.resources import Duration
+from remit.model.wire.agent_messages import Beat, NodeState, OrdersOf
+from remit.serve.diagnostics.audit_log import Audit
+from remit.world.interfaces import NoRoom
+from tests.unit.serve.in_memory_server import TOKENS, Api, node, secret, story, tenant, workload
+
+ANN, BOB, LOU, EVE = "a-token-of-ann-of-acme", "a-token-of-bob-of-bolt", "a-token-of-lou-of-acme", "a-token-that-sees-all"
+WORK, OTHERS = "/v1/tenants/acme/workloads", "/v1/tenants/bolt/workloads"
+
+
+def token(name: str, text: str, role: str, **spec: Any) -> dict[str, Any]:
+    spec = {"role": role, "digest": digest_of(text), "expires": "2999-01-01T00:00:00Z", "subject": name, **spec}
+    return {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": name}, "spec": spec}
+
+
+async def people(api: Api) -> None:
+    """Two tenants with a workload each; ann and lou, who looks, of acme; bob of bolt; and eve, who looks at all of them."""
+    for name in ("acme", "bolt"):
+        await api.must("POST", "/v1/tenants", tenant(name))
+        await api.must("POST", f"/v1/tenants/{name}/workloads", workload(f"of-{name}", name, replicas=0))
+    made = (
+        ("ann", ANN, "member", "acme"),
+        ("bob", BOB, "member", "bolt"),
+        ("lou", LOU, "viewer", "acme"),
+        ("eve", EVE, "viewer", ""),
+    )
+    for name, text, role, home in made:
+        await api.must("POST", "/v1/tokens", token(name, text, role, **({"tenant": home} if home else {})))
+    await known(api, EVE)
+
+
+async def known(api: Api, text: str, *, good: bool = True) -> None:
+    """What the board shows is a moment old."""
+    async with asyncio.timeout(5):
+        while ((await api.get("/v1/status", token=text)).status == 200) != good:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.002)
+
+
+def names(answer: Any) -> list[str]:
+    return [one["metadata"]["name"] for one in answer["items"]]
+
+
+@story
+async def test_a_member_has_its_own_tenant__and_the_others_are_not_there(api: Api) -> None:
+    await people(api)
+    assert names((await api.get("/v1/workloads", token=ANN)).json) == ["of-acme"], "all that she sees is hers"
+    assert names((await api.get(WORK, token=ANN)).json) == ["of-acme"]
+    for path in (
+        OTHERS,
+        f"{OTHERS}/of-bolt",
+        f"{OTHERS}?watch=true",
+        f"{OTHERS}/of-bolt/explain",
+        "/v1/tenants/nobody/workloads",
+    ):
+        reply = await api.get(path, token=ANN)
+        assert (reply.status, reply.json["code"]) == (404, "not_found"), path
+    for method, path, body in (("POST", OTHERS, workload("x", "bolt")), ("DELETE", f"{OTHERS}/of-bolt", None)):
+        assert (await api.ask(method, path, body, token=ANN)).status == 404
+    crossed = await api.ask("POST", WORK, workload("x", "bolt"), token=ANN)
+    assert (crossed.status, crossed.json["field"]) == (422, "metadata.tenant")
+    many = await api.ask("POST", "/v1/apply", [workload("mine"), workload("theirs", "bolt")], token=ANN)
+    assert (many.status, many.json["code"]) == (403, "tenant"), "nothing of it is applied, nor compared with what is there"
+    assert names((await api.get(WORK, token=ANN)).json) == ["of-acme"]
+    assert (await api.ask("POST", "/v1/plan", [workload("of-bolt", "bolt")], token=ANN)).status == 403
+    assert (await api.ask("POST", WORK, workload("mine"), token=ANN)).status == 201
+    assert names((await api.get(OTHERS, token=BOB)).json) == ["of-bolt"]
+
+
+@story
+async def test_what_is_of_no_tenant_is_read_as_far_as_work_needs_it__and_written_by_admins(api: Api) -> None:
+    await people(api)
+    for path in ("/v1/regions", "/v1/priorityclasses", "/v1/tenants/acme"):
+        assert (await api.get(path, token=ANN)).status == 200, path
+    for path in ("/v1/nodes", "/v1/tokens", "/v1/policies", "/v1/leases", "/v1/tenants", "/v1/top/nodes", "/v1/tenants/bolt"):
+        assert (await api.get(path, token=ANN)).status in (403, 404), path
+    assert (await api.get("/v1/tenants/bolt", token=ANN)).status == 404
+    for method, path, body in (("POST", "/v1/tenants", tenant("mine")), ("POST", "/v1/nodes", node("n9"))):
+        assert (await api.ask(method, path, body, token=ANN)).status == 403
+    patch = {"content-type": "application/merge-patch+json"}
+    more = await api.ask("PATCH", "/v1/tenants/acme", {"spec": {"weight": 9}}, headers=patch, token=ANN)
+    assert more.status == 403
+    own = await api.ask("POST", "/v1/tokens", token("more", "another-token-of-ann", "admin"), token=ANN)
+    assert own.status == 403, "nobody makes themselves more than they are"
+    assert (await api.get("/v1/account", token=ANN)).status == 403
+    assert (await api.get("/v1/account?regarding=workload/bolt/of-bolt", token=ANN)).status == 403
+    assert (await api.get("/v1/account?regarding=node/acme", token=ANN)).status == 403
+    assert (await api.get("/v1/account?regarding=workload/acme/of-acme", token=ANN)).status == 200
+
+
+@story
+async def test_a_viewer_changes_nothing__and_may_ask_what_if(api: Api) -> None:
+    await people(api)
+    await api.must("POST", "/v1/tenants/acme/secrets", secret("db", password="sesame"))
+    for text in (LOU, EVE):
+        assert (await api.get(WORK, token=text)).status == 200
+        seen = await api.get("/v1/tenants/acme/secrets/db", token=text)
+        assert seen.json["spec"]["data"] == {"password": ""}
+        assert (await api.ask("POST", "/v1/plan", [workload("x")], token=text)).status == 200
+        for method, path, body in (
+            ("POST", WORK, workload("x")),
+            ("DELETE", f"{WORK}/of-acme", None),
+            ("PUT", f"{WORK}/x", workload("x")),
+        ):
+            refused = await api.ask(method, path, body, token=text)
+            assert (refused.status, refused.json["code"]) == (403, "not_owner")
+    assert (await api.get(OTHERS, token=LOU)).status == 404 and (await api.get(OTHERS, token=EVE)).status == 200
+
+
+@story
+async def test_each_door_takes_its_own_tokens(api: Api) -> None:
+    """A02."""
+    await people(api)
+    status = msgspec.json.encode(Call(), enc_hook=enc_hook)
+    for text in (TOKENS["agent"], TOKENS["scheduler"], TOKENS["controllers"]):
+        assert (await api.get("/v1/workloads", token=text)).status == 401
+        assert (await api.ask("POST", "/v1/ask", status, token=text)).status == 200
+    for text in (TOKENS["admin"], ANN, EVE):
+        assert (await api.ask("POST", "/v1/ask", status, token=text)).status == 401
+        assert (await api.ask("POST", "/v1/claims", {"operations": []}, token=text)).status == 401
+    assert (await api.ask("POST", "/v1/claims", {"operations": []}, token=TOKENS["agent"])).status == 401
+
+
+@story
+async def test_an_agent_speaks_for_its_own_nodes_and_reads_no_rows(api: Api) -> None:
+    """A07."""
+    stands = (await api.get("/v1/status")).json
+
+    def claim(nonce: str, lease: str, role: Role = Role.AGENT) -> bytes:
+        operation = Operation(
+            OperationID(f"{stands['incarnation']}.{stands['window']}.{nonce}"),
+            Actor("m", role),
+            Acquire(lease, Duration(60_000)),
+        )
+        return msgspec.json.encode(Call((operation,)), enc_hook=enc_hook)
+
+    async def asked(body: bytes, path: str = "/v1/ask") -> int:
+        return (await api.ask("POST", path, body, token=TOKENS["agent"])).status
+
+    assert await asked(claim("1", "agent/n1")) == 200
+    beat = Beat(Actor("m", Role.AGENT, "agent/n2", 1), NodeState("n2"))
+    for wrong in (
+        claim("2", "agent/n2"),
+        claim("3", "scheduler", Role.SCHEDULER),
+        msgspec.json.encode(Call(beats=(beat,)), enc_hook=enc_hook),
+        msgspec.json.encode(Call(heard=True), enc_hook=enc_hook),
+        msgspec.json.encode(RangeOf("secret/")),
+    ):
+        assert await asked(wrong) == 403, wrong
+    for wrong in (msgspec.json.encode(OrdersOf(("n1", "n2"))), msgspec.json.encode(RowsFrom(""))):
+        assert await asked(wrong, "/v1/follow") == 403
+
+
+@story
+async def test_a_token_that_is_revoked_lets_nobody_in__and_ends_what_is_being_told(api: Api) -> None:
+    """A03."""
+    await people(api)
+    told, gone = watch(api, ANN)
+    patch = {"content-type": "application/merge-patch+json"}
+    await api.must("PATCH", "/v1/tokens/ann", {"spec": {"revoked": True}}, headers=patch)
+    async with asyncio.timeout(5):
+        await gone.wait()
+    reply = await api.get(WORK, token=ANN)
+    assert reply.status == 401 and "revoked" in reply.json["detail"]
+    assert not any(message.get("more_body") is False for message in told[1:] if message), (
+        "it is broken off, and does not look whole"
+    )
+    again = await api.ask("PATCH", "/v1/tokens/ann", {"spec": {"revoked": None}}, headers=patch)
+    assert again.status == 409
+
+
+def watch(api: Api, token: str) -> tuple[list[Any], asyncio.Event]:
+    """What is being told to whoever has this token, and when that has ended."""
+    told: list[Any] = []
+    gone = asyncio.Event()
+
+    async def receive() -> Any:
+        if not told:
+            told.append(None)
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await asyncio.Event().wait()
+        return None
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    headers = [(b"authorization", f"Bearer {token}".encode())]
+    scope = {"type": "http", "method": "GET", "path": WORK, "raw_path": WORK.encode(), "query_string": b"watch=true"}
+    watching = asyncio.ensure_future(api.app({**scope, "headers": headers}, receive, send))
+    watching.add_done_callback(lambda _: gone.set())
+    return told, gone
+
+
+@story
+async def test_what_is_being_told_ends_when_the_token_runs_out(api: Api) -> None:
+    await people(api)
+    ends = (datetime.now(UTC) + timedelta(seconds=2)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    await api.must("POST", "/v1/tokens", token("brief", "a-brief-token-of-ann", "member", tenant="acme", expires=ends))
+    await known(api, "a-brief-token-of-ann")
+    told, gone = watch(api, "a-brief-token-of-ann")
+    async with asyncio.timeout(20):
+        await gone.wait()
+    assert len(told) > 1, "it was told something before"
+    assert api.desk.clock.wall() >= ends
+    assert not any(message.get("more_body") is False for message in told[1:] if message), "it is broken off"
+
+
+@story
+async def test_a_token_ends_when_it_said__and_with_its_tenant(api: Api) -> None:
+    await people(api)
+    await api.must(
+        "POST", "/v1/tokens", token("old", "an-old-token-of-ann", "member", tenant="acme", expires="2001-01-01T00:00:00Z")
+    )
+    await api.must("POST", "/v1/tokens", token("new", "a-new-token-of-eve", "viewer"))
+    await known(api, "a-new-token-of-eve")
+    reply = await api.get(WORK, token="an-old-token-of-ann")
+    assert reply.status == 401 and "ran out" in reply.json["detail"]
+    await api.must("DELETE", f"{OTHERS}/of-bolt")
+    await api.must("DELETE", "/v1/tenants/bolt")
+    await known(api, BOB, good=False)
+    assert (await api.get("/v1/workloads", token=BOB)).status == 401
+
+
+@story
+async def test_what_somebody_did_and_was_refused_is_written_down(api: Api) -> None:
+    await people(api)
+    await api.ask("POST", WORK, workload("mine"), token=ANN, headers={"Remit-Trace": "t-1"})
+    await api.get(f"{OTHERS}/of-bolt", token=ANN)
+    for _ in range(5):
+        await api.get(WORK, token="nobody's-token")
+    api.desk.audit.unfold(all_=True)
+    items = (await api.must("GET", "/v1/audit?limit=1000"))["items"]
+    made = next(one for one in items if one.get("trace") == "t-1")
+    assert (made["subject"], made["role"], made["tenant"], made["action"], made["status"]) == (
+        "ann",
+        "member",
+        "acme",
+        "createWorkload",
+        201,
+    )
+    assert made["target"] == f"POST {WORK}" and made["operation"]
+    across = next(one for one in items if one["status"] == 404)
+    assert (across["subject"], across["action"], across["code"]) == ("ann", "getWorkload", "not_found")
+    strangers = [one for one in items if one["status"] == 401]
+    assert sum(one.get("count", 1) for one in strangers) == 5 and len(strangers) == 2, "the same again and again is counted"
+    mine = (await api.get("/v1/audit", token=ANN)).json["items"]
+    assert mine and all(one["tenant"] == "acme" for one in mine)
+    assert not any("nobody's-token" in str(one) or ANN in str(one) for one in items)
+
+
+@story
+async def test_while_nothing_can_be_written_down_nobody_changes_anything(api: Api) -> None:
+    await people(api)
+    api.desk.audit = Audit(Full(), api.desk.clock)
+    assert (await api.ask("POST", WORK, workload("one"), token=ANN)).status == 201, "it was not known before"
+    refused = await api.ask("POST", WORK, workload("two"), token=ANN)
+    assert (refused.status, refused.json["code"]) == (503, "unavailable") and "audit" in refused.json["detail"]
+    assert (await api.get(WORK, token=ANN)).status == 200, "who only looks is answered"
+
+
+class Full:
+    """A disk that is full."""
+
+    def add(self, line: bytes) -> None:
+        raise NoRoom("no room", "free some")
+
+    def settle(self) -> None:
+        return
+
+    def backwards(self) -> Any:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "bearer   ",
+        "Basic YTpi",
+        "Bearer eyJhbGciOiJub25lIn0.eyJyb2xlIjoiYWRtaW4ifQ.",
+        "Bearer \x00",
+        "Bearer " + "a" * 9_000,
+    ],
+)
+def test_nothing_that_is_no_token_is_taken_for_one(authorization: str) -> None:
+    """A01: also what another system would read, with `alg: none` in it."""
+
+    @story
+    async def asks(api: Api) -> None:
+        reply = await api.get("/v1/workloads", token=None, headers={"authorization": authorization})
+        assert (reply.status, reply.json["code"]) == (401, "unauthenticated")
+
+    asks()

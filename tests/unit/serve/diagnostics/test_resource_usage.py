@@ -1,0 +1,88 @@
+"""Is what nodes say of themselves shown beside what they have and what is asked of them?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from remit.client.endpoint import Status
+from remit.model.claims import Actor, Operation, Verdict
+from remit.model.wire.agent_messages import Beat, Heard, NodeHeard, NodeState, RunState
+from remit.model.wire.api_types import Taken
+from remit.serve.diagnostics.resource_usage import top_nodes, top_replicas
+from tests.unit.observation.row_fixtures import ready, replica, tenant, work
+from tests.unit.serve.watch_cache_fixtures import Told
+
+
+class Said:
+    """An endpoint of which only the nodes' words are asked."""
+
+    def __init__(self, *states: NodeState, heard: dict[str, int]) -> None:
+        self._states, self._heard = states, heard
+
+    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return [one for one in self._states if not nodes or one.node in nodes]
+
+    async def heard(self) -> Heard:
+        return Heard("one", 10_000, {name: NodeHeard(ms) for name, ms in self._heard.items()})
+
+    async def status(self) -> Status:
+        raise NotImplementedError
+
+    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        raise NotImplementedError
+
+    async def renew(self, actor: Actor, /) -> bool:
+        raise NotImplementedError
+
+    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+        raise NotImplementedError
+
+
+def run(name: str, index: int, **more: Any) -> RunState:
+    return RunState(f"replica/t1/{name}-{index}", f"u{name}{index}", 1, 100, **more)
+
+
+def scope() -> tuple[Told, Said]:
+    web = (replica("web", 0, "serving", "n1"), replica("web", 1, "running", "n1"), replica("web", 2))
+    told = Told(ready("n2", "4"), ready("n1", "4"), tenant("t1"), *work("web", "1"), *web)
+    runs = (
+        run("web", 0, cpu_milli=700, memory_bytes=5, restarts=2),
+        run("web", 1, cpu_milli=10, restarts=1, said="refused"),
+        run("old", 7),
+    )
+    return told, Said(NodeState("n1", "one", 900, 64, runs), heard={"n1": 1_500})
+
+
+def test_nodes_in_order_of_name__with_what_is_used_and_what_is_asked() -> None:
+    told, said = scope()
+    found = asyncio.run(top_nodes(told.looking(), said))
+    one, two = found.items
+    assert (one.node, two.node, found.metadata.revision) == ("n1", "n2", 1)
+    assert (one.cpu_milli, one.memory_bytes, one.restarts, one.replicas, one.age_ms) == (900, 64, 3, 2, 1_500)
+    assert (one.capacity.cpu_milli, one.requests) == (4_000, Taken(cpu_milli=2_000))
+    assert (two.age_ms, two.cpu_milli, two.requests.cpu_milli, two.health) == (None, 0, 0, "ready")
+
+
+def test_replicas_that_run__beside_what_they_asked_for() -> None:
+    told, said = scope()
+    found = asyncio.run(top_replicas(told.looking(), said)).items
+    assert [(one.replica, one.cpu_milli, one.restarts, one.requests.cpu_milli, one.phase) for one in found] == [
+        ("web-0", 700, 2, 1_000, "serving"),
+        ("web-1", 10, 1, 1_000, "running"),
+    ]
+    assert [one.said for one in found] == ["", "refused"]
+    assert found[0].age_ms == 1_500 and found[0].workload == "web" and found[0].node == "n1"
+
+
+def test_replicas_of_another_tenant__are_not_told() -> None:
+    told, said = scope()
+    assert asyncio.run(top_replicas(told.looking(), said, "t2")).items == []
+    assert len(asyncio.run(top_replicas(told.looking(), said, "t1")).items) == 2
+
+
+def test_a_copy_of_the_same_name_that_the_scope_does_not_know__is_not_told() -> None:
+    told, _ = scope()
+    stray = RunState("replica/t1/web-0", "another", 1)
+    assert asyncio.run(top_replicas(told.looking(), Said(NodeState("n1", runs=(stray,)), heard={}))).items == []

@@ -1,0 +1,78 @@
+"""Is it said that nobody acts, once that is known, and not before? Of a scheduler and of controllers alike."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from remit.correction.controller_set import CONTROLLERS
+from remit.model.claims import Accepted, Acquire, Actor, Role, Vacate
+from remit.model.resources import Duration
+from remit.serve.diagnostics.status_routes import PARTS
+from tests.unit.serve.in_memory_server import BEAT_MS, Api, node, story, tenant, workload
+
+TERM_S = 12 * BEAT_MS / 1_000
+"""So long a new authority gives everybody to be heard."""
+
+
+async def acts(asked: Api, role: Role, lease: str, ttl_ms: int = 60_000) -> Actor:
+    verdict = await asked.desk.client(Actor("one", role)).ask(Acquire(lease, Duration(ttl_ms)))
+    assert isinstance(verdict, Accepted), verdict
+    async with asyncio.timeout(10):
+        while asked.desk.board.revision < verdict.revision:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.005)
+    return Actor("one", role, lease, verdict.number)
+
+
+async def idle(asked: Api) -> dict[str, Any]:
+    told = (await asked.get("/v1/status")).json
+    return {one["lease"]: one for one in told.get("idle", ())}
+
+
+async def until_idle(asked: Api, *leases: str) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while not set(leases) <= (found := await idle(asked)).keys():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.05)
+    return found
+
+
+def test_everybody_who_should_act_is_looked_for() -> None:
+    assert len(PARTS) == len(CONTROLLERS) + 1 and {"scheduler", "workloads", "workloads/cascade"} <= PARTS.keys()
+    assert set(PARTS.values()) == {"scheduler", "controllers"}
+
+
+@story
+async def test_that_nobody_acts_is_told_with_the_lease_and_the_cure_once_there_was_time_to_begin(asked: Api) -> None:
+    assert await idle(asked) == {}, "they may be about to begin"
+    await acts(asked, Role.REPAIR, "repair")
+    mortal = await acts(asked, Role.WORKLOADS, "workloads", 300)
+    await asyncio.sleep(TERM_S)
+    found = await until_idle(asked, *(PARTS.keys() - {"repair"}))
+    assert "repair" not in found
+    assert found["endpoints"]["why"] == "nobody holds the lease endpoints: it was never taken"
+    assert found["workloads"]["silentMs"] > 300 and "was not renewed for 1" in found["workloads"]["why"]
+    assert "start `remit controllers`" in found["workloads"]["cure"] and "start `remit scheduler`" in found["scheduler"]["cure"]
+    again = await acts(asked, Role.WORKLOADS, "workloads")
+    assert "workloads" not in await idle(asked) and again.epoch > mortal.epoch
+    assert isinstance(await asked.desk.client(again).ask(Vacate("workloads")), Accepted)
+    found = await until_idle(asked, "workloads")
+    assert found["workloads"]["why"] == "nobody holds the lease workloads: it was given back"
+    await acts(asked, Role.SCHEDULER, "scheduler/second", 60_000)
+    assert "scheduler" not in await idle(asked), "one that acts beside others has a lease of its own"
+
+
+@story
+async def test_work_that_nobody_makes_or_places_says_so_when_it_is_explained(asked: Api) -> None:
+    every = workload("every", type="daemon")
+    del every["spec"]["replicas"]
+    await asked.must("POST", "/v1/apply", [tenant(), node("n1"), every, workload("web")])
+    early = (await asked.get("/v1/tenants/acme/workloads/every/explain")).json
+    assert (early["limit"], early["unattended"]) == ("", "")
+    await until_idle(asked, "workloads", "scheduler")
+    daemon = (await asked.get("/v1/tenants/acme/workloads/every/explain")).json
+    assert daemon["limit"] == "missing"
+    assert daemon["unattended"].startswith("nobody holds the lease workloads: it was never taken; start `remit controllers`")
+    service = (await asked.get("/v1/tenants/acme/workloads/web/explain")).json
+    assert "lease scheduler" in service["unattended"] and "lease workloads" not in service["unattended"], "it came with its own"
+    await acts(asked, Role.WORKLOADS, "workloads")
+    assert (await asked.get("/v1/tenants/acme/workloads/every/explain")).json["unattended"] == ""

@@ -1,0 +1,317 @@
+"""By which ways do secrets come in, and are they sealed on each? Nobody's sealed text is taken from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from remit.model.objects import decode
+from remit.model.secrets import is_sealed
+from remit.serve import admin_routes
+from remit.store.protocol import Row
+from tests.unit.serve.in_memory_server import Api, api, secret, story, tenant, workload
+
+PATH = "/v1/tenants/acme/secrets"
+CANARY = "canary-that-nobody-may-see"
+
+
+async def patch(api: Api, path: str, change: Any, **headers: str) -> Any:
+    return await api.ask("PATCH", path, change, headers={"content-type": "application/merge-patch+json", **headers})
+
+
+async def stored(api: Api, name: str = "db") -> dict[str, str]:
+    row = await api.store.get(f"secret/acme/{name}")
+    assert row is not None
+    return dict(decode(row.value).spec.data)  # type: ignore[union-attr]
+
+
+async def opened(api: Api, name: str = "db") -> dict[str, str]:
+    seals = api.desk.keyring.seals
+    return {field: seals.open(f"secret/acme/{name}", field, value) for field, value in (await stored(api, name)).items()}
+
+
+async def rows(store: Any, prefix: str = "") -> list[Row]:
+    found: list[Row] = []
+    while True:
+        page = await store.range(prefix, after=found[-1].key if found else "", limit=500)
+        found += page.rows
+        if not page.more:
+            return found
+
+
+@story
+async def test_every_way_in_seals__and_no_row_of_the_store_has_the_value(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", PATH, secret("db", password=CANARY))
+    await api.must("PUT", f"{PATH}/two", secret("two", password=CANARY + "2"))
+    assert (await patch(api, f"{PATH}/db", {"spec": {"data": {"more": CANARY + "3"}}})).status == 200
+    applied = await api.must("POST", "/v1/apply", [secret("three", password=CANARY + "4")])
+    assert applied["results"][0]["action"] == "created"
+    assert await opened(api) == {"password": CANARY, "more": CANARY + "3"}
+    assert await opened(api, "two") == {"password": CANARY + "2"}
+    assert await opened(api, "three") == {"password": CANARY + "4"}
+    assert not [row.key for row in await rows(api.store) if CANARY.encode() in row.value]
+    assert CANARY.encode() not in repr(api.desk.board.rows).encode()
+
+
+@story
+async def test_a_patch_keeps_the_other_values_and_lets_one_go(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", PATH, secret("db", a="1", b="2"))
+    before = await stored(api)
+    assert (await patch(api, f"{PATH}/db", {"spec": {"data": {"b": None, "c": "3"}}})).status == 200
+    after = await stored(api)
+    assert after["a"] == before["a"] and await opened(api) == {"a": "1", "c": "3"}
+
+
+@story
+async def test_a_value_that_comes_sealed_is_refused_everywhere(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", PATH, secret("db", password=CANARY))
+    text = (await stored(api))["password"]
+    for reply in (
+        await api.ask("POST", PATH, secret("stolen", password=text)),
+        await api.ask("PUT", f"{PATH}/db", secret("db", password=text, other=text)),
+        await api.ask("PUT", f"{PATH}/db?dryRun=true", secret("db", password=text)),
+        await patch(api, f"{PATH}/db", {"spec": {"data": {"copy": text}}}),
+        await api.ask("POST", "/v1/apply", [secret("fine", a="b"), secret("stolen", password=text)]),
+        await api.ask("POST", "/v1/plan", [secret("stolen", password=text)]),
+    ):
+        assert (reply.status, reply.json["code"]) == (422, "invalid"), reply.body
+        assert reply.json["field"].startswith("spec.data.") and "plain value" in reply.json["cure"]
+        assert text not in reply.body.decode()
+    assert [row.key for row in await rows(api.store, "secret/")] == ["secret/acme/db"]
+
+
+@story
+async def test_claims_carry_no_secrets__sealed_or_not(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", PATH, secret("db", password=CANARY))
+    status = await api.must("GET", "/v1/status")
+    for value in (CANARY, (await stored(api))["password"]):
+        operation = {
+            "id": f"{status['incarnation']}.{status['window']}.abcdefgh",
+            "actor": {"name": "one", "role": "workloads"},
+            "claim": {"do": "apply", "thing": secret("db", password=value)},
+        }
+        reply = await api.ask("POST", "/v1/claims", {"operations": [operation]})
+        assert reply.status == 422 and "secret" in reply.json["detail"], reply.body
+        assert CANARY not in reply.body.decode()
+        answered = (await api.ask("POST", "/v1/ask", {"type": "call", "operations": [operation]})).json
+        assert answered["verdicts"][0]["verdict"] == "refused"
+    assert await opened(api) == {"password": CANARY}
+
+
+@story
+async def test_the_same_again_is_unchanged__and_under_the_same_id_the_same_answer(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    status = await api.must("GET", "/v1/status")
+    mine = {"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.abcdefgh"}
+    first = await api.ask("POST", PATH, secret("db", password=CANARY), headers=mine)
+    again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=mine)
+    assert (first.status, again.status, first.body) == (201, 201, again.body)
+    other = await api.ask("POST", PATH, secret("db", password="other"), headers=mine)
+    assert other.json["code"] == "operation_mismatch"
+    applied = await api.must("POST", "/v1/apply", [secret("db", password=CANARY)])
+    assert applied["results"][0]["action"] == "unchanged"
+    planned = await api.must("POST", "/v1/plan", [secret("db", password=CANARY + "!")])
+    assert planned["items"][0]["diff"] == [{"path": "spec.data.password", "before": "(hidden)", "after": "(hidden)"}]
+
+
+@story
+async def test_sent_again_after_a_new_key_was_made__it_gets_the_first_answer(api: Api) -> None:
+    """F03: sealed anew it is another payload, and it is the same deed all the same."""
+    await api.must("POST", "/v1/tenants", tenant())
+    status = await api.must("GET", "/v1/status")
+    ids = [{"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.abcdefg{n}"} for n in range(4)]
+    once = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
+    refused = await api.ask("POST", PATH, secret("db", password="else"), headers=ids[1])
+    many = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
+    assert (once.status, refused.status, many.status) == (201, 409, 200)
+    for keys in (2, 3):
+        await api.desk.world.offload(api.desk.keyring.add)  # and nothing is sealed anew yet
+        assert len(api.desk.keyring.seals.keys) == keys
+        again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
+        assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
+        again = await api.ask("POST", PATH, secret("db", password="else"), headers=ids[1])
+        assert (again.status, again.json["code"]) == (409, refused.json["code"])
+        again = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
+        assert [one["revision"] for one in again.json["results"]] == [one["revision"] for one in many.json["results"]]
+        other = await api.ask("POST", PATH, secret("db", password="other"), headers=ids[0])
+        assert other.json["code"] == "operation_mismatch", "what is another deed is still known as one"
+    assert await opened(api) == {"password": "new"}, "and nothing was done again"
+    await api.must("POST", "/v1/secrets/rotate")
+    again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
+    assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
+
+
+@story
+async def test_limits_are_those_of_what_is_written(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    longest = "ü" * 65_536
+    assert (await api.ask("POST", PATH, secret("db", a=longest))).status == 201
+    assert (await opened(api))["a"] == longest
+    reply = await api.ask("POST", PATH, secret("more", a=longest + "x"))
+    assert (reply.status, reply.json["field"], reply.json["cure"]) == (422, "spec.data.a", "use at most 65536")
+    many = {f"k{n}": "x" * 65_000 for n in range(16)}  # almost all that one body may have, and a third more once it is sealed
+    assert (await api.ask("POST", PATH, secret("many", **many))).status == 201
+    assert (await patch(api, f"{PATH}/many", {"spec": {"data": {"k0": "y"}}})).status == 200
+    assert (await opened(api, "many")) == {**many, "k0": "y"}
+
+
+@story
+async def test_sizes_are_told_and_never_stored(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", PATH, secret("db", password="hunter2", empty="", wide="ü"))
+    shown = await api.must("GET", f"{PATH}/db")
+    assert shown["spec"]["data"] == {"password": "", "empty": "", "wide": ""}
+    assert shown["status"]["sizes"] == {"password": 7, "empty": 0, "wide": 2}
+    row = await api.store.get("secret/acme/db")
+    assert row is not None and b"sizes" not in row.value
+
+
+@story
+async def test_no_refusal_says_a_value_again(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    body = {"apiVersion": "remit/v1", "kind": "Secret", "metadata": {"name": "db", "tenant": "acme"}}
+    for data in (
+        {"a": 4711471147},
+        {"a": 47114.71147},
+        {"a": [CANARY]},
+        {"a": {"b": CANARY}},
+        {"a": CANARY + "\0"},
+        {"..": CANARY},
+    ):
+        for path, sent in ((PATH, {**body, "spec": {"data": data}}), ("/v1/apply", [{**body, "spec": {"data": data}}])):
+            reply = await api.ask("POST", path, sent)
+            assert reply.status == 422, reply.body
+            assert "canary" not in reply.body.decode() and "4711" not in reply.body.decode(), reply.body
+    broken = json.dumps({**body, "spec": {"data": {"a": CANARY}}}).replace("}}}", '}} "')
+    reply = await api.ask("POST", PATH, broken.encode())
+    assert reply.status == 400 and "canary" not in reply.body.decode(), reply.body
+
+
+@story
+async def test_one_that_is_read_is_not_deleted(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", PATH, secret("db", password=CANARY))
+    await api.must("POST", "/v1/tenants/acme/configs", {**secret("settings", a="b"), "kind": "Config"})
+    made = workload("web", replicas=0)
+    made["spec"]["template"] |= {"secrets": [{"name": "db", "path": "run/db"}], "configs": [{"name": "settings"}]}
+    await api.must("POST", "/v1/tenants/acme/workloads", made)
+    for path in (f"{PATH}/db", "/v1/tenants/acme/configs/settings"):
+        reply = await api.ask("DELETE", path)
+        assert (reply.status, reply.json["code"]) == (409, "in_use"), reply.body
+        assert "workload/acme/web" in reply.json["detail"]
+    await api.must("PUT", "/v1/tenants/acme/workloads/web", workload("web"))
+    await api.must("DELETE", f"{PATH}/db")
+    await api.must("DELETE", "/v1/tenants/acme/configs/settings")
+
+
+# -- turning the key -------------------------------------------------------------------------------------------------------
+
+
+async def rotated(api: Api, query: str = "newKey=true") -> dict[str, Any]:
+    told: dict[str, Any] = await api.must("POST", f"/v1/secrets/rotate?{query}")
+    made = told.get("made", False)
+    while told.get("after"):
+        told = await api.must("POST", f"/v1/secrets/rotate?after={told['after']}")
+    return {**told, "made": made}
+
+
+@story
+async def test_a_new_key_seals_all_anew__and_old_ones_open_until_they_are_forgotten(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    for name in ("a", "b", "c"):
+        await api.must("POST", PATH, secret(name, password=CANARY + name))
+    before = await stored(api, "a")
+    old = api.desk.keyring.seals.first
+    told = await rotated(api)
+    assert told["made"] and told["resealed"] == 3 and told["key"] != old and told["keys"] == [told["key"], old]
+    assert (await stored(api, "a")) != before and await opened(api, "a") == {"password": CANARY + "a"}
+    assert all(is_sealed(value) and told["key"] in value for value in (await stored(api, "b")).values())
+    assert (await rotated(api, "forget=true"))["keys"] == [told["key"]]
+    assert await opened(api, "c") == {"password": CANARY + "c"}
+
+
+@story
+async def test_a_rotation_that_was_ended_anywhere_goes_on_under_the_same_key(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    names = [f"s{n}" for n in range(5)]
+    for name in names:
+        await api.must("POST", PATH, secret(name, password=CANARY + name))
+    rows_max, admin_routes.ROWS_MAX = admin_routes.ROWS_MAX, 1  # type: ignore[misc]  # a request does one: it is ended after each
+    try:
+        for turn in range(5):
+            told = await api.must("POST", "/v1/secrets/rotate?newKey=true")
+            assert told.get("made", False) == (turn == 0), "nothing is behind only before the first"
+            keys = api.desk.keyring.seals.keys
+            assert len(keys) == 2
+            for name in names:
+                assert await opened(api, name) == {"password": CANARY + name}
+        forgotten = await api.must("POST", "/v1/secrets/rotate?forget=true")
+        assert len(forgotten["keys"]) == 1
+    finally:
+        admin_routes.ROWS_MAX = rows_max  # type: ignore[misc]
+    assert await opened(api, "s4") == {"password": CANARY + "s4"}
+
+
+@story
+async def test_keys_are_not_forgotten_while_a_secret_needs_them(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    for name in ("a", "b"):
+        await api.must("POST", PATH, secret(name, password=CANARY))
+    api.desk.keyring.add()
+    rows_max, admin_routes.ROWS_MAX = admin_routes.ROWS_MAX, 1  # type: ignore[misc]
+    try:
+        told = await api.must("POST", "/v1/secrets/rotate?forget=true")
+        assert told["after"] == "secret/acme/a" and len(told["keys"]) == 2
+    finally:
+        admin_routes.ROWS_MAX = rows_max  # type: ignore[misc]
+    assert await opened(api, "b") == {"password": CANARY}
+
+
+@story
+async def test_keys_are_not_forgotten_while_a_request_may_have_sealed_with_them(api: Api) -> None:
+    """It was sealed, and is not stored yet: nobody could ever read it."""
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", PATH, secret("a", password=CANARY))
+    settle_ms, admin_routes.SETTLE_MS = admin_routes.SETTLE_MS, 100  # type: ignore[misc]
+    try:
+        with api.desk.keyring.writing():
+            assert len((await api.must("POST", "/v1/secrets/rotate?newKey=true&forget=true"))["keys"]) == 2
+        assert len((await api.must("POST", "/v1/secrets/rotate?forget=true"))["keys"]) == 1
+    finally:
+        admin_routes.SETTLE_MS = settle_ms  # type: ignore[misc]
+    assert await opened(api, "a") == {"password": CANARY}
+
+
+@story
+async def test_the_authority_itself_takes_none_that_is_not_sealed(api: Api) -> None:
+    await api.must("POST", "/v1/tenants", tenant())
+    await api.must("POST", PATH, secret("db", password="x"))
+    seals = api.desk.keyring.seals
+    real = seals.seal
+    try:
+        seals.seal = lambda name, field, value: "plain"  # type: ignore[method-assign]
+        reply = await api.ask("PUT", f"{PATH}/db", secret("db", password="y"))
+        assert (reply.status, reply.json["code"]) == (422, "invalid")
+    finally:
+        seals.seal = real  # type: ignore[method-assign]
+    assert await opened(api) == {"password": "x"}
+
+
+def test_another_server_with_another_key_opens_nothing() -> None:
+    asyncio.run(_another_server())
+
+
+async def _another_server() -> None:
+    async with api() as first:
+        await first.must("POST", "/v1/tenants", tenant())
+        await first.must("POST", PATH, secret("db", password=CANARY))
+        row = await first.store.get("secret/acme/db")
+        assert row is not None
+    async with api() as second:
+        thing = decode(row.value)
+        assert second.desk.keyring.seals.opening(thing) == thing  # type: ignore[arg-type]

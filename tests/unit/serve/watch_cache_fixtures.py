@@ -1,0 +1,65 @@
+"""Small boards of things that an authority might have written, and what a server makes of them. No test is in here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from remit.model.objects import AnyObject, encode, key
+from remit.observation.watch_cache import Board
+from remit.proposal.explain.pending import Rules
+from remit.serve.diagnostics.view_snapshots import Look, Looking, Seen, view_of
+from remit.store.memory import MemoryStore
+from remit.store.protocol import Change, Commit, Event, Head, Row
+from tests.properties.authority_world import FakeClock
+
+T = TypeVar("T")
+HEAD_1 = Head("one", 1, 1, "a", 0, "")
+
+
+class Here:
+    """An offload that does it at once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        self.asked += 1
+        return work()
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        return self._do(work)
+
+    async def close(self) -> None:
+        pass
+
+
+class Told:
+    """A board and a store that are told the same, commit by commit."""
+
+    def __init__(self, *things: AnyObject) -> None:
+        self.clock = FakeClock()
+        self.board = Board(self.clock)
+        self.store = MemoryStore()
+        self.offload = Here()
+        self.revision = 1
+        self.board.begin(HEAD_1, 1)
+        self.board.page([Row(key(thing), encode(thing), 1) for thing in things])
+        self.board.end()
+
+    def tell(self, *things: AnyObject, drop: Iterable[str] = ()) -> None:
+        self.revision += 1
+        changes = [Change(key(thing), encode(thing), self.revision) for thing in things]
+        changes += [Change(name, None, self.revision) for name in drop]
+        self.board.apply(Event(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD_1))
+
+    async def keep(self, *things: AnyObject, raw: Iterable[tuple[str, bytes]] = ()) -> None:
+        """In the store alone: what a board does not show."""
+        await self.store.commit(Commit(puts=[*((key(thing), encode(thing)) for thing in things), *raw]))
+
+    def looking(self) -> Looking:
+        return Looking(self.board, self.store, self.clock, self.offload)
+
+    def look(self) -> Look:
+        seen = Seen(HEAD_1, self.board.revision, dict(self.board.rows))
+        return Look(seen, view_of(seen, self.clock), Rules((self.clock.boot(), self.clock.now_ms())))

@@ -1,0 +1,99 @@
+"""Does the meddler reach every refusal, and leave the rest of the cluster as it was?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from remit.model.claims import Accepted, Code
+from remit.simulate.actors.adversary import MISCHIEF, Meddler
+from remit.simulate.actors.adversary_limits import TRESPASSES
+from remit.simulate.actors.adversary_tenant import NAME
+from remit.simulate.actors.budget_controllers import Budgets
+from remit.simulate.actors.policy_publishers import Policies
+from remit.simulate.world.processes import Process
+from tests.unit.simulate.world_fixtures import Scene, furnish_region, furnish_upper, furnish_work
+
+
+class Play:
+    def __init__(self, scene: Scene, meddlers: list[Meddler]) -> None:
+        self.scene, self.meddlers = scene, meddlers
+
+    @property
+    def meddler(self) -> Meddler:
+        return self.meddlers[0]
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    scene = Scene("meddler", ["global", "r1"])
+    scene.do("global", furnish_upper)
+    scene.do("r1", furnish_region)
+    scene.do("r1", furnish_work)
+    meddlers: list[Meddler] = []
+
+    async def controllers(process: Process) -> None:
+        upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
+        async with asyncio.TaskGroup() as group:
+            for seat in (upper, region):
+                group.create_task(seat.view.follow())
+            group.create_task(Budgets(region, upper).play())
+            group.create_task(Policies(region, upper).play())
+
+    async def meddling(process: Process) -> None:
+        upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
+        meddlers.append(Meddler(region, upper, mean_beats=2))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(region.view.follow())
+            group.create_task(meddlers[-1].play())
+
+    scene.start("r1-controllers", controllers)
+    scene.start("r1-meddler", meddling)
+    yield Play(scene, meddlers)
+    scene.finish()
+
+
+def test_every_code_but_the_one_of_our_own_bugs_has_a_mischief() -> None:
+    assert set(MISCHIEF) == set(Code) - {Code.FAULT, Code.OVERRIDE}  # a proposer says that one to itself
+
+
+def test_every_refusal_is_reached_within_an_hour(play: Play) -> None:
+    for _ in range(12):
+        play.scene.run(5)
+        unreached = sorted(set(MISCHIEF) - set(play.meddler.reached))
+        untried = sorted(name for name in TRESPASSES if not play.meddler.tried.get(name))
+        if not unreached and not untried:
+            break
+    assert not unreached
+    assert not untried
+    assert Code.FAULT not in play.meddler.reached
+    assert Code.FAULT.value not in play.scene.listener.codes()
+
+
+def test_what_is_not_its_own_stays_as_it_was(play: Play) -> None:
+    def others() -> dict[str, object]:
+        kinds = ("node/", "tenant/", "workload/", "replica/", "region/")
+        rows = {key: thing for kind in kinds for key, thing in play.scene.rows("r1", kind).items()}
+        return {
+            key: (thing.spec, thing.status if hasattr(thing, "status") else None)
+            for key, thing in rows.items()
+            if f"/{NAME}" not in key
+        }
+
+    before = others()
+    assert {"node/r1-n0", "tenant/t1", "workload/t1/w", "replica/t1/w-0", "replica/t1/w-1"} <= before.keys()
+    play.scene.run(20)
+    assert others() == before
+
+
+def test_it_takes_its_yard_away_when_it_is_told_to_be_quiet(play: Play) -> None:
+    play.scene.run(10)
+    assert play.scene.rows("r1", f"node/{NAME}")
+    play.meddler.seat.pace.quiet = True
+    play.scene.run(3)
+    for kind in ("replica", "workload", "node", "grant", "tenant", "priorityclass"):
+        left = [key for key in play.scene.rows("r1", f"{kind}/") if f"/{NAME}" in key]
+        assert not left, left
+    assert any(isinstance(verdict, Accepted) for _, _, verdict in play.scene.listener.verdicts)

@@ -1,0 +1,597 @@
+"""Is one seed one order, does time only jump, and is a dead process dead? The four rules of the simulated loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remit.simulate.world.event_loop import Deadlock, SimLoop, Spin, Unit
+from remit.simulate.world.network import Network
+from remit.simulate.world.processes import Machine, Process
+from remit.simulate.world.store import StoreService, at_once
+from remit.store.protocol import Commit
+from remit.world.interfaces import Order, Running
+from tests.unit.simulate.world_fixtures import Listener
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def loop() -> SimLoop:
+    return SimLoop.seeded("loop")
+
+
+def spawn(loop: SimLoop, work: Coroutine[Any, Any, None], name: str = "one") -> Unit:
+    unit = loop.unit(name)
+    loop.spawn(work, name=f"task of {name}", unit=unit)
+    return unit
+
+
+def play(loop: SimLoop, until_s: float) -> None:
+    """Run so far, whoever still waits then."""
+    loop.call_at(until_s + 1, loop.stop)
+    loop.run(until_s)
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+# Time
+
+
+def test_time_jumps_to_the_next_timer_and_costs_nothing(loop: SimLoop) -> None:
+    seen = []
+
+    async def sleeper() -> None:
+        for hours in (1, 1_000, 100_000):
+            await asyncio.sleep(hours * 3_600)
+            seen.append(loop.time())
+
+    spawn(loop, sleeper())
+    play(loop, 1e9)
+    assert seen == [3_600.0, 3_603_600.0, 363_603_600.0]
+    assert loop.time() == 1e9
+    assert loop.events < 20
+
+
+def test_a_run_stands_at_its_end__what_is_due_then_comes_with_the_next(loop: SimLoop) -> None:
+    seen: list[float] = []
+    for at_s in (9.999, 10.0, 10.5):
+        loop.call_at(at_s, lambda: seen.append(loop.time()))
+    loop.run(10.0)
+    assert (seen, loop.time()) == ([9.999], 10.0)
+    loop.call_at(30.0, loop.stop)
+    loop.run(60.0)
+    assert (seen, loop.time()) == ([9.999, 10.0, 10.5], 30.0)
+
+
+def test_timers_of_one_moment_run_in_the_order_in_which_they_were_set(loop: SimLoop) -> None:
+    seen: list[int] = []
+    for n in range(50):
+        loop.call_later(1.0, seen.append, n)
+    play(loop, 2.0)
+    assert seen == list(range(50))
+
+
+def test_timers_in_the_past_are_due_now(loop: SimLoop) -> None:
+    loop.call_at(5.0, lambda: loop.call_at(1.0, loop.stop))
+    loop.call_at(20.0, lambda: None)
+    loop.run(10.0)
+    assert loop.time() == 5.0
+
+
+def test_cancelled_timers_do_not_keep_the_loop_alive(loop: SimLoop) -> None:
+    """Everybody waits for somebody, though a timeout of long ago would still be due some day."""
+    handles = [loop.call_at(100.0 + n, loop.stop) for n in range(3)]
+    unit = loop.unit("killed")
+    loop.call_later(150.0, loop.stop, context=unit.context)
+
+    async def waits() -> None:
+        for handle in handles:
+            handle.cancel()
+        loop.kill(unit)
+        await forever()
+
+    spawn(loop, waits())
+    with pytest.raises(Deadlock, match=r"^at 0\.000 s"):
+        loop.run(50.0)
+
+
+# Order
+
+
+def orders(seed: str) -> tuple[list[str], str]:
+    """Five processes, each with three tasks that take turns: the order of all steps."""
+    loop, seen = SimLoop.seeded(seed), list[str]()
+
+    async def steps(name: str) -> None:
+        for n in range(4):
+            seen.append(f"{name}{n}")
+            await asyncio.sleep(0)
+
+    async def main(name: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            for task in "xyz":
+                group.create_task(steps(f"{name}{task}"))
+
+    for name in "abcde":
+        spawn(loop, main(name), name)
+    play(loop, 2.0)
+    return seen, loop.digest()
+
+
+def test_one_seed_is_one_order_and_another_seed_another() -> None:
+    assert orders("1") == orders("1")
+    (one, one_digest), (other, other_digest) = orders("1"), orders("2")
+    assert sorted(one) == sorted(other)
+    assert one != other
+    assert one_digest != other_digest
+
+
+def test_within_one_process_callbacks_run_in_the_order_in_which_they_were_scheduled() -> None:
+    expected = [f"{task}{n}" for n in range(4) for task in "xyz"]
+    for seed in range(20):
+        seen, _ = orders(f"{seed}")
+        for name in "abcde":
+            assert [step[1:] for step in seen if step[0] == name] == expected
+
+
+def test_between_processes_every_order_is_tried() -> None:
+    assert {next(step[0] for step in orders(f"{seed}")[0] if step[1:] == "x0") for seed in range(60)} == set("abcde")
+
+
+def test_the_digest_tells_when_and_by_whom__and_what_was_noted() -> None:
+    def digest(at_s: float, name: str, note: bytes) -> str:
+        loop = SimLoop.seeded("same")
+        units = {name: loop.unit(name) for name in "ab"}
+        loop.call_later(at_s, loop.note, note, context=units[name].context)
+        play(loop, 2.0)
+        assert loop.digest() == loop.digest()
+        return loop.digest()
+
+    base = digest(1.0, "a", b"x")
+    assert base == digest(1.0, "a", b"x")
+    assert len({base, digest(1.1, "a", b"x"), digest(1.0, "b", b"x"), digest(1.0, "a", b"y")}) == 4
+
+
+SCRIPT = """
+import asyncio, gc, sys
+from remit.simulate.world.event_loop import SimLoop
+
+junk = [bytearray(n % 97) for n in range(int(sys.argv[1]))]  # so that addresses differ between runs
+del junk[::3]
+loop, seen = SimLoop.seeded("hashes"), []
+
+async def child(name):
+    try:
+        await asyncio.sleep(10)
+    except asyncio.CancelledError:
+        seen.append(f"cancelled {name}")
+        raise
+
+async def bad():
+    await asyncio.sleep(0.5)
+    raise ValueError
+
+async def main(name):
+    try:
+        async with asyncio.TaskGroup() as group:
+            for n in range(20):
+                group.create_task(child(f"{name}{n}"))
+            group.create_task(bad())
+    except* ValueError:
+        pass
+    tasks = {asyncio.ensure_future(asyncio.sleep(n % 3, f"{name}{n}")) for n in range(20)}
+    while tasks:
+        done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            seen.append(task.result())
+    futures = {asyncio.get_running_loop().create_future() for _ in range(20)}
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: seen.append(f"future {number}"))
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)
+
+for name in "abc":
+    loop.spawn(main(name), name=name, unit=loop.unit(name))
+loop.call_later(60.0, loop.stop)
+loop.run(100.0)
+assert len(seen) == 3 * 60, len(seen)
+print(loop.digest(), hash(tuple(seen)) and ",".join(seen))
+"""
+
+
+def test_the_order_depends_on_no_hash_and_no_address() -> None:
+    found = set()
+    for hash_seed, junk in (("1", "10"), ("1", "5000"), ("4242", "10")):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-c", SCRIPT, junk]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+# Death
+
+
+class Scene:
+    """A process with all that it could still reach: its disk, a neighbour, a store, and what runs on its machine."""
+
+    def __init__(self) -> None:
+        self.loop = SimLoop.seeded("death")
+        self.network = Network(self.loop, "death")
+        self.store = StoreService(self.loop, self.network, "scope", "death", Listener())
+        self.heard: list[bytes] = []
+        self.said: list[str] = []
+        self.machine = Machine(self.loop, "machine", Listener(), start_ms=0, rate=1.0)
+        neighbour = self.process("neighbour", self.listen)
+        neighbour.start()
+        self.loop.call_later(60.0, self.loop.stop)
+        self.loop.run(0.1)
+
+    def process(self, name: str, main: Any) -> Process:
+        return Process(self.loop, self.network, name, self.machine, "death", main)
+
+    async def listen(self, process: Process) -> None:
+        async with process.world.link.serve("neighbour", self):
+            await forever()
+
+    async def request(self, body: bytes, /) -> bytes:
+        self.heard.append(body)
+        return b""
+
+    def stream(self, body: bytes, /) -> Any:
+        raise AssertionError("nobody asks for a stream")
+
+    async def meddle(self, process: Process, when: str) -> None:
+        """Everything that leaves a trace, as far as it gets."""
+        self.said.append(when)
+        world, path = process.world, Path(f"/{when}")
+        with contextlib.suppress(Exception):
+            world.disk.write_atomically(path, b"")
+        for deed in (
+            lambda: world.link.request("neighbour", when.encode()),
+            lambda: process.port(self.store).commit(Commit(puts=((when, b""),))),
+            lambda: world.runner.start(Order(("work", "-", "0"))),
+        ):
+            with contextlib.suppress(Exception):
+                await deed()
+
+    async def main(self, process: Process) -> None:
+        await self.meddle(process, "alive")
+        try:
+            await self.deeper(process)
+        except BaseException:
+            await self.meddle(process, "except")
+            raise
+        finally:
+            await self.meddle(process, "finally")
+
+    async def deeper(self, process: Process) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.sleeper(process))
+            group.create_task(asyncio.sleep(7.0))
+            await asyncio.sleep(5.0)
+
+    async def sleeper(self, process: Process) -> None:
+        try:
+            await asyncio.sleep(6.0)
+        finally:
+            with contextlib.suppress(Exception):
+                process.world.disk.write_atomically(Path("/sleeper"), b"")
+
+    def traces(self) -> tuple[list[str], list[bytes], list[str], list[Running]]:
+        rows = at_once(self.store.store.range("")).rows
+        names = list(self.machine.disk.names(Path("/")))
+        return names, list(self.heard), [row.key for row in rows], [run.running for run in self.machine.machinery.runs.values()]
+
+
+def test_a_killed_process_runs_no_finally__not_even_at_the_end_of_the_run() -> None:
+    scene = Scene()
+    process = scene.process("victim", scene.main)
+    process.start()
+    scene.loop.run(2.0)
+    before = scene.traces()
+    assert [len(trace) for trace in before] == [1, 1, 1, 1], "all four ways leave a trace, or this proves nothing"
+    scene.loop.call_later(0.5, process.kill)
+    scene.loop.run(100.0)
+    assert scene.said == ["alive"]
+    assert scene.traces() == before
+    scene.loop.finish()
+    assert "finally" in scene.said, "the end of the run closes its coroutines"
+    assert scene.traces() == before
+
+
+def test_what_is_left_at_the_end_reaches_nothing_either() -> None:
+    scene = Scene()
+    scene.process("living", scene.main).start()
+    scene.loop.run(2.0)
+    before = scene.traces()
+    scene.loop.finish()
+    assert scene.said[0] == "alive"
+    assert len(scene.said) > 1
+    assert scene.traces() == before
+
+
+def test_cancelling_a_task_of_the_dead_wakes_nobody(loop: SimLoop) -> None:
+    said = []
+
+    async def waits() -> None:
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            said.append("cancelled")
+
+    unit = loop.unit("dead")
+    task = unit.context.copy().run(loop.create_task, waits())
+    loop.call_later(1.0, loop.kill, unit)
+    loop.call_later(2.0, task.cancel)
+    play(loop, 10.0)
+    assert not said
+    assert not task.done()
+
+
+def test_a_task_that_was_just_about_to_run_is_not_cleaned_up_either(loop: SimLoop) -> None:
+    said = []
+
+    async def waits() -> None:
+        try:
+            for _ in range(1_000):
+                await asyncio.sleep(0)
+        finally:
+            said.append("finally")
+
+    unit = spawn(loop, waits())
+    loop.call_soon(loop.kill, unit)
+    play(loop, 10.0)
+    assert not said
+    loop.finish()
+    assert said == ["finally"]
+
+
+def test_what_the_dead_had_scheduled_is_dropped__and_those_of_others_goes_on(loop: SimLoop) -> None:
+    said: list[str] = []
+    units = {name: loop.unit(name) for name in ("dead", "living")}
+    for name, unit in units.items():
+        loop.call_later(2.0, said.append, f"timer of {name}", context=unit.context)
+    loop.call_at(1.0, lambda: [loop.call_soon(said.append, name, context=unit.context) for name, unit in units.items()])
+    loop.call_at(1.0, loop.kill, units["dead"])
+    loop.call_at(1.5, lambda: loop.call_soon(said.append, "too late", context=units["dead"].context))
+    play(loop, 5.0)
+    assert [said[0], said[-1]] in (["living", "timer of living"], ["dead", "timer of living"])
+    assert "timer of dead" not in said
+    assert "too late" not in said
+
+
+# Frozen
+
+
+def test_a_frozen_process_catches_up_when_it_is_thawed__its_clock_has_gone_on(loop: SimLoop) -> None:
+    seen: list[tuple[str, float]] = []
+
+    async def ticks() -> None:
+        for _ in range(3):
+            await asyncio.sleep(1.0)
+            seen.append(("tick", loop.time()))
+
+    unit = spawn(loop, ticks())
+    for at_s in (5.0, 3.0, 4.0):
+        loop.call_at(at_s, lambda at_s=at_s: seen.append((f"due {at_s}", loop.time())), context=unit.context)
+    loop.call_at(1.5, loop.freeze, unit)
+    loop.call_at(10.0, loop.thaw, unit)
+    loop.call_at(20.0, loop.stop)
+    loop.run(30.0)
+    assert seen == [
+        ("tick", 1.0),
+        ("due 3.0", 10.0),
+        ("due 4.0", 10.0),
+        ("due 5.0", 10.0),
+        ("tick", 10.0),
+        ("tick", 11.0),
+    ]
+
+
+def test_a_process_that_two_hold_still_goes_on_when_both_let_go(loop: SimLoop) -> None:
+    seen: list[float] = []
+    unit = loop.unit("one")
+    loop.call_at(2.0, lambda: seen.append(loop.time()), context=unit.context)
+    for at_s, deed in ((1.0, loop.freeze), (1.5, loop.freeze), (3.0, loop.thaw), (4.0, loop.thaw)):
+        loop.call_at(at_s, deed, unit)
+    play(loop, 5.0)
+    assert seen == [4.0]
+
+
+def test_a_process_killed_while_it_is_frozen_is_not_woken(loop: SimLoop) -> None:
+    said: list[str] = []
+    unit = loop.unit("one")
+    loop.call_at(2.0, said.append, "due", context=unit.context)
+    for at_s, deed in ((1.0, loop.freeze), (3.0, loop.kill), (4.0, loop.thaw)):
+        loop.call_at(at_s, deed, unit)
+    play(loop, 5.0)
+    assert not said
+
+
+# What is refused, and what is told
+
+
+def test_threads_and_executors_are_refused(loop: SimLoop) -> None:
+    said = []
+
+    async def tries() -> None:
+        running = asyncio.get_running_loop()
+        deeds: list[Callable[[], Any]] = [
+            lambda: running.call_soon_threadsafe(print),
+            lambda: running.run_in_executor(None, print),
+            lambda: running.subprocess_exec(asyncio.SubprocessProtocol, "true"),
+        ]
+        for deed in deeds:
+            try:
+                found = deed()
+                if asyncio.iscoroutine(found):
+                    await found
+            except (RuntimeError, NotImplementedError) as error:
+                said.append(type(error).__name__)
+        try:
+            await asyncio.to_thread(print)
+        except RuntimeError as error:
+            said.append(str(error))
+        loop.stop()
+
+    spawn(loop, tries())
+    loop.run(1.0)
+    assert said == [
+        "RuntimeError",
+        "RuntimeError",
+        "NotImplementedError",
+        "there are no threads in a simulated world: use world.offload",
+    ]
+
+
+def test_a_deadlock_names_who_waits_where(loop: SimLoop) -> None:
+    async def inner(event: asyncio.Event) -> None:
+        await event.wait()
+
+    async def outer() -> None:
+        await inner(asyncio.Event())
+
+    spawn(loop, outer(), "anna")
+    spawn(loop, forever(), "ben")
+    dead = spawn(loop, forever(), "dead")
+    loop.call_later(3.0, loop.kill, dead)
+    with pytest.raises(Deadlock) as caught:
+        loop.run(10.0)
+    text = str(caught.value)
+    assert text.startswith("at 3.000 s nothing is ready and no timer is left:")
+    assert "anna: task of anna waits at" in text
+    assert "inner:" in text
+    assert "ben: task of ben waits at forever:" in text
+    assert "of dead" not in text
+
+
+async def spinner() -> None:
+    await asyncio.sleep(3.0)
+    while True:  # noqa: ASYNC110 - what must be noticed
+        await asyncio.sleep(0)
+
+
+def test_time_that_is_not_let_go_on_is_told_with_who_holds_it(loop: SimLoop) -> None:
+    spawn(loop, spinner(), "anna")
+    spawn(loop, forever(), "ben")
+    with pytest.raises(Spin, match=r"^time stands still at 3\.000 s: .* anna: task of anna at spinner:\d+"):
+        loop.run(10.0)
+
+
+def test_a_callback_that_comes_again_at_once_is_told_too(loop: SimLoop) -> None:
+    def again() -> None:
+        loop.call_later(0.0, again)
+
+    loop.call_at(1.0, again)
+    with pytest.raises(Spin, match=r"^time stands still at 1\.000 s: .* world: .*again"):
+        loop.run(10.0)
+
+
+def test_many_events_are_no_spin_as_long_as_time_goes_on(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remit.simulate.world.event_loop._SPIN_EVENTS", 50)
+
+    async def steps() -> None:
+        for _ in range(100):
+            for _ in range(40):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+
+    spawn(loop, steps())
+    play(loop, 5.0)
+    assert loop.events > 4_000
+
+
+def test_a_callback_that_raises_is_told_with_its_process(loop: SimLoop) -> None:
+    told: list[tuple[str, str, str]] = []
+    loop.on_failure = lambda unit, error, message: told.append((unit.name, repr(error), message))
+
+    def bad() -> None:
+        raise ValueError("bad")
+
+    loop.call_soon(bad, context=loop.unit("anna").context)
+    play(loop, 2.0)
+    assert told == [("anna", "ValueError('bad')", "a callback failed")]
+    assert [(unit.name, message) for unit, _, message in loop.failures] == [("anna", "a callback failed")]
+
+
+def test_a_task_that_raises_is_told_with_its_process__whoever_spawned_it(loop: SimLoop) -> None:
+    told: list[tuple[str, str, str]] = []
+    loop.on_failure = lambda unit, error, message: told.append((unit.name, repr(error), message))
+
+    async def bad() -> None:
+        await asyncio.sleep(1.0)
+        raise ValueError("bad")
+
+    anna, ben = loop.unit("anna"), loop.unit("ben")
+    loop.spawn(bad(), name="from outside", unit=anna)
+    loop.call_soon(lambda: loop.spawn(bad(), name="from ben", unit=anna), context=ben.context)
+    loop.call_soon(lambda: loop.spawn(bad(), name="his own"), context=ben.context)
+    loop.call_later(0.5, loop.kill, ben)
+    play(loop, 5.0)
+    assert sorted(told) == [
+        ("anna", "ValueError('bad')", "from ben failed"),
+        ("anna", "ValueError('bad')", "from outside failed"),
+    ]
+
+
+def test_a_task_that_is_cancelled_has_not_failed(loop: SimLoop) -> None:
+    async def ends() -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        current.cancel()
+        await asyncio.sleep(1.0)
+
+    spawn(loop, ends())
+    play(loop, 5.0)
+    assert not loop.failures
+
+
+def test_generators_within_generators_are_closed_from_the_inside__nothing_is_said_about_them(
+    loop: SimLoop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A generator whose step was closed under it would run for ever, and say so when it is collected."""
+    ended = []
+
+    async def inner() -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                await asyncio.sleep(1)
+                yield 1
+        finally:
+            ended.append("inner")
+
+    async def outer() -> AsyncGenerator[int, None]:
+        try:
+            async with contextlib.aclosing(inner()) as items:
+                async for item in items:
+                    yield item
+        finally:
+            ended.append("outer")
+
+    async def reader() -> None:
+        async with contextlib.aclosing(outer()) as items:
+            while await anext(items, None) is not None:
+                pass
+        ended.append("not here")
+
+    spawn(loop, reader())
+    play(loop, 5.5)
+    loop.finish()
+    gc.collect()
+    assert ended == ["inner", "outer"]
+    assert capfd.readouterr().err == ""
